@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import http.client
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -33,20 +32,17 @@ from typing import Any
 import psutil
 import uvicorn
 import uvloop
+from bench_http import FastClient, end, read_all
+from bench_lib import ROOT, free_port, machine, wait_for
 
-TOOLS = Path(__file__).resolve().parent
-sys.path[:0] = [str(TOOLS.parent), str(TOOLS)]
-
-from bench_http import FastClient, end, free_port, read_all, wait_for  # noqa: E402
-
-from swarm import AsyncClient  # noqa: E402
-from swarm.config import Settings  # noqa: E402
-from swarm.gateway.console.household import STRANGERS  # noqa: E402
-from swarm.gateway.desk.desk import Desk  # noqa: E402
-from swarm.gateway.doors.build import Doors  # noqa: E402
-from swarm.gateway.doors.connection import connections_of  # noqa: E402
-from swarm.wire.messages import ClientMessage, Query, Report  # noqa: E402
-from tests.integration.fake_broker import FakeBroker  # noqa: E402
+from swarm import AsyncClient
+from swarm.config import Settings
+from swarm.gateway.console.household import STRANGERS
+from swarm.gateway.desk.desk import Desk
+from swarm.gateway.doors.build import Doors
+from swarm.gateway.doors.connection import connections_of
+from swarm.wire.messages import ClientMessage, Query, Report
+from tests.integration.fake_broker import FakeBroker
 
 SETTLE_S = 2.0
 READY_S = 120.0
@@ -187,7 +183,7 @@ def cpu_s(pid: int) -> float:
 
 
 def start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], cwd=TOOLS.parent)
+    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], cwd=ROOT)
 
 
 def told_of(name: str, runs: Sequence[float], unit: str) -> str:
@@ -201,7 +197,7 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
     runs: dict[str, list[float]] = {"no console": [], "one console": []}
     events: list[float] = []
     try:
-        wait_for(f"http://127.0.0.1:{port}/ready")
+        wait_for(f"http://127.0.0.1:{port}/ready", made[0])
         load(port, made[0].pid, num_streams, num_tokens)
         for turn in range(2 * rounds):
             name = ("no console", "one console")[turn % 2]
@@ -252,7 +248,7 @@ def load(port: int, pid: int, num_streams: int, num_tokens: int) -> float:
     before = cpu_s(pid)
     each = num_tokens // num_streams
     command = [sys.executable, __file__, "--be-reader", str(port), str(num_streams), str(each)]
-    if int(subprocess.run(command, cwd=TOOLS.parent, check=True, stdout=subprocess.PIPE).stdout) < num_streams * each:
+    if int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout) < num_streams * each:
         raise SystemExit("not all tokens came")
     return num_streams * each / (cpu_s(pid) - before)
 
@@ -265,8 +261,8 @@ class Swarm:
         command = [sys.executable, "-m", "swarm", "up", "--port", str(self.port), "--http", str(self.http)]
         command += ["--state-dir", str(folder)]
         environment = os.environ | {"SWARM_GATEWAY__CONSOLE": str(console).lower()}
-        self.process = subprocess.Popen(command, cwd=TOOLS.parent, env=environment, stdout=subprocess.DEVNULL)
-        wait_for(f"http://127.0.0.1:{self.http}/ready")
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        wait_for(f"http://127.0.0.1:{self.http}/ready", self.process)
         self.broker = next(
             child.pid for child in psutil.Process(self.process.pid).children() if "broker" in child.cmdline()
         )
@@ -301,14 +297,6 @@ def broker(rounds: int, seconds: float) -> None:
         print(told_of(name, each, "ms of its processor time a second"))
 
 
-def machine() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    load_1 = os.getloadavg()[0]
-    name = names[0] if names else platform.processor()
-    return f"{platform.node()}: {name}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load_1:.1f}"
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "gateway": lambda options: gateway(options.rounds, options.streams, options.tokens),
     "broker": lambda options: broker(options.rounds, options.seconds),
@@ -323,7 +311,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at the broker")
     options = parser.parse_args()
-    print(f"{machine()}\n$ tools/bench_console.py {' '.join(sys.argv[1:])}")
+    print("\n".join(f"{name}: {value}" for name, value in machine().items()))
     for part in options.parts:
         PARTS[part](options)
 

@@ -18,7 +18,6 @@ import asyncio
 import cProfile
 import json
 import pstats
-import random
 import signal
 import statistics
 import subprocess
@@ -26,31 +25,26 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.request import urlopen
 
 import psutil
 import uvicorn
 import uvloop
+from bench_lib import ROOT, free_port, wait_for
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from swarm import AsyncClient  # noqa: E402
-from swarm.client.results import Piece  # noqa: E402
-from swarm.client.text.tokenizer import TextModel  # noqa: E402
-from swarm.config import Settings  # noqa: E402
-from swarm.demo import model_path  # noqa: E402
-from swarm.gateway.desk.desk import Desk  # noqa: E402
-from swarm.gateway.doors.build import Doors  # noqa: E402
-from swarm.gateway.doors.connection import KEEP_ALIVE_S, connections_of  # noqa: E402
-from tests.integration.fake_broker import FakeBroker, manifest_of, say, tokenizer_files  # noqa: E402
+from swarm import AsyncClient
+from swarm.client.results import Piece
+from swarm.client.text.tokenizer import TextModel
+from swarm.config import Settings
+from swarm.demo import model_path
+from swarm.gateway.desk.desk import Desk
+from swarm.gateway.doors.build import Doors
+from swarm.gateway.doors.connection import KEEP_ALIVE_S, connections_of
+from tests.integration.fake_broker import FakeBroker, manifest_of, say, tokenizer_files
 
 STREAMS = (1, 16, 64, 256)
 WORDS = (" the", " village", " baker", " and", " 🙂", " fisher", ".", " Anna")
-START_S = 60.0
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
 
 
@@ -188,27 +182,11 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], cwd=ROOT)
 
 
-def wait_for(url: str) -> None:
-    give_up_at = time.monotonic() + START_S
-    while True:
-        try:
-            urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > give_up_at:
-                raise SystemExit(f"{url} does not answer") from None
-            time.sleep(0.1)
-
-
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
         process.wait(20)
-
-
-def free_port() -> int:
-    return random.SystemRandom().randrange(10000, 19000)
 
 
 # --- many streams -----------------------------------------------------------------------------------------------------
@@ -224,7 +202,7 @@ def many_streams(
         made.append(start("--be-broker", broker_port, chunk))
     made.insert(0, start("--serve", f"tcp://127.0.0.1:{broker_port}" if made else "client", port, dump))
     try:
-        wait_for(f"http://127.0.0.1:{port}/ready")
+        wait_for(f"http://127.0.0.1:{port}/ready", made[0])
         rows = [one_load(source, port, made[0].pid, number, num_tokens // number) for number in (1, *streams)][1:]
     finally:
         end(made)
@@ -318,7 +296,7 @@ def one_stream(rounds: int, num_tokens: int) -> dict[str, dict[str, float]]:
     command += ["--model", str(model_path())]
     made = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), start("--serve", url, port, "")]
     try:
-        wait_for(f"http://127.0.0.1:{port}/ready")
+        wait_for(f"http://127.0.0.1:{port}/ready", made[1])
         found = uvloop.run(take_turns(url, port, rounds, num_tokens))
     finally:
         end(made)

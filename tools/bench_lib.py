@@ -8,14 +8,17 @@ import json
 import os
 import platform
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(__file__).resolve().parent
@@ -43,6 +46,30 @@ def wait_passively() -> None:
     """Start this program anew with threads that sleep while they wait. torch reads that when it is loaded: too late."""
     if any(name not in os.environ for name in PASSIVE):
         os.execve(sys.executable, [sys.executable, *sys.argv], PASSIVE | os.environ)
+
+
+def free_port() -> int:
+    """Find the first of two free ports, below those that systems lend to clients."""
+    for _ in range(200):
+        port = random.SystemRandom().randrange(10000, 19000)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+    raise BenchError("there are no two free ports in a row")
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], within_s: float = 60.0) -> None:
+    """Wait until what ``process`` serves answers."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        try:
+            urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > give_up_at or process.poll() is not None:
+                raise BenchError(f"{url} does not answer") from None
+            time.sleep(0.1)
 
 
 def random_prompt(count: int, vocabulary: int) -> list[int]:

@@ -18,22 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from bench_lib import ROOT, free_port, wait_for
 
-from swarm.demo import model_path  # noqa: E402
+from swarm.demo import model_path
 
 START_S = 300.0
 PROMPT = 32
@@ -73,10 +68,6 @@ def prepare(options: argparse.Namespace, scratch: Path) -> tuple[Path, Path]:
     return folder, file
 
 
-def free_port() -> int:
-    return random.SystemRandom().randrange(10000, 19000)
-
-
 def ours(options: argparse.Namespace, folder: Path, port: int) -> list[str]:
     command = [sys.executable, "-m", "swarm", "up", "--workers", "1", "--json", "--model", str(folder)]
     return [*command, "--port", str(free_port()), "--http", str(port), *options.swarm]
@@ -86,18 +77,6 @@ def theirs(options: argparse.Namespace, file: Path, port: int) -> list[str]:
     most = max(options.streams)
     command = [str(options.llama_server), "-m", str(file), "--port", str(port), "-np", str(most)]
     return [*command, "-c", str(most * 256), *options.llama]
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    give_up_at = time.monotonic() + START_S
-    while True:
-        try:
-            urlopen(url, timeout=5).close()
-            return
-        except (URLError, ConnectionError, TimeoutError):
-            if time.monotonic() > give_up_at or process.poll() is not None:
-                raise SystemExit(f"{url} does not answer") from None
-            time.sleep(0.2)
 
 
 def measure(options: argparse.Namespace, port: int, streams: int, highest_id: int) -> dict[str, float]:
@@ -175,8 +154,8 @@ def main() -> None:
             for command, log in zip(commands, logs, strict=True)
         ]
         try:
-            wait_for(f"http://127.0.0.1:{ports['swarm']}/ready", made[0])
-            wait_for(f"http://127.0.0.1:{ports['llama.cpp']}/health", made[1])
+            wait_for(f"http://127.0.0.1:{ports['swarm']}/ready", made[0], START_S)
+            wait_for(f"http://127.0.0.1:{ports['llama.cpp']}/health", made[1], START_S)
             size = json.loads((folder / "config.json").read_text())["vocab_size"]
             found = take_turns(options, ports, size - 1)
         finally:

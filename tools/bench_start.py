@@ -23,8 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from bench_lib import note, tell_lines, turns
-from bench_swarm import free_port
+from bench_lib import free_port, note, tell_lines, turns
 
 from swarm import AsyncClient, Client
 from swarm.ctl.upgrade import Rolling

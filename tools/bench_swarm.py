@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import psutil
-from bench_lib import ROOT, BenchError
+from bench_lib import ROOT, BenchError, free_port
 
 from swarm import AsyncClient
 from swarm.errors import Unavailable
@@ -158,17 +156,6 @@ class Swarm(Processes):
     async def begin(self) -> None:
         self.launch("up", [*self._arguments, "--state-dir", str(self.folder / "state")])
         await self.until_serving(self.num_stages)
-
-
-def free_port() -> int:
-    """Find the first of two free ports, below those that systems lend to clients."""
-    for _ in range(200):
-        port = random.randrange(10000, 19000)
-        with socket.socket() as first, socket.socket() as second, suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
-            return port
-    raise BenchError("there are no two free ports in a row")
 
 
 def computed_s(pid: int) -> float:
