@@ -10,14 +10,15 @@ import typer
 
 from swarm.cli.about import completion
 from swarm.cli.about.completion import worker_names
+from swarm.cli.asking import YesOption, ask_first
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client, read_size
 from swarm.cli.output import EXIT_CODES
-from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 from swarm.ctl.look.doctor import doctor
 from swarm.ctl.look.follow import events
 from swarm.ctl.look.settings import config_app
+from swarm.ctl.look.version import version
 from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
 
@@ -356,16 +357,6 @@ def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption =
     _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
 
 
-@app.command(epilog="Example: swarmctl version --json")
-def version(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Of which build every process is: the broker, its workers, and this command; unlike ones are pointed out."""
-    from swarm.ctl.look.versions import drawn, versions
-
-    _answer(
-        context, Common(url, as_json), lambda client: versions(client.query("status"), client.query("nodes")), drawn
-    )
-
-
 def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
@@ -381,6 +372,7 @@ def _answer(
         console().print(show(body))
 
 
+app.command(epilog="Example: swarmctl version --gateway http://127.0.0.1:8000")(version)
 app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")

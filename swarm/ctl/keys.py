@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.asking import YesOption, ask_first
 from swarm.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, open_client
-from swarm.ctl.asking import YesOption, ask_first
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
@@ -206,6 +206,7 @@ def rotate(  # noqa: PLR0917 (options are parameters)
     broker: BrokerOption = False,
     now: NowOption = False,
     keys_file: FileOption = None,
+    yes: YesOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -222,6 +223,8 @@ def rotate(  # noqa: PLR0917 (options are parameters)
     if now and not broker:
         raise typer.BadParameter("--now is about the broker's key: say --broker, too")
     if broker:
+        if now:
+            ask_first("Put the broker's old key away now? Who knows no other is shut out.", yes=yes)
         _rotate_broker(context, url, now, as_json)
         return
     if machine:
@@ -229,6 +232,7 @@ def rotate(  # noqa: PLR0917 (options are parameters)
         return
     if name is None:
         raise typer.BadParameter("say a name, or --machine for this machine's own key, or --broker for the broker's")
+    ask_first(f"Change the key of {name}? The old one is refused from then on.", yes=yes)
     if keys_file is None and _rotate_member(context, name, _ring(context, None, config, must=False), url, as_json):
         return
     from swarm.keys.file import change

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from swarm.cli.asking import YesOption, ask_first
 from swarm.cli.options import JsonOption, UrlOption, open_client
-from swarm.ctl.asking import YesOption, ask_first
 from swarm.errors import SwarmError, Unavailable
 
 if TYPE_CHECKING:

@@ -25,7 +25,21 @@ from swarm.ctl.watch import watch_stats
 from swarm.govern.orders import kept
 from swarm.govern.rows import rows_of
 from swarm.params import Grammar
-from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, ShowSettings, Steer, StopWorker, Submit
+from swarm.wire.messages import (
+    Cancel,
+    Join,
+    Json,
+    Query,
+    Rejected,
+    Report,
+    Revoke,
+    RotateBroker,
+    RotateMember,
+    ShowSettings,
+    Steer,
+    StopWorker,
+    Submit,
+)
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
 SWARM = [sys.executable, "-m", "swarm"]
@@ -672,12 +686,26 @@ def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "swarmctl: no worker 'w9': the workers are w0, w1\n"
 
 
-@pytest.mark.parametrize("arguments", [["stop", "w1"], ["drain", "w1"], ["cancel", "r1"], ["keys", "revoke", "anna"]])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["stop", "w1"], "w1"),
+        (["drain", "w1"], "w1"),
+        (["cancel", "r1"], "r1"),
+        (["upgrade", "--rolling", "w1"], "w1"),
+        (["keys", "revoke", "anna", "--machine"], "anna"),
+        (["keys", "rotate", "anna"], "anna"),
+        (["keys", "rotate", "--broker", "--now"], "the broker's old key"),
+    ],
+)
 def test_what_ends_something_asks_on_a_terminal(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, arguments: list[str], named: str
 ) -> None:
     """Whoever says no has done nothing; --yes is not asked, nor is a script."""
-    ends = (StopWorker, Steer, Cancel, Revoke)
+    ends = (StopWorker, Steer, Cancel, Revoke, RotateMember, RotateBroker)
+    broker.reports["keys"] = Report(what="keys", ok=True, body={"members": [{"name": "anna"}]})
+    body: Json = {"key": "ab" * 32, "is_over": True, "behind": [], "shut_out": []}
+    broker.reports["rotate_broker"] = Report(what="rotate_broker", ok=True, body=body)
     asked: list[str] = []
 
     def confirm(question: str, *, err: bool) -> bool:
@@ -690,13 +718,13 @@ def test_what_ends_something_asks_on_a_terminal(
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert swarmctl(arguments) == 1
     assert len(asked) == 1
-    assert arguments[-1] in asked[0]
+    assert named in asked[0]
     assert not any(broker.heard_of(kind) for kind in ends)
-    if arguments[0] == "cancel":
-        return  # this broker has no such request
-    assert swarmctl([*arguments, *(["--machine"] if arguments[0] == "keys" else []), "--yes"]) == 0
+    if arguments[0] in ("cancel", "upgrade"):
+        return  # this broker has no such request or worker
+    assert swarmctl([*arguments, "--yes"]) == 0
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert swarmctl([*arguments, *(["--machine"] if arguments[0] == "keys" else [])]) == 0
+    assert swarmctl(arguments) == 0
     assert len(asked) == 1
     assert sum(len(broker.heard_of(kind)) for kind in ends) == 2
 

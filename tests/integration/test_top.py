@@ -17,16 +17,20 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
 
-from swarm import Client
+from swarm import AsyncClient, Client
+from swarm.demo import model_path
 from swarm.errors import RequestCancelled
 from swarm.wire.messages import Report
+from tests.faults.zygote import Zygote
 from tests.integration.fake_broker import FakeBroker
 from tests.integration.gateway import Served
+from tests.integration.processes import Processes
 
 SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
 PATIENCE_S = 30.0
@@ -195,6 +199,41 @@ def test_top_of_a_real_swarm(served: Served) -> None:
         assert terminal.ends() == 0
         assert b"Traceback" not in terminal.raw
         assert not any(row.get("steered") for row in client.query("nodes")["workers"])  # type: ignore[attr-defined]
+
+
+def test_a_worker_is_drained_by_a_yes_and_comes_back(zygote: Zygote, tmp_path: Path) -> None:
+    """d and y: the others take its layers while an answer goes on, and it is marked; u takes that back."""
+    with Processes(model_path(), tmp_path, launch=zygote) as swarm:
+        swarm.start(2)
+        asyncio.run(two_stages(swarm))
+        with (
+            Client(swarm.url) as client,
+            Terminal([*SWARMCTL, "top", "--every", "0.2", "--url", swarm.url]) as terminal,
+        ):
+            stream = client.stream("Once upon a time", max_tokens=200, ignore_eos=True)
+            next(stream)
+            name = terminal.until(lambda lines: lines[5].startswith("> w"))[5].split()[1]
+            terminal.press("d")
+            terminal.until(holds(f"drain worker {name}? y: yes"))
+            terminal.press("y")
+            terminal.until(lambda lines: lines[3].count("[") == 1 and f"[{name} " not in lines[3])
+            [line] = [line for line in terminal.shown if line.startswith(f"> {name} ")]
+            assert "drained" in line
+            assert terminal.shown[-1] == f"drain {name}: done"
+            terminal.press("u")
+            lines = terminal.until(lambda lines: lines[-1] == f"uncordon {name}: done" and not holds("drained")(lines))
+            assert holds(f"> {name} ")(lines)
+            for _ in stream:
+                pass
+            assert stream.completion is not None
+            assert stream.completion.finish_reason == "length"
+            terminal.press("q")
+            assert terminal.ends() == 0
+
+
+async def two_stages(swarm: Processes) -> None:
+    async with AsyncClient(swarm.url, connect_timeout_s=PATIENCE_S) as client:
+        await swarm.until_serving(client, 2)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from swarm.cli.output import in_bytes
@@ -20,16 +20,31 @@ PART_OF_MEMORY: Final = 0.9
 FAR_S: Final = 0.02  # there and back
 NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
 PROMPT: Final = 512  # tokens
+MANY_RESTARTS: Final = 3  # of a unit: more than chance
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that a broker or a gateway wants here. ``by``: who has it, as far as that can be told."""
+    """One that a broker, a gateway or a worker wants here. ``by``: who has it, as far as that can be told. ``refused``:
+    why nobody can have it."""
 
     number: int
     use: str
     is_free: bool
     by: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One of systemd's: its state and what it is doing, by systemd's words. ``restarts``: how often systemd has started
+    it again by itself since somebody started it. ``is_users``: of this user's own systemd."""
+
+    name: str
+    state: str
+    sub: str = ""
+    restarts: int = 0
+    is_users: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +123,11 @@ class Facts:
     model: Model | None
     outlook: Outlook | None = None
     keys_wrong: tuple[str, ...] = ()
-    units: Mapping[str, str] = field(default_factory=dict)  # of systemd, with their state
+    units: tuple[Unit, ...] = ()
     reach: Reach | None = None  # if there is a broker to be reached
+    state_is_hidden: bool = False  # from this user: nothing was written there, and no keys were looked at
+    listen_wrong: str = ""  # with broker.listen
+    gpu_unused: str = ""  # why, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +178,9 @@ def _processor(facts: Facts) -> Iterator[Finding]:
 def _gpus(facts: Facts) -> Iterator[Finding]:
     for gpu in facts.gpus:
         yield Finding("gpu", "ok", gpu)
+    if facts.gpu_unused:
+        remedy = "for workers on it: its driver (nvidia-smi or rocm-smi lists it then) and a torch that is built for it"
+        yield Finding("gpu", "note", facts.gpu_unused, remedy)
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
@@ -184,6 +205,8 @@ def _state(facts: Facts) -> Iterator[Finding]:
     if facts.room_bytes is not None and facts.room_bytes < LEAST_ROOM:
         text = f"{facts.state_dir} has room for {_size(facts.room_bytes)}"
         yield Finding("state", "trouble", text, "make room: a broker whose journal can't be written takes no requests")
+    elif facts.state_is_hidden:
+        yield Finding("state", "note", f"{facts.state_dir} is not for this user to look into", "sudo swarm doctor")
     elif facts.sync_s is not None and facts.sync_s > SLOW_SYNC_S:
         text = f"a write to {facts.state_dir} takes {facts.sync_s * 1000:.0f} ms to be safe"
         yield Finding("state", "note", text, "each request waits for one: a quicker disk for --state-dir")
@@ -202,12 +225,20 @@ def _descriptors(facts: Facts) -> Iterator[Finding]:
 
 
 def _ports(facts: Facts) -> Iterator[Finding]:
+    if facts.listen_wrong:
+        yield Finding("port", "trouble", f"broker.listen: {facts.listen_wrong}", "correct the setting (or --listen)")
     for port in facts.ports:
-        if not port.is_free:
+        if port.refused:
+            text = f"{port.number} ({port.use}) can't be had: {port.refused}"
+            yield Finding(
+                "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
+            )
+        elif not port.is_free:
             text = f"{port.number} ({port.use}) is in use{f' by {port.by}' if port.by else ''}"
             yield Finding("port", "note", text, "fine if that is your swarm; else stop it, or choose another (--port)")
     if all(port.is_free for port in facts.ports) and facts.ports:
-        yield Finding("port", "ok", f"{', '.join(str(port.number) for port in facts.ports)} are free")
+        numbers = dict.fromkeys(str(port.number) for port in facts.ports)
+        yield Finding("port", "ok", f"{', '.join(numbers)} are free")
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:
@@ -299,11 +330,20 @@ def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
 
 
 def _units(facts: Facts) -> Iterator[Finding]:
-    for unit, state in facts.units.items():
-        if state == "failed":
-            yield Finding("systemd", "trouble", f"{unit} has failed", f"journalctl -u {unit} -n 50")
+    for unit in facts.units:
+        log = f"journalctl{' --user' if unit.is_users else ''} -u {unit.name} -n 50"
+        is_often = unit.restarts >= MANY_RESTARTS
+        text = f"{unit.name} is {unit.state}" + (f" ({unit.sub})" if unit.sub else "")
+        if unit.restarts:
+            text += f", and was started again {'once' if unit.restarts == 1 else f'{unit.restarts} times'}"
+        if unit.state == "failed":
+            yield Finding("systemd", "trouble", f"{unit.name} has failed", log)
+        elif unit.sub.startswith("auto-restart") or (is_often and unit.state == "activating"):
+            yield Finding("systemd", "trouble", text, log)
+        elif is_often and unit.state == "active":
+            yield Finding("systemd", "note", text, f"nothing if those were upgrades; else {log}")
         else:
-            yield Finding("systemd", "ok", f"{unit} is {state}")
+            yield Finding("systemd", "ok", text)
 
 
 def _rate(tokens_per_s: float) -> str:

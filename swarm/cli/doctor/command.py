@@ -45,18 +45,21 @@ def doctor(
     A line for each finding: what is right, what is worth knowing (·), and what is in the way (!), with what to do. With
     --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
     1 if anything is in the way. With --url, or where this machine joined a swarm, also the way to its broker: time and
-    bytes a second, by the door that workers knock at. What a running swarm suffers from: swarmctl doctor.
+    bytes a second, by the door that workers knock at. Where systemd's units are installed, it looks at their settings
+    and state, unless others are named. What a running swarm suffers from: swarmctl doctor.
     """
     from swarm.cli.doctor.checks import findings
     from swarm.cli.doctor.facts import gather
+    from swarm.cli.doctor.places import meant
     from swarm.stage.shell.waiting import prepare_openmp
 
-    overrides = {"model": model, "client.url": url, "state_dir": str(state_dir) if state_dir else None}
-    settings = load_settings(context, config, overrides)
+    places = meant(config, state_dir)
+    overrides = {"model": model, "client.url": url, "state_dir": str(places.state) if places.state else None}
+    settings = load_settings(context, places.settings, overrides)
     prepare_openmp(
         settings.worker.threads
     )  # as a worker does, before anything loads torch: or other times are measured
-    found = findings(gather(settings, workers if model else 0))
+    found = findings(gather(settings, workers if model else 0, is_of_units=places.is_of_units))
     if as_json:
         print_json({"findings": [asdict(each) for each in found]})
     else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -20,11 +21,15 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port, Reach
+from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port, Reach, Unit
+from swarm.cli.doctor.places import state_dirs
+from swarm.cli.systemd import manager
+from swarm.cli.systemd.files import Failed
 from swarm.errors import ConfigError, ModelError
+from swarm.wire.addresses import own
 
 if TYPE_CHECKING:
-    from swarm.config import Settings
+    from swarm.config import Settings, WorkerSettings
 
 PACKAGES: Final = ("torch", "transformers", "safetensors", "huggingface_hub")
 _KEYS: Final = ("broker.key", "keys.json", "roll.json", "joined/*.json")
@@ -32,16 +37,22 @@ _FEATURES: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd"
 _TIME_ERROR: Final = 5  # adjtimex: nobody keeps the clock right
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
+_GPU_DEVICES: Final = (Path("/dev/nvidia0"), Path("/dev/kfd"))
+_DOORS: Final = ("for clients", "for workers", "for beats", "for finished steps", "for the relay")
+_OWN_DOORS: Final = 2  # where no other machine is served, the rest is wherever there is room
 
 
-def gather(settings: Settings, workers: int = 0) -> Facts:
+def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -> Facts:
     """All of it, within a few seconds. ``settings``: what a swarm started here would have. ``workers``: tell how fast
-    so many would be; 0: don't measure that."""
+    so many would be; 0: don't measure that. ``is_of_units``: its state is another user's, who may look into it."""
     from swarm.lock.known import default_state_dir
     from swarm.stage.engine import quota
 
-    state = settings.state_dir or default_state_dir()
-    wrong, sync_s = written(state)
+    places = state_dirs(settings.state_dir or default_state_dir())
+    state = places[:2][-1]
+    is_hidden = is_of_units and not os.access(_existing(state), os.W_OK)
+    wrong, sync_s = ("", None) if is_hidden else written(state)
+    doors, listen_wrong = ports(settings)
     memory, found = psutil.virtual_memory(), model(settings.model)
     return Facts(
         python=sys.version_info[:2],
@@ -56,16 +67,19 @@ def gather(settings: Settings, workers: int = 0) -> Facts:
         room_bytes=None if wrong else shutil.disk_usage(_existing(state)).free,
         sync_s=sync_s,
         state_wrong=wrong,
+        state_is_hidden=is_hidden,
         descriptors=descriptors(),
-        ports=tuple(ports(settings)),
+        ports=tuple(doors),
+        listen_wrong=listen_wrong,
         kernels=_kernels(),
         gpus=_gpus(),
+        gpu_unused=gpu_unused(),
         clock_is_set=_clock_is_set(),
         model=found,
         outlook=_outlook(settings, workers) if workers and found is not None and not found.wrong else None,
-        keys_wrong=tuple(readable_by_others(state)),
-        units=_units(),
-        reach=_reach(settings),
+        keys_wrong=tuple(wrong for place in places for wrong in readable_by_others(place)),
+        units=tuple(unit for is_users in (False, True) for unit in units(is_users)),
+        reach=_reach(_as_worker(settings, places)),
     )
 
 
@@ -109,7 +123,7 @@ def memory_limit(listing: Path = Path("/proc/self/cgroup"), mount: Path = Path("
 
 def _existing(path: Path) -> Path:
     """The directory, or the one in which it would be made."""
-    return next(each for each in (path, *path.absolute().parents) if each.exists())
+    return next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
 
 
 def written(state: Path) -> tuple[str, float | None]:
@@ -136,29 +150,48 @@ def descriptors() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def ports(settings: Settings) -> list[Port]:
+def ports(settings: Settings) -> tuple[list[Port], str]:
+    """Those that are wanted here, and what is wrong with ``broker.listen``, if anything is. Of the many that a worker
+    may take one of, there is one if none is free."""
     broker, gateway = settings.broker, settings.gateway
-    wanted = [
-        (broker.host, broker.port, "the broker's, for clients"),
-        (broker.host, broker.port + 1, "the broker's, for workers"),
-        (gateway.host, gateway.port, "the gateway's"),
-    ]
-    found = []
-    for host, number, use in wanted:
-        is_free = _is_free(host, number)
-        found.append(Port(number, use, is_free, "" if is_free else _listener(number)))
-    return found
+    try:
+        others, wrong = own(broker.listen), ""
+    except ConfigError as error:
+        others, wrong = (), str(error)
+    uses = _DOORS if others else _DOORS[:_OWN_DOORS]
+    wanted = [(broker.host, broker.port + number, f"the broker's, {use}") for number, use in enumerate(uses)]
+    wanted += [(host, number, f"{use} at {host}") for host in others for _, number, use in wanted[: len(uses)]]
+    wanted.append((gateway.host, gateway.port, "the gateway's"))
+    return [*(_port(*each) for each in wanted), *_data_port(settings.worker)], wrong
 
 
-def _is_free(host: str, number: int) -> bool:
+def _port(host: str, number: int, use: str) -> Port:
+    wrong = _refusal(host, number)
+    if wrong is None:
+        return Port(number, use, is_free=True)
+    if wrong.errno == errno.EADDRINUSE:
+        return Port(number, use, False, _listener(number))
+    return Port(number, use, False, refused=wrong.strerror or str(wrong))
+
+
+def _data_port(worker: WorkerSettings) -> list[Port]:
+    host = "0.0.0.0" if worker.host == "auto" else worker.host
+    first, _, last = worker.data_ports.partition("-")
+    if any(_refusal(host, number) is None for number in range(int(first), int(last) + 1)):
+        return []
+    return [_port(host, int(first), f"a worker's, as all of worker.data_ports, {worker.data_ports}")]
+
+
+def _refusal(host: str, number: int) -> OSError | None:
+    """Why nobody can listen there; None: one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, number))
-        except OSError:
-            return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _listener(number: int) -> str:
@@ -204,6 +237,22 @@ def _gpus() -> tuple[str, ...]:
     return tuple(found)
 
 
+def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
+    """Why workers can't use a GPU that the system has; empty: it has none, they can, or none can run here anyway."""
+    found = next((path for path in devices if path.exists()), None)
+    if found is None:
+        return ""
+    try:
+        import torch
+    except ImportError:
+        return ""
+    if torch.cuda.is_available():
+        return ""
+    is_without = torch.version.cuda is None and torch.version.hip is None
+    why = "is a build for processors alone" if is_without else "finds no GPU by the driver"
+    return f"there is one ({found}), and torch {torch.__version__} {why}"
+
+
 def _clock_is_set() -> bool | None:
     if sys.platform != "linux":
         return None
@@ -239,6 +288,12 @@ def _outlook(settings: Settings, workers: int) -> Outlook:
         return Outlook(wrong=str(error))
 
 
+def _as_worker(settings: Settings, places: Sequence[Path]) -> Settings:
+    """With the state directory in which a worker of systemd's keeps what it joined, if this user may look into it."""
+    found = [place for place in places[1:] if place.name == "workers" and os.access(place, os.R_OK | os.X_OK)]
+    return settings.model_copy(update={"state_dir": found[0]}) if found else settings
+
+
 def _reach(settings: Settings) -> Reach | None:
     """None: no broker was named, and this machine has joined none as a worker."""
     from swarm.cli.doctor.reach import reach
@@ -259,11 +314,19 @@ def readable_by_others(state: Path) -> list[str]:
     return [f"others may read {path} (chmod 600 {path})" for path in found if path.stat().st_mode & 0o077]
 
 
-def _units() -> dict[str, str]:
-    command = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "swarm-*"]
+def units(is_users: bool) -> list[Unit]:
+    """Those that are loaded, of the system's systemd or of this user's."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return {row[0]: row[2] for row in rows if len(row) >= 3}
+        rows = manager.how_they_are(is_users, "--all", patience_s=_PATIENCE_S)
+    except Failed:
+        return []
+    return [
+        Unit(
+            row.get("Id", ""),
+            row.get("ActiveState", ""),
+            row.get("SubState", ""),
+            int(row.get("NRestarts") or 0),
+            is_users,
+        )
+        for row in rows
+    ]

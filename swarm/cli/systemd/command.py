@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.asking import YesOption, ask_first
 from swarm.cli.options import JsonOption, MemoryOption, read_size
 from swarm.cli.output import EXIT_FAILED, complain, print_json
 from swarm.cli.systemd import files, manager
@@ -90,13 +91,17 @@ def uninstall(
         bool,
         typer.Option("--purge", help="Settings, state, caches and the user swarm, too: keys are gone."),
     ] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Stop and disable what runs, and take away all that install has put there. Settings and state stay, unless
-    --purge. What can't be taken away is said, with exit code 1, and the rest goes all the same."""
+    --purge, which asks first on a terminal. What can't be taken away is said, with exit code 1, and the rest goes all
+    the same."""
     from swarm.service import install as plan
 
     target = _target(root, user)
+    if purge:
+        ask_first(f"Remove {target.settings} and all state, with its keys and requests?", yes=yes, program="swarm")
     try:
         left = _stopped(user) if root is None else []
         there = [path for path in plan.may_be_there(target) if path.exists()]

@@ -17,14 +17,14 @@ def systemctl(user: bool) -> tuple[str, ...]:
     return ("systemctl", "--user") if user else ("systemctl",)
 
 
-def run(command: tuple[str, ...], *words: str) -> str:
+def run(command: tuple[str, ...], *words: str, patience_s: float = _PATIENCE_S) -> str:
     """Run it to its end. Raises Failed with what it said."""
     try:
-        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=patience_s, check=False)
     except FileNotFoundError:
         raise Failed(f"there is no {command[0]} here: this system is not run by systemd") from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} {words[0] if words else ''} takes longer than {_PATIENCE_S:.0f} s") from None
+        raise Failed(f"{command[0]} {words[0] if words else ''} takes longer than {patience_s:.0f} s") from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise Failed(f"{' '.join([*command, *words[:1]])}: {said[0] if said else f'exit code {done.returncode}'}")
@@ -72,9 +72,10 @@ def stop(user: bool) -> None:
         )
 
 
-def how_they_are(user: bool) -> list[dict[str, str]]:
-    """A row for each unit that is loaded."""
-    shown = run(systemctl(user), "show", "--property", "Id,ActiveState,SubState,StatusText,NRestarts", *PATTERNS)
+def how_they_are(user: bool, *more: str, patience_s: float = _PATIENCE_S) -> list[dict[str, str]]:
+    """A row for each unit that is loaded; of those that don't run, only with ``--all``. ``more``: such words."""
+    words = ("show", *more, "--property", "Id,ActiveState,SubState,StatusText,NRestarts", *PATTERNS)
+    shown = run(systemctl(user), *words, patience_s=patience_s)
     parts = [part for part in shown.strip().split("\n\n") if part]
     return [dict(line.partition("=")[::2] for line in part.splitlines()) for part in parts]
 

@@ -16,10 +16,11 @@ from swarm.wire.messages import Json
 from swarm.wire.schema import schema
 
 
-def versions(status: Json, nodes: Json) -> Json:
-    """A row for each process: the broker, workers that are there, and this one. ``messages`` names the messages that a
-    build knows, ``protocol`` the versions of the protocol that it speaks; null: it is of before that was told.
-    ``unlike``: what it has otherwise than the broker. ``out``: workers that are missing, of which nothing is known."""
+def versions(status: Json, nodes: Json, gateways: Mapping[str, Json] | None = None) -> Json:
+    """A row for each process: the broker, workers that are there, gateways by their addresses with what they tell, and
+    this one. ``messages`` names the messages that a build knows, ``protocol`` the versions of the protocol that it
+    speaks; null: it is of before that was told. ``unlike``: what it has otherwise than the broker. ``out``: workers
+    that are missing, of which nothing is known."""
     here = Greeting(schema=schema())
     broker = _row("broker", status.get("version"), status.get("protocol"), status.get("messages"))
     rows = sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
@@ -28,8 +29,12 @@ def versions(status: Json, nodes: Json) -> Json:
         for row in rows
         if is_here(row)
     ]
+    doors = [
+        _row(f"gateway {address}", told.get("version"), told.get("protocol"), told.get("messages"))
+        for address, told in (gateways or {}).items()
+    ]
     own = _row("swarmctl", __version__, list(here.versions), here.schema)
-    processes = [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, own))]
+    processes = [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, *doors, own))]
     names, out = {row["process"] for row in workers}, [row for row in rows if row.get("state") == "out"]
     return {
         "processes": processes,

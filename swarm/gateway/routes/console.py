@@ -16,6 +16,8 @@ from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.sse import EventStream
 from swarm.gateway.http.state import desk_of, owner_of
 from swarm.version import __version__
+from swarm.wire.greeting import Greeting
+from swarm.wire.schema import schema
 
 SLOW_READER_S: Final = 30.0  # without taking a byte, until a stream is ended
 _AWAY: Final = "away"
@@ -38,6 +40,7 @@ async def me(request: Request) -> Response:
     except Problem:
         state, model = _AWAY, ""
     is_keyed = "swarm.key" in request.scope
+    here = Greeting(schema=schema())
     return JsonResponse(
         {
             "name": owner.tenant if is_keyed else None,
@@ -48,6 +51,8 @@ async def me(request: Request) -> Response:
             "model": model,
             "state": state,
             "version": __version__,
+            "protocol": list(here.versions),
+            "messages": here.schema,
             "base_url": f"{request.base_url}v1",
         }
     )

@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 
 from swarm.cli.app import app
 from swarm.cli.doctor import facts as asked
-from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, Reach, findings
+from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, Reach, Unit, findings
 from swarm.cli.doctor.command import lines
 from swarm.config import load
 from swarm.demo import model_path
+from swarm.service.install import doors
 from swarm.stage.shell.waiting import PASSIVE_WAITING
+from tests.standin_hub import NAME, Hub, standin
 
 GIB = 1 << 30
 SOUND = Facts(
@@ -45,8 +47,12 @@ SOUND = Facts(
     gpus=("cuda:0: H200, 139 GiB",),
     clock_is_set=True,
     model=Model("/models/llama", GIB // 2),
-    units={"swarm-broker.service": "active"},
+    units=(Unit("swarm-broker.service", "active", "running"),),
 )
+
+
+def in_a_loop(restarts: int, sub: str, *, is_users: bool = False) -> dict[str, object]:
+    return {"units": (Unit("swarm-worker@a.service", "activating", sub, restarts, is_users),)}
 
 
 def wrong(**changes: object) -> list[Finding]:
@@ -92,7 +98,15 @@ def test_a_sound_machine() -> None:
         ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
         ({"reach": Reach("tcp://b", "0.2.0", 0.08, 1e9)}, "broker", "note", "80 ms there and back", "nearer"),
         ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "quicker network"),
-        ({"units": {"swarm-worker@a.service": "failed"}}, "systemd", "trouble", "has failed", "journalctl -u swarm-w"),
+        ({"state_is_hidden": True}, "state", "note", "/var/lib/swarm is not for this user", "sudo"),
+        ({"gpu_unused": "there is one (/dev/kfd), and"}, "gpu", "note", "/dev/kfd", "a torch that is built for it"),
+        ({"listen_wrong": "no interface 'eth9'"}, "port", "trouble", "broker.listen: no interface", "--listen"),
+        ({"ports": (Port(80, "a", False, refused="Permission denied"),)}, "port", "trouble", "can't be had", "--port"),
+        ({"units": (Unit("swarm-worker@a.service", "failed"),)}, "systemd", "trouble", "has failed", "-u swarm-w"),
+        (in_a_loop(1, "auto-restart"), "systemd", "trouble", "(auto-restart), and was started again once", "-u sw"),
+        (in_a_loop(9, "start"), "systemd", "trouble", "(start), and was started again 9 times", "journalctl"),
+        (in_a_loop(9, "auto-restart", is_users=True), "systemd", "trouble", "9 times", "journalctl --user -u swarm-w"),
+        ({"units": (Unit("swarm-gateway.service", "active", "running", 3),)}, "systemd", "note", "3 times", "upgrades"),
     ],
 )  # fmt: skip
 def test_trouble_is_named_with_its_remedy(
@@ -103,6 +117,14 @@ def test_trouble_is_named_with_its_remedy(
     assert (found.about, found.level) == (about, level)
     assert says in found.text
     assert remedy in found.remedy
+
+
+def test_units_that_are_as_they_should_be() -> None:
+    """One waits for its broker, one was stopped after some upgrades, one died once: nothing is asked for."""
+    waiting = Unit("swarm-worker@w0.service", "activating", "start")
+    stopped = Unit("swarm-worker@w1.service", "inactive", "dead", 4)
+    once = Unit("swarm-broker.service", "active", "running", 1)
+    assert not wrong(units=(waiting, stopped, once))
 
 
 def test_memory_and_cores_that_a_container_gives() -> None:
@@ -161,11 +183,76 @@ def test_a_taken_port_and_who_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         settings = load(None, {"broker.port": number})
-        found = {port.number: port for port in asked.ports(settings)}
+        found = {port.number: port for port in asked.ports(settings)[0]}
     assert not found[number].is_free
     assert f"(process {os.getpid()})" in found[number].by
-    free = {port.number: port for port in asked.ports(settings)}
+    free = {port.number: port for port in asked.ports(settings)[0]}
     assert free[number].is_free
+
+
+def test_doors_for_other_machines_are_tried_where_they_will_be() -> None:
+    """All of them, at each address, as systemd would hold them open; an address that nobody has here is told, and so is
+    an interface."""
+    settings = load(None, {"broker.listen": ["192.0.2.1"]})
+    found, wrong = asked.ports(settings)
+    wanted = doors(settings.broker.host, settings.broker.port, settings.broker.listen)
+    assert [port.number for port in found[:-1]] == [int(door.rpartition(":")[2]) for door in wanted]
+    assert [port.use for port in found if port.refused] == [
+        f"the broker's, for {use} at 192.0.2.1"
+        for use in ("clients", "workers", "beats", "finished steps", "the relay")
+    ]
+    assert wrong == ""
+    found, wrong = asked.ports(load(None, {"broker.listen": ["nowhere0"]}))
+    assert "no network interface 'nowhere0'" in wrong
+    assert len(found) == 3
+
+
+def test_a_worker_needs_one_of_its_ports() -> None:
+    """Nothing is said while one is free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        settings = load(None, {"worker.data_ports": f"{number}-{number}", "worker.host": "127.0.0.1"})
+        found = asked.ports(settings)[0]
+    assert [port.number for port in found][3:] == [number]
+    assert f"all of worker.data_ports, {number}-{number}" in found[-1].use
+    assert f"(process {os.getpid()})" in found[-1].by
+    assert len(asked.ports(settings)[0]) == 3
+
+
+def test_a_gpu_that_torch_can_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device is there: that is told, with why. Where there is none, or torch has it, nothing is."""
+    torch = pytest.importorskip("torch")
+    device = tmp_path / "nvidia0"
+    assert asked.gpu_unused([device]) == ""
+    device.touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for cuda, why in ((None, "is a build for processors alone"), ("12.8", "finds no GPU by the driver")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert asked.gpu_unused([tmp_path / "kfd", device]) == (
+            f"there is one ({device}), and torch {torch.__version__} {why}"
+        )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert asked.gpu_unused([device]) == ""
+
+
+SYSTEMCTL = """#!/bin/sh
+[ "$1" = --user ] && { echo "Failed to connect to bus: No medium found" >&2; exit 1; }
+printf 'Id=swarm-worker@w0.service\\nActiveState=activating\\nSubState=auto-restart\\nStatusText=\\nNRestarts=7\\n\\n'
+printf 'Id=swarm-broker.socket\\nActiveState=active\\nSubState=running\\n'
+"""
+
+
+def test_units_are_asked_for_what_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often they were started again, too; a user's systemd that does not answer has none."""
+    (tmp_path / "systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert asked.units(is_users=False) == [
+        Unit("swarm-worker@w0.service", "activating", "auto-restart", 7),
+        Unit("swarm-broker.socket", "active", "running"),
+    ]
+    assert asked.units(is_users=True) == []
 
 
 def test_where_nothing_can_be_written() -> None:
@@ -280,11 +367,43 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert not (state / "journal.sqlite").exists()
 
 
+def spans(hub: Hub, file: str) -> list[int]:
+    """How many bytes of it each question asked for."""
+    asked_for = [line.partition(" bytes=")[2] for line in hub.asked if f"/{file} bytes=" in line]
+    return [int(last) - int(first) + 1 for first, _, last in (each.partition("-") for each in asked_for)]
+
+
+def test_a_model_on_a_hub_is_told_without_its_weights(tmp_path: Path) -> None:
+    """How fast it would be, too: the small files are fetched, and of the weights the header and samples alone."""
+    files = {path.name: path.read_bytes() for path in model_path().iterdir() if path.is_file()}
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "SWARM_"))}
+    ours = {"HF_HOME": str(tmp_path / "hub"), "SWARM_STATE_DIR": str(tmp_path)}
+    with standin(files) as hub:
+        done = subprocess.run(
+            [sys.executable, "-m", "swarm", "doctor", "--json", "--model", NAME],
+            cwd=tmp_path,
+            env={**clean, **ours, "HF_ENDPOINT": hub.endpoint},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["model"]["text"].startswith(f"{NAME}, 5 MiB of weights, files ")
+    assert "layers, by sequences that decode together: 1: " in found["outlook"]["text"]
+    assert hub.fetched_weights() == []
+    assert {"config.json", "tokenizer.json"} <= set(hub.fetched())
+    assert set(hub.parts()) == {"model.safetensors"}
+    assert sum(spans(hub, "model.safetensors")) < len(files["model.safetensors"]) / 10
+    assert not list((tmp_path / "hub").rglob("*.safetensors"))
+
+
 def test_the_forecast_is_measured_with_threads_that_wait_as_a_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP reads it once, when torch is loaded: before anything is gathered. Others told a third too much."""
     seen: list[str | None] = []
 
-    def gather(_settings: object, _workers: int) -> Facts:
+    def gather(_settings: object, _workers: int, *, is_of_units: bool) -> Facts:
         seen.append(os.environ.get("OMP_WAIT_POLICY"))
         return SOUND
 

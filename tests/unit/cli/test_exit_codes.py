@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from swarm.cli import asking
 from swarm.cli.main import run as swarm
 from swarm.cli.output import run_app
-from swarm.ctl import asking
 from swarm.ctl.main import run as swarmctl
 from swarm.errors import InvalidRequest, RequestFailed
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from rich.console import Console
 
+from swarm.ctl.look import version as command
 from swarm.ctl.look.versions import drawn, versions
+from swarm.ctl.main import run
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json
 from swarm.wire.schema import schema
+from tests.unit.cli.test_config_show_running import server
 
 OURS: Json = {"protocol": list(Greeting(schema=schema()).versions), "messages": schema()}
 
@@ -75,3 +81,48 @@ def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
     assert unlike(body) == {}
     assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["not", "told"] * 3)]]
     assert shown(body)[-1] == "· of before that was told: broker and w0"
+
+
+def test_gateways_that_were_asked_stand_beside_the_workers() -> None:
+    """By their addresses; one that tells its version alone is compared by that."""
+    body = versions(
+        {"version": __version__, **OURS},
+        {"workers": [worker("w0")]},
+        {"http://a:8000": {"version": __version__, **OURS}, "http://b:8000": {"version": "0.0.9"}},
+    )
+    assert unlike(body) == {"gateway http://b:8000": ["version"]}
+    assert [row["process"] for row in body["processes"]] == [  # type: ignore[attr-defined]
+        *("broker", "w0", "gateway http://a:8000", "gateway http://b:8000", "swarmctl")
+    ]
+    assert shown(body)[-2:] == [
+        "· gateway http://b:8000 is of another build than the broker, by version",
+        "· of before that was told: gateway http://b:8000",
+    ]
+
+
+class Broker:
+    """Of this build, without workers; a client of it."""
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def query(self, what: str) -> Json:
+        return {"version": __version__, **OURS} if what == "status" else {"workers": []}
+
+
+def test_a_gateway_is_asked_with_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that refuses is told in its words, and nothing else."""
+    monkeypatch.setattr(command, "open_client", lambda *_: Broker())
+    monkeypatch.setenv("MY_KEY", "sw-alice")
+    with server(200, json.dumps({"version": "0.0.9", **OURS}).encode()) as (url, asked):
+        assert run(["version", "--json", "--gateway", url, "--api-key-env", "MY_KEY"]) == 0
+    assert asked == [("/console/me", "Bearer sw-alice")]
+    assert unlike(json.loads(capsys.readouterr().out)) == {f"gateway {url}": ["version"]}
+    with server(401, b'{"error": {"message": "that takes a key"}}') as (url, _):
+        assert run(["version", "--gateway", url]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"swarmctl: the gateway at {url} says 401: that takes a key\n"
+    assert said.out == ""

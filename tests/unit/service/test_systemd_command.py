@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from swarm.cli.main import run
 
@@ -97,6 +99,29 @@ def test_what_can_not_be_removed_is_said(
     assert told["left"] == [f"{kept} can't be removed (Operation not permitted)"]
     assert f"{kept} can't be removed" in said.err
     assert files_in(home) == [".local/state/swarm/journal.sqlite"]
+
+
+def test_purging_asks_on_a_terminal(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys and requests are gone by it. Whoever says no has lost nothing; --yes is not asked, nor who keeps them."""
+    systemctl(home, "exit 0")
+    run(["systemd", "install", "--user"])
+    before = files_in(home)
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: asked.append(question))
+    capsys.readouterr()
+    assert run(["systemd", "uninstall", "--user", "--purge"]) == 1
+    assert capsys.readouterr().err == "swarm: nothing was done: the answer was no\n"
+    assert f"{home}/.config/swarm" in asked[0]
+    assert files_in(home) == before
+    assert run(["systemd", "uninstall", "--user"]) == 0
+    assert files_in(home) == [".config/swarm/swarm.toml"]
+    assert run(["systemd", "uninstall", "--user", "--purge", "--yes"]) == 0
+    assert files_in(home) == []
+    assert len(asked) == 1
 
 
 def image(tmp_path: Path, program: str = "", python: str = "/usr/bin/python3") -> Path:

@@ -14,9 +14,10 @@ YesOption = Annotated[
 ]
 
 
-def ask_first(question: str, *, yes: bool) -> None:
-    """Go on if whoever sits at the terminal says so; else end with exit code 1 and a line, having done nothing."""
+def ask_first(question: str, *, yes: bool, program: str = "swarmctl") -> None:
+    """Go on if whoever sits at the terminal says so; else end with exit code 1 and a line of ``program``'s, having done
+    nothing."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if not typer.confirm(question, err=True):
-        raise typer.Exit(complain("swarmctl", "nothing was done: the answer was no"))
+        raise typer.Exit(complain(program, "nothing was done: the answer was no"))

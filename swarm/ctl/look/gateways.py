@@ -1,0 +1,58 @@
+"""Ask a gateway what only itself knows, over HTTP: the broker doesn't know of its gateways."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import typer
+
+if TYPE_CHECKING:
+    from swarm.wire.messages import Json
+
+_PATIENCE_S: Final = 5.0
+_MOST_BYTES: Final = 1 << 20
+
+
+def key_in(variable: str | None) -> str:
+    """The API key that a variable of the environment holds; empty: none is named. Raises BadParameter."""
+    if variable is not None and not os.environ.get(variable):
+        raise typer.BadParameter(f"--api-key-env names a variable that holds the key, and {variable} is empty or unset")
+    return os.environ[variable] if variable is not None else ""
+
+
+def asked(address: str, path: str, key: str) -> Json:
+    """What the gateway at this address answers. Raises BadParameter, Unavailable, or RequestFailed in its words."""
+    from swarm.errors import RequestFailed, Unavailable
+
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(f"--gateway takes a URL like http://127.0.0.1:8000, not {address!r}")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    question = urllib.request.Request(f"{parts.scheme}://{parts.netloc}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(question, timeout=_PATIENCE_S) as answer:
+            body = json.loads(answer.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        raise RequestFailed(f"the gateway at {address} says {error.code}: {_words(error)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Unavailable(f"no gateway answers at {address} ({reason})") from None
+    except http.client.HTTPException:
+        raise Unavailable(f"no gateway answers at {address} (what is there speaks no HTTP)") from None
+    if not isinstance(body, dict):
+        raise RequestFailed(f"what answers at {address} is no gateway of Swarm's")
+    return body
+
+
+def _words(error: urllib.error.HTTPError) -> str:
+    """Why it refuses; no such path is there where gateway.console is off."""
+    try:
+        return str(json.loads(error.read(_MOST_BYTES))["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return error.reason
