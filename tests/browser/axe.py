@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PACKAGE = "axe-core@4"
+PACKAGE = "axe-core@4.14.1"  # another one may find other things
 INSTALL_S = 120.0
 GRAVE = ("serious", "critical")
 

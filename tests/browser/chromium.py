@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -39,6 +41,11 @@ def why_none() -> str | None:
     if program() is None:
         return "no Chromium is installed (Debian: apt-get install chromium)"
     return None
+
+
+def must_be_here() -> bool:
+    """Is it a fault if there is none? ``.ci/run`` installs one where it may: as root, on Linux."""
+    return bool(os.environ.get("CI")) and sys.platform == "linux" and os.geteuid() == 0
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.chromium import launched, why_none
+from tests.browser.chromium import launched, must_be_here, why_none
 from tests.browser.console import Console
 from tests.browser.guards import Guards
 from tests.browser.swarms import Swarm
@@ -36,7 +36,7 @@ def swarm(swarms: Swarm, guards: Guards) -> Swarm:
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     if (reason := why_none()) is not None:
-        pytest.skip(reason)
+        (pytest.fail if must_be_here() else pytest.skip)(reason)
     with launched() as browser:
         yield browser
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +145,15 @@ class Console:
 
     def answer(self, number: int = 0) -> Locator:
         return self.region("Answer").locator(f'output[data-answer="{number}"]')
+
+
+def until_seen(page: Page, holds: Callable[[], Any], what: str) -> Any:
+    """Look again and again, while the page goes on. For what no locator can wait for."""
+    give_up_at = time.monotonic() + SLOW_MS / 1e3
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at, f"not within {SLOW_MS / 1e3:.0f} s: {what}"
+        page.wait_for_timeout(50)
+    return found
 
 
 def text_of(answer: dict[str, Any], number: int = 0) -> str:

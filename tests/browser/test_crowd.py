@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NUM_WORKERS, NUM_REQUESTS = 100, 1000
 MOST_NODES = 12_000  # a row a request with a dozen parts each would be more
 LONGEST_FRAME_MS = 2_000  # a page that is stuck takes longer, on any machine
+USUAL_FRAME_MS = 250  # beside other tests; alone it is some 20
 MINUTES = 10  # of news, by their own clock
 
 
@@ -62,7 +63,9 @@ def test_a_crowd_stays_usable(crowd: Console) -> None:
     assert heap(page)["Nodes"] < 3 * MOST_NODES  # detached ones that wait for the collector among them
     assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES
     frames = hurry(page, 300, 1)
-    assert max(frames) < LONGEST_FRAME_MS, f"median {statistics.median(frames):.0f} ms, longest {max(frames):.0f} ms"
+    told = f"median {statistics.median(frames):.0f} ms, longest {max(frames):.0f} ms"
+    assert max(frames) < LONGEST_FRAME_MS, told
+    assert statistics.median(frames) < USUAL_FRAME_MS, told
     listed = requests.get_by_role("group", name="List of requests")
     listed.focus()
     page.keyboard.press("End")

@@ -95,6 +95,19 @@ def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -
     ends_as_ever(console, swarm, asked)
 
 
+def test_why_it_cannot_connect_is_said(console: Console, guards: Guards) -> None:
+    """In the gateway's words, until it can."""
+    guards.expect("status of 503")
+    words = "as many consoles are open as there may be"
+    console.page.route("**/console/live", lambda route: route.fulfill(status=503, json={"error": {"message": words}}))
+    console.page.reload()
+    expect(console.page.get_by_role("banner")).to_contain_text(words)
+    expect(console.tab("Workers")).to_contain_text(words)
+    console.page.unroute("**/console/live")
+    console.until_live()
+    expect(console.page.get_by_role("banner")).not_to_contain_text(words)
+
+
 def test_a_part_that_could_not_be_loaded_is_tried_again(console: Console, guards: Guards) -> None:
     """A gateway that goes while the page loads leaves no hole in it."""
     guards.expect("Failed to load resource")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -75,3 +79,15 @@ def test_each_misdeed_is_noticed(chromium: Browser, home: str, misdeed: str, tol
     assert any(told in trouble for trouble in guards.troubles), guards.troubles
     guards.expect(".")
     guards.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root on Linux has it installed")
+@pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
+def test_where_it_is_installed_a_missing_browser_fails(tmp_path: Path, ci: str, code: int) -> None:
+    """Nobody looks at what continuous integration skips. Elsewhere it is a reason to skip."""
+    one = f"{__file__}::test_each_misdeed_is_noticed[0]"
+    environment = {**os.environ, "PATH": str(tmp_path), "CI": ci}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert "no Chromium is installed" in ran.stdout
+    assert ran.returncode == code

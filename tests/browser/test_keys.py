@@ -70,14 +70,19 @@ def keyed(swarms: Swarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 
 
 @pytest.fixture
-def visit(page: Page, swarm: Swarm, keyed: Keyed, guards: Guards) -> Console:
-    """The page, before any key. Whatever a test does, no key is in an address, and none in the gateway's log."""
+def visit(page: Page, swarm: Swarm, keyed: Keyed, guards: Guards) -> Iterator[Console]:
+    """The page, before any key. Whatever a test does, no key is in an address, and none in a log: of the gateway, the
+    broker, or a worker."""
     guards.homes.append(keyed.url)
     guards.expect(REFUSED)
-    for key in (keyed.admin, keyed.alice, WRONG):
+    keys = (keyed.admin, keyed.alice, WRONG)
+    for key in keys:
         guards.keep_secret(key)
     page.goto(keyed.url + "/")
-    return Console(page, keyed.url)
+    yield Console(page, keyed.url)
+    said = {"its gateway": keyed.gateway.log.read_text(), "the swarm": swarm.said()}
+    assert all(said.values()), "there are no logs to look through"
+    assert [who for who, words in said.items() if any(key in words for key in keys)] == []
 
 
 def show(console: Console, key: str) -> None:
@@ -98,10 +103,21 @@ def test_a_wrong_key_is_refused_and_a_right_one_let_in(visit: Console, keyed: Ke
     visit.page.reload()
     visit.until_live()
     expect(visit.dialog).to_have_count(0)
-    said = keyed.gateway.log.read_text()
-    assert not any(key in said for key in (keyed.admin, keyed.alice, WRONG))
     assert visit.page.evaluate("JSON.stringify(localStorage)").count("sk-") == 0
     assert visit.page.context.cookies() == []
+
+
+def test_who_has_closed_the_dialog_can_still_give_a_key(visit: Console, keyed: Keyed) -> None:
+    """It is said what is missing, and where it can be given."""
+    expect(visit.connection).to_contain_text("needs a key")
+    visit.page.wait_for_load_state("networkidle")  # what is refused later opens the dialog anew
+    visit.page.keyboard.press("Escape")
+    expect(visit.dialog).to_have_count(0)
+    expect(visit.region("Stages")).to_contain_text("needs a key")
+    visit.page.get_by_role("banner").get_by_role("button", name="Key", exact=True).click()
+    show(visit, keyed.admin)
+    visit.until_live()
+    expect(visit.stages).to_have_count(3)
 
 
 def test_another_tab_has_to_ask_again(visit: Console, keyed: Keyed) -> None:
@@ -140,7 +156,9 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     for name in ("Drain", "Cordon", "Stop worker", "Join a worker", "Rebalance"):
         expect(workers.get_by_role("button", name=name, exact=True).first).to_be_disabled()
     expect(workers).to_contain_text("it takes an admin's")
-    expect(visit.tab("Plan").get_by_role("button", name="Apply")).to_be_disabled()
+    plan = visit.tab("Plan")
+    for name in ("Try", "Apply"):
+        expect(plan.get_by_role("button", name=name, exact=True)).to_be_disabled()
     for name in ("Logs", "Keys"):
         expect(visit.tab(name)).to_contain_text(re.compile("admin", re.IGNORECASE))
     assert visit.page.get_by_role("button", name="Kill this worker").count() == 0, "this gateway is no demo's"

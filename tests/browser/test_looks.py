@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import expect
 
 from tests.browser.axe import NoAxe, grave_findings, source
-from tests.browser.console import SLOW_MS, SOME_WORDS, Console
+from tests.browser.console import SLOW_MS, SOME_WORDS, Console, until_seen
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -93,6 +94,61 @@ def test_the_keyboard_is_enough(console: Console, swarm: Swarm) -> None:
         expect(console.region(name)).to_be_visible()
 
 
+def test_a_plan_is_tried_by_keys_alone(console: Console, swarm: Swarm) -> None:
+    """From field to field by Tab. Enter in a field tries it; on Apply it asks first, and Escape goes back there."""
+    page, plan = console.page, console.region("Plan")
+    epoch, last = swarm.client.query("plan")["epoch"], swarm.chain()[-1]
+    press_until(page, "Tab", "a tab", "at.getAttribute('role') === 'tab'")
+    for name in ("Requests", "Plan"):
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_role("tab", name=name)).to_be_focused()
+    press_until(page, "Tab", "its layers", f"at.getAttribute('aria-label') === 'Just layers: {last}'")
+    page.keyboard.type("0-1")
+    page.keyboard.press("Enter")
+    tried = plan.get_by_role("row", name=re.compile("^Stages"))
+    expect(tried).to_contain_text(f"{last} 0–1,", timeout=SLOW_MS)
+    press_until(page, "Tab", "Apply", at_button("Apply"))
+    page.keyboard.press("Enter")
+    expect(console.dialog).to_contain_text("Apply this?")
+    page.keyboard.press("Escape")
+    expect(console.dialog).to_have_count(0)
+    expect(plan.get_by_role("button", name="Apply")).to_be_focused()
+    assert swarm.client.query("plan")["epoch"] == epoch
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+
+
+def test_colours_are_chosen_by_keys_and_kept(open_context: OpenContext, swarm: Swarm) -> None:
+    """Light, dark, and the system's again, in turn; a reload changes nothing of it."""
+    context = open_context(color_scheme="light", reduced_motion="reduce")
+    page = context.new_page()
+    console = Console(page, swarm.url)
+    console.open()
+    colours = page.get_by_role("banner").get_by_role("button", name=re.compile("^Colours: "))
+    expect(colours).to_have_accessible_name("Colours: Auto")
+    light = background(page)
+    press_until(page, "Tab", "the colours", at_button("Colours"))
+    for key, chosen in (("Enter", "Light"), ("Space", "Dark")):
+        page.keyboard.press(key)
+        expect(colours).to_have_accessible_name(f"Colours: {chosen}")
+        expect(colours).to_be_focused()
+        assert (background(page) == light) is (chosen == "Light")
+    dark = background(page)
+    page.reload()
+    console.until_live()
+    expect(colours).to_have_accessible_name("Colours: Dark")
+    assert background(page) == dark
+    press_until(page, "Tab", "the colours", at_button("Colours"))
+    page.keyboard.press("Enter")
+    expect(colours).to_have_accessible_name("Colours: Auto")
+    page.reload()
+    console.until_live()
+    expect(colours).to_have_accessible_name("Colours: Auto")
+    assert background(page) == light
+
+
 def test_a_phone_is_wide_enough(open_context: OpenContext, swarm: Swarm) -> None:
     """No part is wider than the screen, in any tab; what is touched is large enough."""
     context = open_context(viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2)
@@ -148,18 +204,40 @@ def test_what_the_keys_go_back_to_is_not_under_the_top(console: Console) -> None
     raise AssertionError(f"{MOST_STOPS} times Shift+Tab, and never at a stage")
 
 
+MOVING = """document.getAnimations().filter((one) => one.playState === "running" &&
+one.effect.getComputedTiming().duration > 20).map((one) => one.effect.target.className)"""
+
+
+def moving(page: Page) -> Counter[str]:
+    """What moves by itself, and how many of each."""
+    return Counter(page.evaluate(MOVING))
+
+
+def ask_while_steps_go(console: Console) -> None:
+    """Returns when the page knows that steps go through the stages, and long before they end."""
+    console.ask_for_much(num_tokens=1900)
+    expect(console.region("Stages")).to_contain_text("steps/s")
+    expect(console.region("Answer").get_by_role("status").first).to_have_text("streaming")
+
+
+def test_steps_are_seen_moving_through_the_chain(console: Console, swarm: Swarm) -> None:
+    """Along each link, those from and to the broker among them, and through each stage; until nothing runs."""
+    num = len(swarm.chain())
+    ask_while_steps_go(console)
+    steps = {"link-pulse": num + 1, "stage-glow": num}
+    until_seen(console.page, lambda: steps.items() <= moving(console.page).items(), f"{steps} move")
+    console.button("Stop").click()
+    until_seen(console.page, lambda: not steps.keys() & moving(console.page).keys(), "nothing moves any more")
+
+
 def test_less_motion_is_less_motion(open_context: OpenContext, swarm: Swarm) -> None:
     """For who asks for it, nothing moves by itself, also while an answer comes."""
     context = open_context(reduced_motion="reduce")
     console = Console(context.new_page(), swarm.url)
     console.open()
-    console.ask_for_much()
-    expect(console.answer()).to_have_text(SOME_WORDS)
-    moving = console.page.evaluate(
-        """document.getAnimations().filter((one) => one.playState === "running" &&
-        one.effect.getComputedTiming().duration > 20).map((one) => one.effect.target.className)"""
-    )
-    assert moving == []
+    ask_while_steps_go(console)
+    assert moving(console.page) == {}
+    console.button("Stop").click()
 
 
 def test_charts_are_told_in_words(console: Console) -> None:

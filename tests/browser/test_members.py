@@ -90,8 +90,9 @@ def test_the_lines_of_the_dead_are_found(console: Console, swarm: Swarm) -> None
     starts = logs.get_by_role("listitem").filter(has_text="worker_started")
     expect(starts.first).to_be_visible()
     before = starts.count()
+    was = swarm.processes()["w2"]
     swarm.kill("w2")
-    swarm.until(lambda: swarm.processes().get("w2"), "there is another w2")
+    swarm.until(lambda: swarm.processes().get("w2", was) != was, "there is another w2")
     swarm.until_well()
     logs.get_by_role("button", name="Read again").click()
     expect(starts).to_have_count(before + 1)

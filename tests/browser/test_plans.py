@@ -112,6 +112,54 @@ def test_an_answer_for_a_form_that_was_changed_is_not_shown(console: Console) ->
     expect(then).to_be_visible(timeout=SLOW_MS)
 
 
+def tried(console: Console) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Press Try: what the page asks for, and what it is told."""
+    with console.page.expect_response("**/console/plan") as answered:
+        console.region("Plan").get_by_role("button", name="Try").click()
+    return answered.value.request.post_data_json, answered.value.json()
+
+
+def check_shown(console: Console, told: dict[str, Any]) -> None:
+    """All of it is in the page: whether anything would change, who would have what, and each sentence."""
+    plan = console.region("Plan")
+    expect(plan.get_by_role("heading", name=f"This {told['state']}", exact=True)).to_be_visible()
+    shown = plan.locator(".supposed")
+    _, then = shown.get_by_role("row", name=re.compile("^Stages")).get_by_role("cell").all_inner_texts()
+    ranges = [(stage["worker"], *stage["layers"]) for stage in told["stages"]]
+    assert then == ", ".join(f"{name} {a}–{b - 1}" if b - a > 1 else f"{name} {a}" for name, a, b in ranges)
+    assert shown.get_by_role("listitem").all_inner_texts() == told["why"]
+
+
+def test_one_more_is_supposed(console: Console, swarm: Swarm) -> None:
+    """Like one that is named: the answer speaks of it. It can't be applied, and it is said what can."""
+    plan = console.tab("Plan")
+    epoch = swarm.client.query("plan")["epoch"]
+    plan.get_by_label("More workers").fill("1")
+    plan.get_by_label("Each like").select_option("w1")
+    asked, told = tried(console)
+    assert asked["one_more"] == {"count": 1, "like": "w1"}
+    assert "w1+1" in " ".join([*told["why"], *(stage["worker"] for stage in told["stages"])])
+    check_shown(console, told)
+    expect(plan).to_contain_text("w1+1")
+    plan.get_by_role("button", name="Apply").click()
+    expect(plan).to_contain_text("drain or join them")
+    assert swarm.client.query("plan")["epoch"] == epoch
+
+
+def test_another_objective_is_tried(console: Console, swarm: Swarm) -> None:
+    """The answer says for what it was reckoned."""
+    plan = console.tab("Plan")
+    before = swarm.client.query("plan")
+    for objective in ("latency", "throughput"):
+        plan.get_by_label("Objective").select_option(objective)
+        asked, told = tried(console)
+        assert asked["objective"] == objective
+        check_shown(console, told)
+        expect(plan.locator(".supposed")).to_contain_text(f"objective {objective}: for ")
+    after = swarm.client.query("plan")
+    assert (after["epoch"], after["objective"]) == (before["epoch"], before["objective"])
+
+
 def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm) -> None:
     """By its button, after a question: a plan is made from what is there now."""
     last = steered.chain()[-1]

@@ -33,7 +33,7 @@ def test_a_prompt_streams(console: Console, swarm: Swarm) -> None:
     assert answer.text_content() == whole
     assert whole.startswith(early)
     assert len(early) < len(whole)
-    expect(console.region("Timeline")).to_contain_text(re.compile("slowest", re.IGNORECASE))
+    expect(console.region("Timeline")).to_contain_text(re.compile(r"The slowest after it, token \d+"))
 
 
 def test_several_continuations(console: Console, swarm: Swarm) -> None:
@@ -127,6 +127,37 @@ def test_what_a_model_says_stays_text(console: Console) -> None:
     assert console.page.locator("img, output script").count() == 0
     assert "taken" not in console.page.title()
     assert console.answer().get_attribute("dir") == "auto"
+
+
+# Which way a text runs, by its style and by where its first and its last letter stand.
+RUNS = """(element) => {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const letters = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (let at = 0; at < node.length; at += 1) letters.push([node, at]);
+  const left = ([node, at]) => {
+    const range = document.createRange();
+    range.setStart(node, at);
+    range.setEnd(node, at + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return [getComputedStyle(element).direction, left(letters[0]) < left(letters.at(-1)) ? "ltr" : "rtl"];
+}"""
+
+
+@pytest.mark.parametrize(("words", "way"), [("مرحبا بالعالم", "rtl"), ("Hello world", "ltr")], ids=["rtl", "ltr"])
+def test_words_run_their_own_way(console: Console, words: str, way: str) -> None:
+    """From the right where letters do: in the answer, in the box while it is written, and in the conversation."""
+    console.write(words)
+    box = console.region("Prompt").get_by_role("textbox", name="Prompt", exact=True)
+    assert box.evaluate("(box) => getComputedStyle(box).direction") == way
+    console.set("JSON schema", json.dumps({"const": words}))
+    console.generate()
+    console.until_answered()
+    expect(console.answer()).to_have_text(json.dumps(words, ensure_ascii=False))
+    assert console.answer().evaluate(RUNS) == [way, way]
+    asked = console.region("Prompt").get_by_label("Conversation").get_by_text(words, exact=True)
+    assert asked.evaluate(RUNS) == [way, way]
 
 
 def test_a_reload_in_the_middle_loses_nothing(console: Console, swarm: Swarm) -> None:

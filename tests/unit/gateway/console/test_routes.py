@@ -18,12 +18,21 @@ from swarm.gateway.console.household import Household
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.guard import CONSOLE_LIMITS
-from swarm.gateway.doors.seal import HEADERS
 from swarm.keys.file import change
 from swarm.keys.keys import Limits, make
 
 Json = dict[str, Any]
 OWNERS = {"a" * 32: "alice", "b" * 32: "bob"}
+# Written out here once more: whoever makes them looser has to say so twice.
+SEAL = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 class Client:
@@ -129,6 +138,10 @@ def words(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["message"])
 
 
+def seal_of(answer: httpx.Response) -> Json:
+    return {name: answer.headers.get(name) for name in SEAL}
+
+
 async def test_the_page_needs_no_key_and_tells_nothing(keyed: Gateway) -> None:
     """Nor does it count against a key's rate."""
     files = keyed.doors.console.open_paths if keyed.doors.console else ()
@@ -136,7 +149,7 @@ async def test_the_page_needs_no_key_and_tells_nothing(keyed: Gateway) -> None:
     for path in files:
         answer = await keyed.get(path)
         assert answer.status_code == 200
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert seal_of(answer) == SEAL
         for secret in filter(None, keyed.keys.values()):
             assert secret not in answer.text
     assert (await keyed.get("/console/me")).status_code == 401
@@ -155,7 +168,7 @@ async def test_a_file_is_sent_once(alone: Gateway) -> None:
 
 async def test_what_is_refused_is_sealed_too(keyed: Gateway) -> None:
     for answer in (await keyed.get("/console/me"), await keyed.get("/console/nothing", "alice")):
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert seal_of(answer) == SEAL
     assert "content-security-policy" not in (await keyed.get("/health")).headers
 
 
