@@ -67,7 +67,7 @@ def view(known: Known, rates: Tree, former: Tree, before: Known = NOTHING) -> Tr
         made |= _requests(known, former)
     if known.recoveries is before.recoveries and former:
         return made | {name: former[name] for name in ("recovery", "recoveries")}
-    under_way, ended = _recoveries(known, _holders(known.plan), former)
+    under_way, ended = _recoveries(known, former)
     return made | {"recovery": under_way, "recoveries": ended}
 
 
@@ -166,7 +166,7 @@ def _request(row: Row, at: float, was: Row) -> Tree:
     return body
 
 
-def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple[Tree | None, list[Tree] | None]:
+def _recoveries(known: Known, former: Tree) -> tuple[Tree | None, list[Tree] | None]:
     """The one under way, and the last that ended, newest first; None before the broker has told of any or of none.
     Which one a row is its first moment says."""
     if not known.recoveries:
@@ -177,20 +177,24 @@ def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple
         key = str(row.get("detected_at"))
         age_s, before = row.get("age_s"), was.get(key, {})
         began_at = steady(before.get("began_at"), known.at - age_s) if isinstance(age_s, int | float) else None
-        is_its_plan = row.get("epoch") == known.plan.get("epoch")  # another plan says nothing of who took what
-        told: Tree = {"key": key, **retold.told(row, began_at, holders if is_its_plan else {})}
+        holders = _holders(known.plan, row.get("epoch"))
+        told: Tree = {"key": key, **retold.told(row, began_at, holders)}
         if not retold.is_over(row):
             under_way = told
         else:
-            if not is_its_plan:
+            if not holders:
                 told["sentence"] = before.get("sentence") or told["sentence"]  # as it was then: layers move on
             ended.append(told)
     return under_way, ended[::-1][:MAX_RECOVERIES]
 
 
-def _holders(plan: Json) -> dict[int, str]:
+def _holders(plan: Json, epoch: object) -> dict[int, str]:
+    """Who has which layer by the plan of that epoch, in force or coming. None where only another one is known: that
+    says nothing of who took what."""
     found: dict[int, str] = {}
-    for row in rows_of(plan.get("stages")):
+    coming = plan.get("coming")
+    known = [plan, coming] if isinstance(coming, Mapping) else [plan]
+    for row in next((rows_of(each.get("stages")) for each in known if each.get("epoch") == epoch), []):
         first, stop = _range(row.get("layers"))
         found |= dict.fromkeys(range(first, stop), str(row.get("worker")))
     return found

@@ -158,7 +158,8 @@ class Watch:
                 yield told
 
     def _whole(self, audience: Audience) -> bytes:
-        return audience.whole({"series": self._figures.series(self._known.at)}, self._events)
+        at = self._known.at  # an idle swarm's view is older: by this moment the page sets its clock
+        return audience.whole({"at": round(at, 3), "series": self._figures.series(at)}, self._events)
 
     def end(self) -> None:
         """For good: all streams end."""
@@ -280,7 +281,9 @@ class Watch:
             self._known = replace(self._known, at=unix, away_s=None, **fresh)
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
-            self._figures.tick(unix)
+            if fresh.get("plan", before.plan).get("epoch") != before.plan.get("epoch"):
+                self._pace.ask_again("recoveries")  # by its plan it is told who took the layers
+            self._figures.tick(unix)  # not while it is away: what was so before is nothing of then
         was, self._view = self._view, view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
             self._pace.heard(self._known.status, now, is_recovering=self._view["recovery"] is not None)

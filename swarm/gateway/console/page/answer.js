@@ -151,12 +151,10 @@ function choiceCard(talk, { index }, name) {
   return card;
 }
 
-const endWords = ({ reason, ends }, answer) =>
-  reason
-    ? `${plural(ends.length, "token")}, ${REASONS[reason] ?? reason}`
-    : answer.isOver
-      ? "not finished"
-      : plural(ends.length, "token");
+const endWords = ({ reason, ends, chances }, answer) => {
+  const length = plural(ends.length, chances[0] ? "token" : "piece"); // a piece of text may be several tokens
+  return reason ? `${length}, ${REASONS[reason] ?? reason}` : answer.isOver ? "not finished" : length;
+};
 
 // --- certainty and borders
 
@@ -206,8 +204,8 @@ const certaintyWords = (answer) =>
 function factsOf(answer, context) {
   const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
   const end = endedAt ?? Date.now();
-  const speed =
-    firstAt !== null && end > firstAt && answer.numPieces > 1 ? answer.numPieces / ((end - firstAt) / 1000) : null;
+  const num = usage?.completion_tokens ?? answer.numPieces; // until it is told, pieces of text are about as many
+  const speed = firstAt !== null && end > firstAt && num > 1 ? num / ((end - firstAt) / 1000) : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
   const howItEnded = isCutByContext(answer, context) ? "cut: the model's context is full" : (REASONS[reason] ?? reason);
@@ -217,7 +215,7 @@ function factsOf(answer, context) {
     usage ? `answer ${plural(usage.completion_tokens, "token")}` : "",
     firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,
     `${answer.isOver ? "in all" : "so far"} ${seconds((end - askedAt) / 1000)}`,
-    speed ? `${rate(speed)} tokens/s` : "",
+    speed ? `${usage ? "" : "about "}${rate(speed)} tokens/s` : "",
     numBreaks ? `gone on with after ${plural(numBreaks, "break")}` : "",
     `seed ${request.body.seed}`,
     requestId ? `request ${requestId.slice(0, 8)}` : "",

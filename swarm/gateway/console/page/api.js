@@ -4,6 +4,7 @@ import { SseParser } from "./sse.js";
 
 const KEY = "swarm.key";
 const ANSWER_S = 30; // within which an answer that is no stream has to come
+const ORDER_S = 130; // the same of an order: the gateway gives the broker 120 s to hand over layers
 
 export class ApiError extends Error {
   constructor(words, status = 0, code = "") {
@@ -75,26 +76,25 @@ export class Api {
     return this.#json(path, {});
   }
 
-  async post(path, body) {
-    return this.#json(path, {
-      method: "POST",
-      body: JSON.stringify(body),
-      headers: { "Content-Type": "application/json" },
-    });
+  async post(path, body, patience_s) {
+    const headers = { "Content-Type": "application/json" };
+    return this.#json(path, { method: "POST", body: JSON.stringify(body), headers }, patience_s);
   }
 
   // Give an order: `order("drain", {worker: "w1"})`. Returns {text, body}.
   async order(verb, body = {}) {
-    return this.post("/console/orders", { verb, ...body });
+    return this.post("/console/orders", { verb, ...body }, ORDER_S);
   }
 
-  async #json(path, init) {
+  async #json(path, init, patience_s = ANSWER_S) {
     try {
-      const response = await this.fetch(path, { signal: AbortSignal.timeout(ANSWER_S * 1000), ...init });
+      const response = await this.fetch(path, { signal: AbortSignal.timeout(patience_s * 1000), ...init });
       return await response.json();
     } catch (error) {
-      if (error.name === "TimeoutError") throw new ApiError(`The gateway has not answered within ${ANSWER_S} seconds.`);
+      const isLate = error.name === "TimeoutError";
+      if (isLate) throw new ApiError(`The gateway has not answered within ${patience_s} seconds.`);
       if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is no JSON.");
+      if (error instanceof TypeError) throw new ApiError("The gateway's answer broke off.");
       throw error;
     }
   }

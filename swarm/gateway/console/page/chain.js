@@ -11,6 +11,7 @@ import { Tiles } from "./stage_tiles.js";
 import { talkOf } from "./talk.js";
 import { empty, heading } from "./widgets.js";
 
+const WHY_NONE = { locked: "This gateway needs a key: press “Key” above." };
 const AGAIN_MS = 1000; // stages that died go after a while, though nothing else changes
 
 export function mount(root, store, api) {
@@ -51,18 +52,21 @@ class Chain {
   }
 
   #draw() {
-    const { view, me } = this.#store;
-    if (!view) return this.#show("empty", empty("No news of the swarm yet", "The page waits for the gateway."));
-    this.#shown = stagesOf(view, this.#shown, Date.now() / 1000);
+    const { view, me, connection } = this.#store;
+    const why = WHY_NONE[connection] ?? "The page waits for the gateway.";
+    if (!view) return this.#show(connection, empty("No news of the swarm yet", why));
+    this.#shown = stagesOf(view, this.#shown, this.#store.now());
     clearTimeout(this.#timer);
     if (this.#shown.some((stage) => stage.isGone)) this.#timer = setTimeout(() => this.#draw(), AGAIN_MS);
-    text(this.#summary, summaryOf(view, this.#shown));
-    if (this.#shown.length === 0) return this.#show(`none ${view.status?.waits_for}`, whyNone(view));
+    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
+    text(this.#summary, summaryOf(view, this.#shown, this.#store.isFresh));
+    const none = this.#shown.length === 0 && whyNone(view);
+    if (none) return this.#show(none.textContent, none);
     const form = this.#shown.length > MOST_CARDS ? this.#tiles : this.#cards;
     this.#show(form === this.#tiles ? "tiles" : "cards", form.root);
-    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
     const canKill = Boolean(me?.is_demo && me?.admin);
-    const about = { view, rates, total: numLayers(view), canKill, isLive: this.#store.connection === "live" };
+    const isMoving = rates.steps_per_s > 0 && !this.#shown.some((stage) => stage.state === "lost");
+    const about = { view, rates, isMoving, total: numLayers(view), canKill, isLive: connection === "live" };
     return form.draw(this.#shown, about);
   }
 
@@ -87,14 +91,15 @@ class Chain {
   }
 }
 
-function summaryOf(view, shown) {
+function summaryOf(view, shown, isFresh) {
   const states = tally(shown);
   if (states.length === 0) return "";
   const all =
     states.length === 1 && states[0][0] === "well"
       ? "all well"
       : states.map(([state, num]) => `${num} ${state}`).join(", ");
-  const steps = view.rates?.steps_per_s > 0 ? ` · ${rate(view.rates.steps_per_s)} steps/s` : "";
+  const speed = view.rates?.steps_per_s;
+  const steps = !isFresh ? ", as last heard" : speed > 0 ? ` · ${rate(speed)} steps/s` : "";
   const num = shown.filter((stage) => !stage.isGone).length;
   return `${plural(num, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
 }
@@ -163,10 +168,9 @@ class Cards {
   }
 
   #move(shown, about) {
-    const isMoving = about.rates.steps_per_s > 0 && !shown.some((stage) => stage.state === "lost");
     const links = [...this.root.querySelectorAll(".link-pulse")];
     const glows = [...this.root.querySelectorAll(".stage-glow")];
-    this.#pulses.show(links, glows, isMoving ? turn(shown.length, about.rates.steps_per_s) : null);
+    this.#pulses.show(links, glows, about.isMoving ? turn(shown.length, about.rates.steps_per_s) : null);
   }
 }
 

@@ -70,7 +70,7 @@ function setup({ name, note, files }) {
         "figcaption",
         {},
         h("span", {}, title),
-        copier("Copy", () => text, { "aria-label": `Copy the settings for ${name}` }),
+        copier("Copy", () => text, `Copy the settings for ${name}`),
       ),
       h("pre", { tabindex: 0, "aria-label": `${name}: ${title}` }, text),
     ),

@@ -1,25 +1,26 @@
 // Buttons that copy a text, and say whether it went well.
 
 import { say } from "./dialogs.js";
-import { text } from "./dom.js";
+import { set, text } from "./dom.js";
 import { button } from "./widgets.js";
 
 const SAID_S = 2;
 
-// `make()` gives the text when the button is pressed.
-export function copier(words, make, more = {}) {
+// `make()` gives the text when the button is pressed; `label`: what it is called, if it shows less.
+export function copier(words, make, label = words) {
   let timer = 0;
   const element = button(
     words,
     async () => {
       if (!(await copied(make())))
         return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
-      text(element, "Copied");
+      show("Copied", "Copied");
       clearTimeout(timer);
-      timer = setTimeout(() => text(element, words), SAID_S * 1000);
+      timer = setTimeout(() => show(words, label), SAID_S * 1000);
     },
-    { tone: "quiet small", "aria-label": words, ...more },
+    { tone: "quiet small", "aria-label": label },
   );
+  const show = (seen, heard) => set(text(element, seen), { "aria-label": heard });
   return element;
 }
 

@@ -91,7 +91,7 @@ export const told = ({ text, body }) =>
     .join(" ")
     .replaceAll("..", ".")
     .trim()
-    .replace(/^a (?=[a-z])/, "A ");
+    .replace(/^(a|the) (?=[a-z])/, (word) => word[0].toUpperCase() + word.slice(1));
 
 let keyDialog = null;
 

@@ -34,18 +34,19 @@ export function mount(root, store, api) {
     state.hidden = !said;
     text(speed.firstElementChild, rate(store.isFresh ? view.rates?.tokens_per_s : null));
     showConnection(connection.firstElementChild, since, store);
-    key.hidden = !me?.needs_key;
+    key.hidden = !(me?.needs_key || store.connection === "locked");
     document.title = titleOf(view, me);
   });
   store.subscribe(["me"], () => foot(document.getElementById("footer"), store.me));
 }
 
-function showConnection(element, since, { view, connection, heardAt }) {
+function showConnection(element, since, { view, connection, problem, heardAt }) {
   const isAway = connection === "live" && typeof view?.away_s === "number";
   if (isAway) setBadge(element, "away", "broker away");
   else setBadge(element, connection, CONNECTIONS[connection]);
   const isOld = view !== null && connection !== "live";
-  text(since, isAway ? `for ${duration(view.away_s)}` : isOld ? `as of ${clock(heardAt)}` : "");
+  const when = isAway ? `for ${duration(view.away_s)}` : isOld ? `as of ${clock(heardAt)}` : "";
+  text(since, [when, problem].filter(Boolean).join(" · "));
 }
 
 function titleOf(view, me) {

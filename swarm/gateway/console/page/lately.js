@@ -17,7 +17,7 @@ export function lately(store, talk) {
   let timer = 0;
   const draw = () => {
     const { view } = store;
-    const shown = view && latest.of(view, performance.now() / 1000);
+    const shown = view && latest.of(view, store.now());
     element.hidden = !shown;
     clearTimeout(timer);
     if (!shown) return;
@@ -42,7 +42,7 @@ export function lately(store, talk) {
   return element;
 }
 
-// Which recovery is to be shown: one that runs, or for a while the one that has just ended; none of before the page.
+// Which recovery is to be shown: one that runs, or for a while after its end the last one; none of before the page.
 export class Latest {
   #known = null;
   #until = 0;
@@ -51,7 +51,8 @@ export class Latest {
     if (!view.recoveries) return view.recovery ?? null; // nobody has told yet whether there were any
     const last = view.recoveries[0] ?? null;
     const key = last === null ? "" : keyOf(last);
-    if (this.#known !== null && key !== this.#known) this.#until = now + LINGER_S;
+    if (this.#known !== null && key !== this.#known)
+      this.#until = (last?.began_at ?? now) + (last?.total_s ?? 0) + LINGER_S;
     this.#known = key;
     return view.recovery ?? (now < this.#until ? last : null);
   }

@@ -3,7 +3,7 @@
 
 import { ApiError } from "./api.js";
 
-const SILENT_S = 12; // the gateway sends at least a comment every 5 s; after this the connection counts as broken
+const SILENT_S = 12; // the gateway sends at least a comment each second; after this the connection counts as broken
 const HIDDEN_S = 60;
 const FIRST_WAIT_S = 0.25;
 const LONGEST_WAIT_S = 5;
@@ -57,10 +57,10 @@ export class Live {
         onPiece: () => this.#alive(),
         onEvent: (event) => this.#take(event),
       });
-      this.#failed("reconnecting");
+      this.#failed();
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) this.#store.setConnection("locked");
-      else if (this.#store.connection !== "paused") this.#failed("reconnecting");
+      else if (this.#store.connection !== "paused") this.#failed(error instanceof ApiError ? error.message : "");
       if (error instanceof SyntaxError)
         this.#lastId = null; // what we have can't be patched: begin with a snapshot
       else if (!(error instanceof ApiError) && !isBroken(error)) throw error;
@@ -86,9 +86,9 @@ export class Live {
     this.#watch = setTimeout(() => this.#running?.abort(), SILENT_S * 1000);
   }
 
-  #failed(state) {
+  #failed(problem = "") {
     this.#failures += 1;
-    this.#store.setConnection(state);
+    this.#store.setConnection("reconnecting", problem);
   }
 
   #looked() {
@@ -98,7 +98,10 @@ export class Live {
         this.#store.setConnection("paused");
         this.#running?.abort();
       }, HIDDEN_S * 1000);
-    } else this.#wake();
+      return;
+    }
+    if (this.#store.connection === "paused") this.#store.setConnection("reconnecting"); // what fails is tried again
+    this.#wake();
   }
 
   #wake() {

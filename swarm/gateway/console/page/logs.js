@@ -1,8 +1,8 @@
 // Logs of the broker, the gateway and all workers, dead ones too: searched by the gateway, read backwards page by page.
 
 import { fill, h, set, text } from "./dom.js";
-import { bytes, plural } from "./format.js";
-import { timeOf, withOlder } from "./pages.js";
+import { bytes } from "./format.js";
+import { foundIn, timeOf, withOlder } from "./pages.js";
 import { button, empty, field, heading } from "./widgets.js";
 
 const TYPING_MS = 300;
@@ -71,7 +71,7 @@ class Logs {
     );
     this.#process.addEventListener("change", () => this.#read());
     this.#search.addEventListener("input", () => {
-      clearTimeout(this.#timer);
+      this.#leave();
       this.#timer = setTimeout(() => this.#read(), TYPING_MS);
     });
   }
@@ -92,8 +92,15 @@ class Logs {
     else text(this.#state, "No process has written a log yet.");
   }
 
+  // What is shown is of another search, or another process: it is not gone on with.
+  #leave() {
+    clearTimeout(this.#timer);
+    this.#older.hidden = true;
+    return (this.#asked += 1);
+  }
+
   async #read(isOlder = false) {
-    const asked = (this.#asked += 1);
+    const asked = isOlder ? (this.#asked += 1) : this.#leave();
     const query = new URLSearchParams();
     if (this.#search.value.trim()) query.set("search", this.#search.value.trim());
     if (isOlder && this.#before !== null) query.set("before", this.#before);
@@ -110,15 +117,7 @@ class Logs {
     const fromEnd = this.#scroller.scrollHeight - this.#scroller.scrollTop;
     fill(this.#lines, this.#shown.map(lineOf));
     this.#older.hidden = this.#before === null;
-    const found = this.#search.value.trim()
-      ? `${plural(this.#shown.length, "line")} with these words`
-      : plural(this.#shown.length, "line");
-    text(
-      this.#state,
-      this.#shown.length
-        ? `${found}, newest last${this.#before === null ? ", from the beginning" : ""}`
-        : "No line has these words.",
-    );
+    text(this.#state, foundIn(this.#shown.length, this.#search.value.trim() !== "", this.#before !== null));
     this.#scroller.scrollTop = isOlder ? this.#scroller.scrollHeight - fromEnd : this.#scroller.scrollHeight;
   }
 

@@ -1,10 +1,20 @@
 // Pages of a log that are read backwards, bounded: pure.
 
+import { plural } from "./format.js";
+
 export const MOST_LINES = 2000;
 
 // Older lines come before those that are there. What is too much goes from the newer end, as the reader looks back.
 export function withOlder(lines, older) {
   return [...older, ...lines].slice(0, MOST_LINES);
+}
+
+// What was found: so many lines, by a search or not, and whether older ones were not looked through yet.
+export function foundIn(num, isSearch, hasOlder) {
+  const found = `${plural(num, "line")}${isSearch ? " with these words" : ""}, newest last`;
+  if (num > 0) return hasOlder ? found : `${found}, from the beginning`;
+  if (hasOlder) return "No line has these words in what was looked through so far: older lines may.";
+  return isSearch ? "No line has these words." : "Nothing is written in this log.";
 }
 
 // Logs tell time as text or as seconds.

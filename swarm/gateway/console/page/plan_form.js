@@ -140,10 +140,12 @@ export class Supposing {
   }
 
   #drawApply() {
-    const why = !this.#store.me?.admin ? "To apply it takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
-    const cant = this.#isBusy || this.#store.connection !== "live";
-    set(this.#tries, { disabled: cant });
-    set(this.#apply, { disabled: cant || why !== "", "aria-describedby": why ? "plan-reason" : null });
+    const { me, connection } = this.#store;
+    const why = !me?.admin ? "It takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
+    const cant = this.#isBusy || connection !== "live" || !me?.admin;
+    const said = { "aria-describedby": why ? "plan-reason" : null };
+    set(this.#tries, { disabled: cant, ...said });
+    set(this.#apply, { disabled: cant || this.#isImpossible, ...said });
     text(this.#reason, why);
   }
 

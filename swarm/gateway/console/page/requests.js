@@ -46,7 +46,7 @@ export function mount(root, store, api) {
     columns: COLUMNS.length,
     keyOf: (row) => row.request_id,
     make: (row) => makeRow(row, store, api),
-    update: (element, row) => updateRow(element, row, store.connection === "live"),
+    update: (element, row) => updateRow(element, row, store),
   });
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
@@ -62,7 +62,8 @@ export function mount(root, store, api) {
   };
   store.subscribe(["requests", "ended", "requests_more", "connection"], draw);
   new ResizeObserver(draw).observe(root);
-  setInterval(() => root.offsetParent && body.querySelectorAll("tr[data-request]").forEach(showAge), 1000);
+  const showAges = () => body.querySelectorAll("tr[data-request]").forEach((row) => showAge(row, store));
+  setInterval(() => root.offsetParent && showAges(), 1000);
 }
 
 function makeRow(first, store, api) {
@@ -89,7 +90,7 @@ function makeRow(first, store, api) {
   return row;
 }
 
-function updateRow(element, row, mayAct) {
+function updateRow(element, row, store) {
   const { who, class: level, state, progress, cancel } = element.parts;
   element.row = row;
   set(element, { "data-state": row.state });
@@ -98,8 +99,8 @@ function updateRow(element, row, mayAct) {
   text(state, stateOf(row) + (row.preempted ? `, gave way ${row.preempted}×` : ""));
   showProgress(progress.firstElementChild, progressOf(row));
   cancel.hidden = row.state === "ended";
-  cancel.disabled = !mayAct;
-  showAge(element);
+  cancel.disabled = store.connection !== "live";
+  showAge(element, store);
 }
 
 function showProgress(element, { label, words, part }) {
@@ -110,8 +111,8 @@ function showProgress(element, { label, words, part }) {
   set(bar, { "aria-label": `${label} of this request`, "data-high": null });
 }
 
-function showAge(element) {
-  text(element.parts.age, ageOf(element.row, Date.now() / 1000));
+function showAge(element, store) {
+  text(element.parts.age, ageOf(element.row, store.now()));
 }
 
 async function cancelAfter(id, store, api) {

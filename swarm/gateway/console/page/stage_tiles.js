@@ -32,8 +32,7 @@ export class Tiles {
 
   draw(shown, about) {
     this.#last = [shown, about];
-    const isMoving = about.rates.steps_per_s > 0;
-    this.#move(isMoving && !still.matches);
+    this.#move(about.isMoving && !still.matches);
     const chosen =
       shown.find((stage) => stage.key === this.#chosen) ?? shown.find((stage) => stage.state !== "well") ?? shown[0];
     keyed(

@@ -10,9 +10,11 @@ export class Store {
   view = null;
   me = null;
   connection = "connecting"; // | live | reconnecting | paused | locked
+  problem = ""; // why it can't connect, in the gateway's words
   heardAt = 0; // when the gateway last gave a sign of life, in seconds since 1970: what is shown is as of then
   events = []; // oldest first
   series = new Series();
+  #skew = 0; // seconds that the gateway's clock is ahead of this one
   #subscribers = new Set();
   #dirty = new Set();
   #scheduled = false;
@@ -27,6 +29,11 @@ export class Store {
     return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
   }
 
+  // Seconds since 1970 by the gateway's clock, which all moments of the view are told by.
+  now() {
+    return Date.now() / 1000 + this.#skew;
+  }
+
   // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection",
   // "events", "series". Returns how to stop.
   subscribe(parts, draw) {
@@ -39,6 +46,7 @@ export class Store {
   replace({ series, ...view }) {
     const keys = new Set([...Object.keys(this.view ?? {}), ...Object.keys(view)]);
     this.view = view;
+    if (view.at) this.#skew = view.at - Date.now() / 1000;
     this.events = []; // all that are remembered come behind it
     if (series) this.series.replace(series);
     this.#touch(...keys, "series", "events");
@@ -61,16 +69,16 @@ export class Store {
     this.#touch("me");
   }
 
-  setConnection(connection) {
-    if (connection === this.connection) return;
-    this.connection = connection;
+  setConnection(connection, problem = "") {
+    if (connection === this.connection && problem === this.problem) return;
+    Object.assign(this, { connection, problem });
     this.#touch("connection");
   }
 
-  // Once a second while connected: charts go on although an idle swarm sends nothing.
-  tick(now) {
+  // Once a second: charts go on although an idle swarm sends nothing, and have a gap while the broker is away.
+  tick() {
     if (this.connection !== "live" || !this.view) return;
-    this.series.add(now, this.view.rates ?? {});
+    this.series.add(this.now(), this.isFresh ? (this.view.rates ?? {}) : {});
     this.#touch("series");
   }
 

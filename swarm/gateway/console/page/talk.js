@@ -249,11 +249,11 @@ export class Talk {
     if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
     if (answer === this.answer && answer.isChat && answer.usage)
       this.counted = countedOf(answer, this.chosen, this.#settled());
+    const isWanted = this.repeats && !this.isStopping && !globalThis.document?.hidden; // unseen, it ends by itself
     this.isStopping = false;
     this.changed();
     this.save();
-    const isWatched = !globalThis.document?.hidden; // what nobody looks at ends by itself
-    if (answer === this.answer && answer.state === "ended" && this.repeats && isWatched) this.#again(answer.request);
+    if (answer === this.answer && answer.state === "ended" && isWanted) this.#again(answer.request);
   }
 
   #again({ path, body }) {
@@ -318,7 +318,8 @@ export class Talk {
   #store(options) {
     const { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats } = this;
     const answer = this.answer?.kept(options) ?? null;
-    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats, answer };
+    const former = options.withPieces ? this.former : null;
+    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats, answer, former };
     try {
       this.#storage.setItem(KEPT, JSON.stringify(kept));
       return true;
@@ -342,6 +343,7 @@ export class Talk {
     if (!kept) return;
     const { answer, ...rest } = kept;
     Object.assign(this, rest);
+    if (this.former?.answer) this.former.answer = Answer.restored(this.former.answer);
     if (!answer) return;
     this.answer = Answer.restored(answer);
     if (!this.answer.isOver) this.#read(this.answer);

@@ -72,8 +72,12 @@ export function mount(root, store, api) {
     told = now;
     if (shown.requestId === answer?.requestId) reader.grown(answer.numPieces);
   });
+  const runs = (id) => (talk.isBusy && id === talk.answer?.requestId) || store.view?.requests?.[id] !== undefined;
+  store.subscribe(["requests"], () => {
+    if (shown.isRunning && !runs(shown.requestId)) show(shown.requestId, { isRunning: false });
+  });
   addEventListener("trace", ({ detail }) => {
-    show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });
+    show(detail, { isRunning: runs(detail) });
     root.scrollIntoView({ block: "nearest" });
     root.focus({ preventScroll: true });
   });

@@ -63,10 +63,10 @@ const holdsLayers = ({ layers: range }) => Boolean(range && range[1] > range[0])
 
 const mayAct = ({ me, connection }) => Boolean(me?.admin) && connection === "live";
 
-function whyNot({ me, connection }) {
+function whyNot({ me, connection, problem }) {
   if (me && !me.admin)
     return "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin).";
-  return connection === "reconnecting" ? "The gateway does not answer: nothing can be ordered until it is back." : "";
+  return connection === "reconnecting" ? `Nothing can be ordered until this page is live again. ${problem}` : "";
 }
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });

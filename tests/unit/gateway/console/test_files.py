@@ -7,12 +7,6 @@ from pathlib import Path
 
 from swarm.gateway.console.files import PAGE, shipped
 
-MAX_BYTES = 300 << 10  # of the whole page
-
-
-def test_the_page_is_light() -> None:
-    assert sum(len(file.content) for file in shipped().values()) <= MAX_BYTES
-
 
 def test_files_are_served_below_the_console_and_the_first_at_the_root(tmp_path: Path) -> None:
     for name, text in (("index.html", "<p>"), ("app.js", "1"), ("more/a.svg", "<svg>"), ("note.py", "no"), ("x", "no")):

@@ -152,7 +152,11 @@ def test_a_recovery_is_told_while_it_runs_and_when_it_is_over() -> None:
     over = RECOVERY | {"age_s": 1.4, "resumed_all_at": 3125.0, "epoch": 2}
     early = view(known(1000.4, recoveries={"recoveries": [over]}), {}, during)
     assert "took" not in early["recoveries"][0]["sentence"]  # the plan that is known is still the one before
-    moved = PLAN | {"epoch": 2, "stages": [{"worker": "w0", "layers": [0, 6]}]}
+    moved = {"epoch": 2, "stages": [{"worker": "w0", "layers": [0, 6]}]}
+    coming = {"epoch": None, "stages": [], "coming": moved}  # as it was told while the layers were loaded
+    at_once = view(known(1000.4, recoveries={"recoveries": [over]}, plan=coming), {}, during)
+    assert "w0 took layers 3–5" in at_once["recoveries"][0]["sentence"]
+    moved = PLAN | moved
     after = view(known(1000.5, recoveries={"recoveries": [over]}, plan=moved), {}, early)
     assert after["recovery"] is None
     assert [row["began_at"] for row in after["recoveries"]] == [999.0]

@@ -121,12 +121,41 @@ test("series of a snapshot that are of unequal lengths are fitted to their times
   assert.deepEqual([series.at, series.values.queued], [[], []]);
 });
 
-test("a tick adds to the charts only while somebody sends", () => {
+test("a tick adds to the charts only while somebody sends, and nothing of before while the broker is away", (t) => {
+  t.mock.timers.enable({ apis: ["Date"], now: 10_000 });
   const { store } = made();
   store.replace({ rates: { tokens_per_s: 5 } });
-  store.tick(10);
+  store.tick();
   assert.equal(store.series.at.length, 0);
   store.setConnection("live");
-  store.tick(11);
-  assert.deepEqual([store.series.at, store.series.values.tokens_per_s], [[11], [5]]);
+  t.mock.timers.setTime(11_000);
+  store.tick();
+  store.patch({ away_s: 2 });
+  t.mock.timers.setTime(12_000);
+  store.tick();
+  const { at, values } = store.series;
+  assert.deepEqual([at, values.tokens_per_s], [[11, 12], [5, null]]);
+});
+
+test("a gateway whose clock differs moves the charts on, and is what moments are reckoned by", (t) => {
+  t.mock.timers.enable({ apis: ["Date"], now: 10_000 });
+  const { store } = made();
+  store.setConnection("live");
+  for (const at of [400, 5]) {
+    store.replace({ at, rates: { tokens_per_s: 1 }, series: { at: [at - 1, at] } });
+    t.mock.timers.tick(1000);
+    store.tick();
+    assert.deepEqual([store.now(), store.series.at], [at + 1, [at - 1, at, at + 1]]);
+  }
+});
+
+test("why it can't connect is told beside the connection, until it can", () => {
+  const { store, frame } = made();
+  const told = [];
+  store.subscribe(["connection"], ({ connection, problem }) => told.push([connection, problem]));
+  for (const said of [["reconnecting", "too many"], ["reconnecting", "too many"], ["reconnecting", ""], ["live"]]) {
+    store.setConnection(...said);
+    frame();
+  }
+  assert.deepEqual(told, [["reconnecting", "too many"], ["reconnecting", ""], ["live", ""]]);
 });

@@ -2,8 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
-import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
-import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
+import { Live, waitAfter } from "../../../../swarm/gateway/console/page/live.js";
+import { MOST_LINES, foundIn, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
+import { told } from "../../../../swarm/gateway/console/page/dialogs.js";
+import { Store } from "../../../../swarm/gateway/console/page/store.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
 import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
 import { compared, epochWords, handWords, readCap, readPin, remedies, waitsSupposed } from "../../../../swarm/gateway/console/page/plan_words.js";
@@ -116,6 +118,20 @@ test("pages of a log are put before those that are there, and never more than ca
   assert.equal(lines[0], 6000);
 });
 
+test("what a search found is told by what was looked through", () => {
+  assert.equal(foundIn(1, false, false), "1 line, newest last, from the beginning");
+  assert.equal(foundIn(200, true, true), "200 lines with these words, newest last");
+  assert.match(foundIn(0, true, true), /in what was looked through so far/);
+  assert.equal(foundIn(0, true, false), "No line has these words.");
+  assert.equal(foundIn(0, false, false), "Nothing is written in this log.");
+});
+
+test("what an order came to begins with a capital, but for a worker's name", () => {
+  assert.equal(told({ text: "the request 8f3c is ended" }), "The request 8f3c is ended.");
+  assert.equal(told({ text: "a worker is started" }), "A worker is started.");
+  assert.equal(told({ text: "w0 gets no new layers", body: { lasts: "until then" } }), "w0 gets no new layers. It lasts until then.");
+});
+
 test("the time of a line is that of its day, whether it was told as text or as seconds", () => {
   assert.deepEqual(["2026-11-24T19:33:06.123456Z", 0, undefined, "noon"].map(timeOf), [
     "19:33:06.123",
@@ -129,6 +145,46 @@ test("after failures the wait grows to a bound, and differs from tab to tab", ()
   const waits = [0, 1, 2, 3, 10, 1000].map((failures) => waitAfter(failures, 1));
   assert.deepEqual(waits, [0.25, 0.5, 1, 2, 5, 5]);
   assert.equal(waitAfter(3, 0), 1);
+});
+
+test("a tab that rested tries again until the gateway can be reached", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  globalThis.document = Object.assign(new EventTarget(), { hidden: false });
+  globalThis.addEventListener = () => {};
+  t.after(() => (delete globalThis.document, delete globalThis.addEventListener));
+  const look = (hidden) => {
+    document.hidden = hidden;
+    document.dispatchEvent(new Event("visibilitychange"));
+  };
+  const pass = async (seconds) => {
+    for (let passed = 0; passed < seconds; passed += 1) {
+      t.mock.timers.tick(1000);
+      await new Promise(setImmediate);
+    }
+  };
+  const store = new Store(() => {});
+  let [tries, isThere] = [0, true];
+  const stream = (path, { onEvent, signal }) =>
+    new Promise((_, refuse) => {
+      tries += 1;
+      if (!isThere) return refuse(new ApiError("as many consoles are open as there may be", 503));
+      signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
+      onEvent({ event: "snapshot", data: "{}", id: "1" });
+    });
+  new Live({ stream }, store).start();
+  await pass(1);
+  assert.equal(store.connection, "live");
+  look(true);
+  await pass(90);
+  assert.deepEqual([store.connection, tries], ["paused", 1]);
+  isThere = false;
+  look(false);
+  await pass(30);
+  assert.ok(tries > 4, `${tries} tries`);
+  assert.deepEqual([store.connection, store.problem], ["reconnecting", "as many consoles are open as there may be"]);
+  isThere = true;
+  await pass(6);
+  assert.deepEqual([store.connection, store.problem], ["live", ""]);
 });
 
 class FakeStorage extends Map {
@@ -186,6 +242,20 @@ test("an answer that is no JSON, and none at all, are told in words", async () =
     throw new TypeError("fetch failed");
   };
   await assert.rejects(new Api({ storage, fetcher: dead }).get("/x"), /does not answer/);
+  const broken = async () => ({ ok: true, json: () => Promise.reject(new TypeError("network error")) });
+  await assert.rejects(
+    new Api({ storage, fetcher: broken }).order("drain"),
+    (error) => error instanceof ApiError && /broke off/.test(error.message),
+  );
+});
+
+test("an order is waited for as long as layers may take to be handed over", async (t) => {
+  const deadlines = [];
+  t.mock.method(AbortSignal, "timeout", (ms) => deadlines.push(ms) && new AbortController().signal);
+  const api = new Api({ storage: new FakeStorage(), fetcher: async () => new Response("{}") });
+  await api.get("/console/me");
+  await api.order("stop", { worker: "w0" });
+  assert.deepEqual(deadlines, [30_000, 130_000]);
 });
 
 test("a stream gives its events in order, and is let go of when its reader fails", async () => {
@@ -209,19 +279,22 @@ test("a stream gives its events in order, and is let go of when its reader fails
 });
 
 test("in short is told what runs, and for a while what has just ended; nothing of before the page", () => {
-  const [old, fresh] = [{ cause: "w0 was lost", began_at: 1 }, { cause: "w1 was lost", began_at: 50 }];
+  const [old, fresh] = [{ cause: "w0 was lost", began_at: 1 }, { cause: "w1 was lost", began_at: 100.5, total_s: 1 }];
   const latest = new Latest();
   assert.equal(latest.of({ recovery: null, recoveries: [old] }, 100), null);
   assert.equal(latest.of({ recovery: fresh, recoveries: [old] }, 101), fresh);
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 102), fresh);
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 110), fresh);
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 115), null);
+  const rested = new Latest();
+  assert.equal(rested.of({ recovery: null, recoveries: [old] }, 50), null);
+  assert.equal(rested.of({ recovery: null, recoveries: [fresh, old] }, 3700), null, "over for an hour");
   const early = new Latest();
   assert.equal(early.of({ recovery: null, recoveries: null }, 99), null);
   assert.equal(early.of({ recovery: null, recoveries: [old] }, 100), null, "of before the page, told late");
   const first = new Latest();
   assert.equal(first.of({ recovery: null, recoveries: [] }, 1), null);
-  assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 2), fresh, "over before anybody saw it run");
+  assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 102), fresh, "over before anybody saw it run");
 });
 
 test("an answer's last words begin with a word", () => {

@@ -268,6 +268,22 @@ test("a new conversation can be undone until something is asked", async () => {
   assert.equal(talk.turns[0].content, "Anew");
 });
 
+test("a conversation that was put aside outlives a reload, where there is room to keep it", async () => {
+  const storage = new FakeStorage();
+  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), DONE)), storage);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  talk.startAnew();
+  talk.save();
+  const after = new Talk(new FakeApi(), { storage });
+  after.goBack();
+  assert.deepEqual([after.turns.length, after.answer.isOver, after.answer.choices[0].text], [1, true, "Hello!"]);
+  storage.most = storage.getItem("swarm.talk").length - 1;
+  talk.save();
+  assert.equal(new Talk(new FakeApi(), { storage }).former, null);
+});
+
 test("a context that is full is told from the report, before and after it refuses", async () => {
   const usage = { id: "8f3c:2.0", data: JSON.stringify({ choices: [], usage: { prompt_tokens: 2000, completion_tokens: 40 } }) };
   const refusal = new ApiError("the prompt has 2060 tokens", 400, "context_length_exceeded");
@@ -312,4 +328,18 @@ test("what repeats is asked again when it has ended, with another seed, until St
   talk.stop();
   await over(talk);
   assert.deepEqual([talk.answer.state, api.asked.length], ["stopped", 3]);
+});
+
+test("Stop counts although the answer ends just then", async () => {
+  let end;
+  const ending = ({ onEvent }) => new Promise((resolve) => (end = () => resolve([said(1, "One"), DONE].forEach(onEvent))));
+  const api = new FakeApi(ending, hang());
+  const talk = talkWith(api);
+  talk.take(LONG);
+  talk.generate();
+  await soon();
+  talk.stop();
+  end();
+  await over(talk);
+  assert.deepEqual([talk.answer.state, api.asked.length, talk.isStopping], ["ended", 1, false]);
 });
