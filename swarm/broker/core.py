@@ -260,8 +260,8 @@ class BrokerCore:
             self.state.book.gauge.dispatched(step.step, step.rows)
             self._statistics.dispatched(step, len(self.state.flights), len(self.state.waiting))
             self._out.append(Dispatch(step))
-        while self.state.hopeless:
-            self._requests.ends.too_late(self.state.hopeless.pop(), now)
+        for sequence in self.state.take_hopeless():
+            self._requests.ends.too_late(sequence, now)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -369,8 +369,9 @@ class BrokerCore:
             self._out.note("rule_broken", "error", what=wrong)
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
-        """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are
-        one long one: what waits to be heard is heard before a tick, and nobody is judged but at one."""
+        """If the broker itself stood still, every deadline by which somebody could lose something moves by that much.
+        Many short pauses between two ticks are one long one: what waits to be heard is heard before a tick, and nobody
+        is judged but at one."""
         self._forgive_since(self.state.now, now)
         if isinstance(event, Tick):
             self._forgive_since(self.state.ticked_at, now)

@@ -159,12 +159,12 @@ class Locks:
         self.put_away_if_known()
 
     def put_away_if_known(self) -> None:
-        """Once everybody knows the new key, also who holds an invitation, the old one is of no use."""
+        """Put the former key away once everybody knows the new one, also who holds an invitation."""
         if self.own.former is not None and not self._behind():
             self._by_itself("put away", self._put_away_if_known)
 
     def _put_away_if_known(self, roll: Roll, now: float) -> Done:
-        """Nobody was behind when this was asked for; somebody may be by now."""
+        """Put the former key away, unless somebody is behind by now; nobody was when this was asked for."""
         return self._finished(roll) if self.own.former is not None and not self._behind() else Done(roll)
 
     def _behind(self) -> list[str]:

@@ -24,8 +24,8 @@ from swarm.gateway.http.accounts import Accounts, api_of
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.routes import asking, messages, responses, tokenizing
 from swarm.gateway.routes import console as pages
-from swarm.gateway.routes import messages, responses, tokenizing
 from swarm.numbers.exposition import render
 from swarm.numbers.http import HttpNumbers
 from swarm.version import __version__
@@ -128,13 +128,7 @@ def _other(name: str, created: int) -> dict[str, Any]:
 @router.post("/v1/chat/completions", responses=shapes.answer_or_stream(shapes.ChatShape))
 async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
     """Answer a conversation."""
-    if last := request.headers.get("last-event-id"):
-        return await counter_of(request).resume(last, owner_of(request))
-    served = await desk_of(request).served()
-    ask = chat.ask_of(body, served)
-    memo, request_id = chat.memo_of(body, ask, int(time.time())), secrets.token_hex(16)
-    job = Job(request_id, [ask], memo, chat.ChatWriter(memo, served, request_id), bool(body.stream))
-    return await counter_of(request).serve(request, served, owner_of(request), job)
+    return await asking.answer(request, body, chat.ask_of, chat.memo_of, chat.ChatWriter)
 
 
 @router.post("/v1/completions", responses=shapes.answer_or_stream(shapes.TextShape))

@@ -60,7 +60,7 @@ def gives_way(former: Worker, hello: Hello, owner: str, state: State) -> bool:
 
 
 def _brings(hello: Hello) -> tuple[bool, bool]:
-    """What it has from before: layers of a plan, or at least that some broker has let it in."""
+    """Tell what it has from before: layers of a plan; or that some broker, at least, has let it in."""
     return hello.held_layers is not None, hello.lineage != NOBODYS
 
 

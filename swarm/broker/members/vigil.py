@@ -30,7 +30,6 @@ class VitalSigns:
 
     beat_age_s: float | None = None
     doing: str = ""
-    doing_for_s: float = 0.0
     rate: float = 0.0
     pace: float | None = None
     loop_lag_s: float = 0.0
@@ -127,7 +126,6 @@ class Vigil:
         return VitalSigns(
             beat_age_s=now - worker.pulse.beat_at,
             doing=beat.state,
-            doing_for_s=beat.since_s,
             rate=worker.pulse.rate,
             pace=None if stage is None or worker.is_gone else stage.recent_pace,
             loop_lag_s=beat.loop_lag_s,

@@ -126,7 +126,7 @@ def nodes(
 
 
 def _last_layers(worker: Worker) -> list[int] | None:
-    """Of one that is out: what the last plan that it had a part in gave it. None: it had none, or went as it should."""
+    """Tell what the last plan gave a worker that is out. None: it had no part in one, or went as it should."""
     held = worker.planned if worker.state is WorkerState.OUT else None
     return None if held is None else [held.first, held.stop]
 

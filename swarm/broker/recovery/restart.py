@@ -83,7 +83,7 @@ class Restart:
         if len(here) < max(1, self.min_workers):
             return self.book.gathered_at
         # As many as are wanted. The others may have been started with them, or not at all.
-        return min(self.book.gathered_at, max(worker.joined_at for worker in here) + REJOIN_S)
+        return min(self.book.gathered_at, max(worker.waits_since for worker in here) + REJOIN_S)
 
     def end(self) -> Plan | None:
         """A plan is about to be made: take back the sequences that workers hold. The plan that fell, as far as it can
@@ -158,7 +158,7 @@ class Gathering:
         if awaited is not None:
             self.state.book.waits_for = awaited
             return True
-        joined, wanted = self._joined(), self.min_workers
+        joined, wanted = self._waiting(), self.min_workers
         if self.state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self.gather_s):
             return False
         self.state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
@@ -168,7 +168,8 @@ class Gathering:
     def is_complete(self) -> bool:
         """Whether all who were waited for are there: those of before a restart, or as many as were asked for, if
         several."""
-        return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._joined()))
+        return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._waiting()))
 
-    def _joined(self) -> list[float]:
-        return [w.joined_at for w in self.state.workers.values() if w.state is WorkerState.MEMBER]
+    def _waiting(self) -> list[float]:
+        """Since when each member waits for others."""
+        return [w.waits_since for w in self.state.workers.values() if w.state is WorkerState.MEMBER]

@@ -30,8 +30,8 @@ TRY_AGAIN_S = 0.5  # until a client whose queue was full is told again what it h
 
 
 class Requests:
-    """All requests, by what clients say about them; the parts beside that are ``endings``, ``tokens`` and ``durability``.
-    Methods append what is to be done to ``out``."""
+    """All requests, by what clients say about them; the parts beside that are ``endings``, ``tokens`` and
+    ``durability``. Methods append what is to be done to ``out``."""
 
     def __init__(
         self, state: State, settings: RequestSettings, out: Outbox, *, tracer: Tracer, latencies: Latencies

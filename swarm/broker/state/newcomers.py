@@ -55,11 +55,11 @@ class Newcomers:
         self.claims[claim.hello.incarnation] = claim
 
     def answered(self, incarnation: str) -> None:
-        """It waits no longer."""
+        """Forget the claim of a process that has been answered: it waits no longer."""
         self.claims.pop(incarnation, None)
 
     def gone(self, peer: bytes) -> None:
-        """Its connection closed: it asks again over the next one, if it lives."""
+        """Forget claims over a connection that closed: who lives asks again over the next one."""
         self.claims = {i: claim for i, claim in self.claims.items() if claim.peer != peer}
 
     def refuse(self, hello: Hello, reason: str, now: float) -> None:

@@ -134,6 +134,11 @@ class Return:
     is_over: bool = True
     model_is_remembered: bool = False  # no worker has come yet that has it
 
+    def forgive(self, pause_s: float) -> None:
+        """The broker stood still, and heard nobody come: those awaited have so much more time."""
+        self.until += pause_s
+        self.gathered_at += pause_s
+
     def meet_the_model(self) -> None:
         """A worker has come with its model: that is the one from now on."""
         self.model_is_remembered = False

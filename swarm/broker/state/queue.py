@@ -125,7 +125,7 @@ class Queue:
                 self._sweep()
 
     def pop(self) -> Sequence | None:
-        """Whose turn it is; it waits no longer."""
+        """Take the sequence whose turn it is out of the queue. None: nobody has one."""
         for priority in sorted(self._classes, reverse=True):
             group = self._classes[priority]
             sequence = self._pop_from(group)
@@ -139,7 +139,7 @@ class Queue:
         self.aside[sequence.id] = sequence
 
     def bring_back(self) -> None:
-        """There is another plan: it may hold them."""
+        """Give those that were set aside a turn again: there is another plan, which may hold them."""
         aside, self.aside = self.aside, {}
         for sequence in aside.values():
             self.add(sequence)

@@ -28,6 +28,18 @@ MOVES = {
     SequenceState.ENDED: (),
 }
 
+# Where verbs that move nothing belong. Others may be used at any time: clients read, and the journal writes, after the
+# end too; and a worker may die with a step of a sequence that has ended meanwhile.
+_WAITING, _RUNNING = (SequenceState.WAITING,), (SequenceState.RUNNING,)
+VERBS = {
+    **dict.fromkeys(("be_first_to_wait", "be_passed", "fit", "not_fit", "bound"), _WAITING),
+    **dict.fromkeys(("start", "dispatch", "acknowledge", "drop_kv", "draw_again", "cut_to"), _RUNNING),
+    **dict.fromkeys(("compute_from", "lag", "level"), _RUNNING),
+    # What was under way when it gave its room back still counts.
+    **dict.fromkeys(("grow", "be_not_finite", "expect_stop", "cut_answer"), (*_RUNNING, *_WAITING)),
+    **dict.fromkeys(("tell_end", "end_is_written"), (SequenceState.ENDED,)),
+}
+
 
 @dataclass(slots=True)
 class Rebuild:
@@ -168,6 +180,11 @@ class Sequence:
             raise IllegalMove(f"it can't become {to.value}: {self.story()}")
         self.state = to
 
+    def _allow(self, verb: str) -> None:
+        """Refuse a verb in a state where it does not belong."""
+        if self.state not in VERBS[verb]:
+            raise IllegalMove(f"it can't {verb.replace('_', ' ')}: {self.story()}")
+
     # --- in and out of the stages ------------------------------------------------------------------------------------
 
     def enter(self, fork: tuple[int, int] | None) -> None:
@@ -181,6 +198,7 @@ class Sequence:
 
     def start(self, now: float) -> bool:
         """Stop being passed by later ones. Returns whether it runs for the first time."""
+        self._allow("start")
         self.num_passed, self.passed_since = 0, None
         if self.started_at is not None:
             return False
@@ -199,24 +217,28 @@ class Sequence:
 
     def be_first_to_wait(self, now: float) -> None:
         """Find no room: from now on it counts for how long others pass it."""
+        self._allow("be_first_to_wait")
         self.passed_since = now if self.passed_since is None else self.passed_since
 
     def be_passed(self) -> None:
         """Somebody who came later was let in."""
+        self._allow("be_passed")
         self.num_passed += 1
 
     def fit(self) -> None:
         """Note that the plan could hold it."""
+        self._allow("fit")
         self.unfit_s = 0.0
 
     def not_fit(self, passed_s: float) -> None:
         """Note that for so long more the plan could not hold it, even alone."""
+        self._allow("not_fit")
         self.unfit_s += passed_s
 
     def wait_again(self) -> None:
         """Have it hold nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
         self._move(SequenceState.WAITING)
-        self.cut_to(0)
+        self._cut_to(0)
         self.truncate = False
         self.stay += 1
 
@@ -228,6 +250,7 @@ class Sequence:
 
     def dispatch(self, count: int) -> int:
         """Send so many more tokens through the stages, which know it from now on. Returns the first one's position."""
+        self._allow("dispatch")
         start = self.scheduled
         self.told, self.truncate = True, False
         self.scheduled = start + count
@@ -235,20 +258,27 @@ class Sequence:
 
     def acknowledge(self, position: int) -> None:
         """Every stage has computed it so far."""
+        self._allow("acknowledge")
         self.kv = min(max(self.kv, position), self.scheduled)
 
     def drop_kv(self) -> None:
         """Compute everything again with the next step: where keys and values are not to be kept."""
+        self._allow("drop_kv")
         self.kv = self.scheduled = 0
         self.truncate = True
 
     def draw_again(self) -> None:
         """Compute the last position again with the next step, for a draw that was put off."""
+        self._allow("draw_again")
         self.kv = self.scheduled = self.sampled - 1
         self.truncate = True
 
     def cut_to(self, position: int) -> None:
         """Count no longer what lies beyond ``position`` in the stages (a new epoch, or room given back)."""
+        self._allow("cut_to")
+        self._cut_to(position)
+
+    def _cut_to(self, position: int) -> None:
         if self.scheduled > position:
             self.num_recomputed += 1
         self.kv = self.scheduled = position
@@ -260,16 +290,19 @@ class Sequence:
 
     def compute_from(self, position: int) -> None:
         """Have what lies behind ``position`` computed again like a prompt."""
+        self._allow("compute_from")
         self.num_recomputed += 1
         self.kv = self.scheduled = position
 
     def lag(self, runs: list[Rebuild]) -> None:
         """Wait for layers that changed hands to be brought level."""
+        self._allow("lag")
         self.num_recomputed += 1
         self.rebuilds[:] = runs
 
     def level(self, run: Rebuild) -> None:
         """These layers have caught up."""
+        self._allow("level")
         self.rebuilds.remove(run)
 
     def stop_rebuilding(self) -> None:
@@ -281,11 +314,13 @@ class Sequence:
 
     def be_not_finite(self, worker: str) -> None:
         """Note a worker that sent hidden states of it that are no numbers."""
+        self._allow("be_not_finite")
         self.not_finite.append(worker)
 
     # --- its tokens --------------------------------------------------------------------------------------------------
 
     def grow(self, token: int, logprobs: tuple[TokenLogprob, ...], hops: tuple[Hop, ...] | None, now: float) -> None:
+        self._allow("grow")
         self.tokens.append(token)
         self.logprobs.append(logprobs)
         if hops is not None:
@@ -320,18 +355,22 @@ class Sequence:
 
     def tell_end(self) -> None:
         """Note that its client has been sent the end."""
+        self._allow("tell_end")
         self.finish_sent = True
 
     def end_is_written(self) -> None:
         """The journal has its end, and all its tokens."""
+        self._allow("end_is_written")
         self.end_written = True
 
     def expect_stop(self, num_generated: int) -> None:
         """Stop at so many tokens, some of which are still to be drawn again."""
+        self._allow("expect_stop")
         self.stop_at = num_generated
 
     def bound(self, limit: int) -> None:
         """The model takes no more positions than that."""
+        self._allow("bound")
         self.limit = min(self.limit, limit)
 
     def send_again(self) -> None:
@@ -340,6 +379,7 @@ class Sequence:
 
     def cut_answer(self, num_generated: int) -> None:
         """Keep only so many tokens, and what stands beside them: a stop string was found behind them."""
+        self._allow("cut_answer")
         keep = self.num_prompt + num_generated
         del self.tokens[keep:], self.logprobs[num_generated:], self.hops[num_generated:], self.sent_at[num_generated:]
         self.committed = min(self.committed, keep)

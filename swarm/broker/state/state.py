@@ -225,15 +225,20 @@ class State:
 
     def forgive(self, pause_s: float, now: float) -> None:
         """The broker itself stood still: that is nobody's lateness. What is waited for may come so much later, and what
-        was heard or sent is so much younger."""
+        was heard or sent is so much younger.
+
+        Moments stay at which something is only tried again (a refused load, a shut way, a door, a file that another
+        worker is asked for, an order that is said again), or a comparison is given up: a pause brings them on early,
+        and nobody loses anything by it."""
         self.ticked_at += pause_s
+        self.back.forgive(pause_s)
         self.book.deadline += pause_s
         self.book.changed_at += pause_s
         self.rebuilding.ordered_at += pause_s
         self.timers.forgive(pause_s)
         self.newcomers.forgive(pause_s)
         for worker in self.workers.values():
-            worker.pulse.forgive(pause_s, now)
+            worker.forgive(pause_s, now)
         for flight in self.flights.values():
             flight.sent_at = min(now, flight.sent_at + pause_s)
         for request in self.requests.values():
@@ -250,6 +255,11 @@ class State:
     def give_up(self, sequence: Sequence) -> None:
         """Hand a sequence whose deadline can't be kept any more to the core, which ends it."""
         self.hopeless.append(sequence)
+
+    def take_hopeless(self) -> list[Sequence]:
+        """Take those that were given up, the last of them first: whoever does ends them."""
+        found, self.hopeless = self.hopeless[::-1], []
+        return found
 
     def dispatched(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
         """The next step is in the pipe, and has told the stages whom to let go of."""

@@ -148,11 +148,13 @@ class Worker:
     load_bytes_per_s: float = LOAD_BYTES_PER_S  # as it was last seen
     stats: dict[str, float] = field(default_factory=dict)
     pulse: Pulse = field(init=False)
+    waits_since: float = field(init=False)  # for those that were started with it: ``joined_at``, and our own pauses
     judged: Judgement | None = None  # the last verdict; of one that is gone: why it went
 
     def __post_init__(self) -> None:
         """It said Hello: whatever its process's beats said before no longer counts."""
         self.pulse = Pulse(self.joined_at)
+        self.waits_since = self.joined_at
 
     @property
     def incarnation(self) -> str:
@@ -171,6 +173,11 @@ class Worker:
     def is_gone(self) -> bool:
         """Nothing is planned with it, and nothing it says counts."""
         return self.state in (WorkerState.LEFT, WorkerState.OUT)
+
+    def forgive(self, pause_s: float, now: float) -> None:
+        """The broker stood still for so long: it could hear neither its beats nor who was started with it."""
+        self.pulse.forgive(pause_s, now)
+        self.waits_since = min(now, self.waits_since + pause_s)
 
     def hold(self, kept: tuple[LayerRange, ...], believed: dict[int, int] | None) -> None:
         """Note what it has beside its layers: warm ones, and what counts of the sequences that it held before."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -12,8 +10,8 @@ from starlette.responses import Response
 from swarm.gateway.apis import responses
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.errors import Problem
-from swarm.gateway.http.counter import Job
-from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.http.state import counter_of, owner_of
+from swarm.gateway.routes import asking
 
 PREFIX = "resp_"
 
@@ -23,13 +21,7 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def respond(request: Request, body: responses.ResponseBody) -> Response:
     """Answer a conversation of items."""
-    if last := request.headers.get("last-event-id"):
-        return await counter_of(request).resume(last, owner_of(request))
-    served = await desk_of(request).served()
-    ask = responses.ask_of(body, served)
-    memo, request_id = responses.memo_of(body, ask, int(time.time())), secrets.token_hex(16)
-    job = Job(request_id, [ask], memo, ResponseWriter(memo, served, request_id), bool(body.stream))
-    return await counter_of(request).serve(request, served, owner_of(request), job)
+    return await asking.answer(request, body, responses.ask_of, responses.memo_of, ResponseWriter)
 
 
 @router.get("/v1/responses/{response_id}")

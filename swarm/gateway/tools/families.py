@@ -1,4 +1,4 @@
-"""The families by name, and which of them a model belongs to.
+"""The families, and which of them a model belongs to.
 
 Packages can bring families of their own: an entry point of the group ``swarm.tool_families`` names a function that
 takes the model's special and added tokens (their ids by their texts) and returns a Family. Those are asked first.
@@ -43,14 +43,6 @@ def family_of(template: str | None, added: Added | None = None) -> Family:
     """The family that a chat template belongs to. ``plain`` if none does: then a system text tells of the tools."""
     made = (make(added or {}) for make in all_families().values())
     return next(family for family in made if family.fits(template or ""))
-
-
-def family_named(name: str, added: Added | None = None) -> Family:
-    """The family of this name. Raises ModelError if there is none."""
-    families = all_families()
-    if name not in families:
-        raise ModelError(f"there is no family of tool calls named {name!r}; known are {', '.join(sorted(families))}")
-    return families[name](added or {})
 
 
 def visible(family: Family, added: Added) -> tuple[int, ...]:

@@ -139,13 +139,6 @@ class TorchExecutor:
         """The folder, for whoever sends its files on."""
         return self._checkpoint
 
-    @property
-    def kv_budget_bytes(self) -> int:
-        """Bytes for keys and values: of the active stage, or before there is one, with the whole model as share."""
-        if self._active is None:
-            return self._kv_budget(LayerRange(0, self._manifest.num_layers), frozenset())
-        return self._kv_budget(self._active.stage.layers, self._active.standby)
-
     def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
         weights = self._manifest.weight_bytes(layers) + self._bytes_beside(layers, standby)
         return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self.kv_share))

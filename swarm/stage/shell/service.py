@@ -289,7 +289,7 @@ class WorkerService:
                 self._control.send(Stats(incarnation=self._incarnation, values=self._stats()))
 
     def _tell_manager(self) -> None:
-        """It serves what it is for when the broker has let it in."""
+        """Tell the service manager how it stands; it is ready once the broker has let it in."""
         core, manager = self._core, self._unit.manager
         if not manager.is_there:
             return

@@ -145,7 +145,7 @@ class Nursery:
 
     @property
     def end_in_words(self) -> str:
-        """Of one that has ended."""
+        """Say why or how it ended, once it has."""
         return self._problem or describe_exit(self._process.returncode)
 
     @property

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.broker.actions import WriteEpoch
 from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.events import JournalBroke, JournalMended
+from swarm.broker.events import JournalBroke, JournalMended, Tick
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import SequenceState
@@ -50,6 +50,12 @@ def come_back(bench: Bench, name: str, position: int | None, log: int = 0) -> No
     logs = (LogRange(5, layers.stop, 0, log),) if log else ()
     worker = bench.workers.get(name) or bench.add(name)
     bench.tell(name, worker.hello(epoch=9, held_layers=layers, held=held, logs=logs))
+
+
+def stand_still(bench: Bench, pause_s: float) -> None:
+    """The broker's own process gets no time, and ticks again."""
+    bench.now += pause_s
+    bench.feed(Tick())
 
 
 def test_what_is_taken_back_has_begun(make_bench: Callable[..., Bench]) -> None:
@@ -125,6 +131,44 @@ def test_known_workers_are_waited_for(make_bench: Callable[..., Bench]) -> None:
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
     bench.run_dry()
     assert bench.sequence().num_generated == 16
+
+
+def test_the_brokers_own_pause_is_no_lateness_of_those_awaited(make_bench: Callable[..., Bench]) -> None:
+    """Nobody could be heard in that minute: they have as much time after it as they had before."""
+    bench = make_bench(past=past(*GENERATED))
+    come_back(bench, "w0", 6)
+    bench.tick(REJOIN_S / 2)
+    stand_still(bench, 60.0)
+    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    come_back(bench, "w1", 6)
+    bench.tick()
+    assert ranges(bench) == OWN
+
+
+def test_nor_of_those_that_were_started_again(make_bench: Callable[..., Bench]) -> None:
+    """Neither where fewer than are wanted are there, nor in the moment for those that come one after the other."""
+    bench = make_bench(starting(2), past=past(*GENERATED, workers=("w0", "w1", "w2")))
+    come_back(bench, "w0", None)
+    stand_still(bench, 60.0)
+    bench.tick(REJOIN_S)
+    assert bench.state.book.waits_for == "the workers of before the restart: w1, w2"
+    come_back(bench, "w1", None)
+    stand_still(bench, 20.0)
+    bench.tick(REJOIN_S / 2)
+    assert bench.state.book.waits_for == "the workers of before the restart: w2"
+    bench.tick(REJOIN_S)
+    assert set(ranges(bench)) == {"w0", "w1"}
+
+
+def test_nor_of_those_that_a_first_plan_waits_for(make_bench: Callable[..., Bench]) -> None:
+    """Half a minute of time in which the broker could hear them."""
+    bench = make_bench(starting(2))
+    bench.join("w0")
+    stand_still(bench, 60.0)
+    bench.tick(29.0)
+    assert bench.state.book.waits_for == "1 more of 2 workers"
+    bench.tick(2.0)
+    assert set(ranges(bench)) == {"w0"}
 
 
 def test_nobody_holds_anything(make_bench: Callable[..., Bench]) -> None:

@@ -9,11 +9,12 @@ import pytest
 from swarm.broker.actions import Note
 from swarm.broker.events import Tick
 from swarm.broker.state import Sequence, SequenceState, State
-from swarm.broker.state.sequences import MOVES
+from swarm.broker.state.sequences import MOVES, VERBS, Rebuild
 from swarm.errors import IllegalMove
+from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench, settings, submit
 
-VERBS: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
+MOVING: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
     "enter": (SequenceState.RUNNING, lambda s: s.enter(None)),
     "take_back": (SequenceState.RUNNING, lambda s: s.take_back(1, 0.0)),
     "wait_again": (SequenceState.WAITING, lambda s: s.wait_again()),
@@ -21,19 +22,53 @@ VERBS: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", MOVING)
 @pytest.mark.parametrize("state", SequenceState)
-def test_a_verb_is_refused_where_the_table_has_no_such_move(serving: Bench, state: SequenceState, verb: str) -> None:
+def test_a_move_is_refused_where_the_table_has_no_such_move(serving: Bench, state: SequenceState, verb: str) -> None:
     """And the error tells the sequence's story."""
     serving.say(submit("a", num_prompt=3))
     sequence = Sequence(7, serving.sequence("a").request, 0, 1, [1, 2, 3], 20, state=state)
-    to, act = VERBS[verb]
+    to, act = MOVING[verb]
     if to in MOVES[state]:
         act(sequence)
         assert sequence.state is to
     else:
         with pytest.raises(IllegalMove, match=f"it can't become {to.value}: sequence 7 of a is {state.value}: kv 0"):
             act(sequence)
+
+
+RUN = Rebuild(None, LayerRange(0, 3), 3, stop=2, start=0, done=0)
+GIVEN: dict[str, tuple[object, ...]] = {
+    "acknowledge": (1,),
+    "be_first_to_wait": (0.0,),
+    "be_not_finite": ("w0",),
+    "bound": (10,),
+    "compute_from": (1,),
+    "cut_answer": (0,),
+    "cut_to": (1,),
+    "dispatch": (1,),
+    "expect_stop": (1,),
+    "grow": (5, (), None, 0.0),
+    "lag": ([RUN],),
+    "level": (RUN,),
+    "not_fit": (1.0,),
+    "start": (0.0,),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("state", SequenceState)
+def test_a_verb_is_refused_in_a_state_where_it_does_not_belong(serving: Bench, state: SequenceState, verb: str) -> None:
+    """A step of one that waits, a token of one that has ended: nothing is changed, and the error tells its story."""
+    serving.say(submit("a", num_prompt=3))
+    sequence = Sequence(7, serving.sequence("a").request, 0, 1, [1, 2, 3], 20, state=state, rebuilds=[RUN])
+    before, act = sequence.story(), getattr(sequence, verb)
+    if state in VERBS[verb]:
+        act(*GIVEN.get(verb, ()))
+    else:
+        with pytest.raises(IllegalMove, match=f"it can't {verb.replace('_', ' ')}: sequence 7 of a is {state.value}"):
+            act(*GIVEN.get(verb, ()))
+        assert (sequence.story(), sequence.rebuilds) == (before, [RUN])
 
 
 def one_more_block(state: State) -> None:

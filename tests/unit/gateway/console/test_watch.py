@@ -13,6 +13,7 @@ from swarm.client.client import AsyncClient
 from swarm.errors import Unavailable
 from swarm.gateway.console import watch as watching
 from swarm.gateway.console.audience import MAX_WAITING, Audience
+from swarm.gateway.console.pace import What
 from swarm.gateway.console.watch import MAX_VIEWERS, Viewer, Watch
 
 Json = dict[str, Any]
@@ -54,16 +55,30 @@ class Broker:
         await asyncio.sleep(0)
         if self.is_away:
             raise Unavailable("nobody answers")
-        report = self.reports.get(what, {})
+        report = dict(self.reports.get(what, {}))  # another one each time, as from a socket
         if what == "plan":
             await self.plans.wait()
         return report
 
 
+class Seen(Watch):
+    """Says that something may have changed: after each look, and when a reader has read."""
+
+    def __init__(self, make_client: Callable[[], AsyncClient]) -> None:
+        super().__init__(make_client)
+        self.moved = asyncio.Event()
+
+    def _heard(self, fresh: dict[What, Json] | None, now: float) -> None:
+        try:
+            super()._heard(fresh, now)
+        finally:
+            self.moved.set()
+
+
 class Reader:
     """One open page: what it has read so far, applied."""
 
-    def __init__(self, watch: Watch, tenant: str | None = None, last: str = "") -> None:
+    def __init__(self, watch: Seen, tenant: str | None = None, last: str = "") -> None:
         self.watch = watch
         viewer = watch.join(tenant, last)
         assert viewer is not None
@@ -77,14 +92,16 @@ class Reader:
             for block in told.decode().removesuffix("\n\n").split("\n\n"):
                 fields = dict(line.split(": ", 1) for line in block.split("\n"))
                 self.events.append((fields["id"], fields["event"], json.loads(fields["data"])))
+            self.watch.moved.set()
 
     def of(self, name: str) -> list[Any]:
         return [data for _, event, data in self.events if event == name]
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not holds():  # noqa: ASYNC110 (a task of ours reads)
-                await asyncio.sleep(0.005)
+            while not holds():
+                self.watch.moved.clear()
+                await self.watch.moved.wait()
 
     async def leave(self) -> None:
         self.watch.leave(self.viewer)
@@ -99,15 +116,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.gateway.console.pace.IDLE_S", 0.01)
 
 
-def made(broker: Broker) -> Watch:
-    return Watch(lambda: cast(AsyncClient, broker))
+def made(broker: Broker) -> Seen:
+    return Seen(lambda: cast(AsyncClient, broker))
+
+
+async def all_is_quiet() -> None:
+    """Wait until nobody is left who could ask: all other tasks have ended."""
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
 
 async def test_nothing_is_asked_while_nobody_looks(quick: None) -> None:
     """Nor is anything connected, before the first and after the last."""
     broker = Broker()
     watch = made(broker)
-    await asyncio.sleep(0.05)
+    await all_is_quiet()
     assert (broker.num_asked, broker.num_open) == (0, 0)
     one, other = Reader(watch), Reader(watch)
     await other.until(lambda: one.events and other.events)
@@ -116,10 +139,8 @@ async def test_nothing_is_asked_while_nobody_looks(quick: None) -> None:
     asked = broker.num_asked
     await other.until(lambda: broker.num_asked > asked)
     await other.leave()
-    await asyncio.sleep(0.02)
-    asked = broker.num_asked
-    await asyncio.sleep(0.1)
-    assert (broker.num_asked, broker.num_open) == (asked, 0)
+    await all_is_quiet()
+    assert broker.num_open == 0
     await watch.aclose()
 
 
@@ -169,6 +190,29 @@ async def test_an_order_is_followed_at_once(quick: None, monkeypatch: pytest.Mon
     await watch.aclose()
 
 
+async def test_who_took_the_layers_is_told_as_soon_as_the_plan_is(quick: None) -> None:
+    """A plan's report may come after the recovery's end."""
+    broker = Broker()
+    recovery = {"detected_at": 7.0, "workers": ["w1"], "lost": [[3, 6]], "age_s": 1.0, "epoch": 2, "sequences": 1}
+    broker.reports["plan"] = {"epoch": 1, "stages": [{"worker": "w1", "layers": [3, 6]}]}
+    broker.reports["recoveries"] = {"recoveries": [recovery]}
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: watch.known.plan and reader.events)
+    broker.plans.clear()
+    broker.reports["status"] = broker.reports["status"] | {"epoch": 2}
+    broker.reports["plan"] = {"epoch": 2, "stages": [{"worker": "w0", "layers": [0, 6]}]}
+    broker.reports["recoveries"] = {"recoveries": [recovery | {"resumed_all_at": 8.0}]}
+    await reader.until(lambda: any(delta.get("recoveries") for delta in reader.of("delta")))
+    asked = broker.num_asked
+    await reader.until(lambda: broker.num_asked > asked + 10)
+    broker.plans.set()
+    async with asyncio.timeout(2.0):
+        await reader.until(lambda: "w0 took layers 3–5" in json.dumps(reader.of("delta"), ensure_ascii=False))
+    await reader.leave()
+    await watch.aclose()
+
+
 async def test_a_reader_gets_the_whole_and_then_what_changes(quick: None) -> None:
     broker = Broker()
     watch = made(broker)
@@ -184,6 +228,39 @@ async def test_a_reader_gets_the_whole_and_then_what_changes(quick: None) -> Non
     assert reader.of("delta")[-1]["status"] == {"state": "waiting", "waits_for": "memory"}
     assert reader.of("events")[-1][-1]["text"] == "waiting: memory"
     assert reader.of("events")[-1][-1]["time"] is not None
+    await reader.leave()
+    await watch.aclose()
+
+
+async def test_a_snapshot_of_an_idle_swarm_says_what_time_it_is(quick: None) -> None:
+    """Pages set their clocks by it, however long nothing has changed."""
+    watch = made(Broker())
+    first = Reader(watch)
+    await first.until(lambda: first.events)
+    made_at = first.of("snapshot")[0]["at"]
+    await first.until(lambda: watch.known.at > made_at + 0.02)
+    second = Reader(watch)
+    await second.until(lambda: second.events)
+    assert second.of("snapshot")[0]["at"] >= made_at + 0.02
+    for reader in (first, second):
+        await reader.leave()
+    await watch.aclose()
+
+
+async def test_charts_have_a_gap_while_the_broker_is_away(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[float] = []
+    monkeypatch.setattr(watching.Figures, "tick", lambda _, unix: ticks.append(unix))
+    broker = Broker()
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: ticks)
+    broker.is_away = True
+    await reader.until(lambda: watch.known.away_s is not None)
+    num, away_s = len(ticks), watch.known.away_s or 0.0
+    await reader.until(lambda: (watch.known.away_s or 0.0) > away_s + 0.05)
+    assert len(ticks) == num
+    broker.is_away = False
+    await reader.until(lambda: len(ticks) > num)
     await reader.leave()
     await watch.aclose()
 
@@ -350,15 +427,14 @@ async def test_who_may_look_no_more_is_told_nothing_more(quick: None, monkeypatc
 
 
 async def test_who_does_not_come_back_is_forgotten(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it was told is remembered for a while, and no longer."""
-    monkeypatch.setattr(watching, "LINGER_S", 0.05)
+    """What it was told is remembered for a while, and no longer: here for none."""
+    monkeypatch.setattr(watching, "LINGER_S", 0.0)
     broker = Broker()
     watch = made(broker)
     stays, goes = Reader(watch), Reader(watch, "alice")
     await stays.until(lambda: stays.events and goes.events)
     last = goes.events[-1][0]
     await goes.leave()
-    await asyncio.sleep(0.1)
     asked = broker.num_asked
     await stays.until(lambda: broker.num_asked > asked + 6)  # one look after that, whatever it asks
     again = Reader(watch, "alice", last)

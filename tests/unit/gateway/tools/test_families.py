@@ -1,4 +1,4 @@
-"""The register of families: by template, by name, and those that other packages bring."""
+"""The register of families: by template, and those that other packages bring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import ModelError
 from swarm.gateway.tools import families
-from swarm.gateway.tools.families import OWN, all_families, family_named, family_of, visible
+from swarm.gateway.tools.families import OWN, all_families, family_of, visible
 from swarm.gateway.tools.family import Family, Way
 from swarm.gateway.tools.grammars import Added
 from swarm.gateway.tools.hermes import HermesReader, plain
@@ -33,9 +33,6 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 def test_every_family_is_known_by_the_name_that_it_says() -> None:
     assert all(make({}).name == name for name, make in OWN.items())
-    assert family_named("hermes").name == "hermes"
-    with pytest.raises(ModelError, match=r"'nobody'; known are .*hermes"):
-        family_named("nobody")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,7 @@ def test_marks_are_found_by_their_first_character() -> None:
 
 
 def test_only_tokens_that_the_model_has_are_made_visible() -> None:
-    assert visible(family_named("mistral"), {"[TOOL_CALLS]": 9, "[OTHER]": 8}) == (9,)
+    assert visible(OWN["mistral"]({}), {"[TOOL_CALLS]": 9, "[OTHER]": 8}) == (9,)
 
 
 def test_other_packages_families_are_asked_first(plugged: list[EntryPoint]) -> None:
@@ -78,7 +75,7 @@ def test_other_packages_families_are_asked_first(plugged: list[EntryPoint]) -> N
     plugged.append(EntryPoint("shouting", f"{__name__}:shouting", families.GROUP))
     assert family_of("CALL! <tool_call>").name == "shouting"
     assert family_of("<tool_call>").name == "hermes"
-    assert family_named("shouting").marks == ("CALL!",)
+    assert all_families()["shouting"]({}).marks == ("CALL!",)
 
 
 def test_a_package_that_cant_be_loaded_is_named(plugged: list[EntryPoint]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,31 +38,39 @@ def ended(number: int) -> int:
 
 def test_it_is_found_out_once(tmp_path: Path) -> None:
     """Though all of them ask at the same time; something else is found out again."""
+    all_ask, not_yet = os.pipe()  # it ends when everybody has closed the other end
 
     def find() -> float:
         (tmp_path / str(os.getpid())).touch()
-        time.sleep(0.05)
+        assert os.read(all_ask, 1) == b""
         return 2.5
 
     def ask() -> None:
+        os.close(not_yet)
         assert siblings.once("how fast", float, find) == 2.5
 
-    assert [ended(number) for number in [child(ask) for _ in range(3)]] == [0, 0, 0]
+    children = [child(ask) for _ in range(3)]
+    os.close(not_yet)
+    assert [ended(number) for number in children] == [0, 0, 0]
+    os.close(all_ask)
     assert len(list(tmp_path.iterdir())) == 1
     assert siblings.once("how fast", float, lambda: 0.0) == 2.5
     assert siblings.once("how large", float, lambda: 7.0) == 7.0
     assert siblings.once("how fast", float, lambda: 0.0) == 2.5
 
 
-def test_who_dies_while_finding_out_holds_nobody_up(tmp_path: Path) -> None:
+def test_who_dies_while_finding_out_holds_nobody_up() -> None:
+    begun, say_so = os.pipe()
+
     def find_for_ever() -> bool:
-        (tmp_path / "begun").touch()
-        time.sleep(60.0)
+        os.write(say_so, b".")
+        signal.pause()
         return False
 
     number = child(lambda: siblings.once("is it so", bool, find_for_ever))
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.005)
+    os.close(say_so)
+    assert os.read(begun, 1) == b"."
+    os.close(begun)
     os.kill(number, signal.SIGKILL)
     assert ended(number) == -signal.SIGKILL
     assert siblings.once("is it so", bool, lambda: True)
