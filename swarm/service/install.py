@@ -15,6 +15,7 @@ from swarm.config.template import template
 UNITS: Final = ("swarm-broker.service", "swarm-broker.socket", "swarm-gateway.service", "swarm-worker@.service")
 TARGET: Final = "swarm.target"
 _NOTIFY_RELOAD: Final = 253  # the systemd that has Type=notify-reload
+_BACKOFF: Final = 254  # ... and RestartSteps=
 _PROGRAM: Final = "/usr/local/bin/swarm"  # as the units as they are shipped have it
 _PORTS: Final = 2  # of the broker for its own machine: clients, workers' control
 _PORTS_FOR_OTHERS: Final = 5  # with other machines, also beats, finished steps and the relay, beside those two
@@ -62,7 +63,7 @@ def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
     """Every file but the settings, and what is in it."""
     found = {target.units / name: _fitted(_shipped(name), target, wanted) for name in (*UNITS, TARGET)}
     for name, text in _drop_ins(wanted).items():
-        found[target.units / name] = text
+        found[target.units / name] = _fitted(text, target, wanted)
     if not target.is_user:
         found[target.root / "etc/sysusers.d/swarm.conf"] = _shipped("swarm.sysusers")
         found[target.root / "etc/tmpfiles.d/swarm.conf"] = _shipped("swarm.tmpfiles")
@@ -76,7 +77,7 @@ def settings_file(target: Target) -> tuple[Path, str]:
 
 def may_be_there(target: Target) -> list[Path]:
     """All that an installation with any options may have put there, but the settings."""
-    return list(planned(target, Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, memory_bytes=1, gpu=True, doors=("",))))
+    return list(planned(target, Wanted(Path(_PROGRAM), _BACKOFF, memory_bytes=1, gpu=True, doors=("",))))
 
 
 def doors(host: str, port: int, others: Sequence[str]) -> tuple[str, ...]:
@@ -93,9 +94,11 @@ def _bracketed(address: str) -> str:
 
 def _drop_ins(wanted: Wanted) -> dict[str, str]:
     found: dict[str, str] = {}
+    services = [name for name in UNITS if name.endswith(".service")]
     if wanted.version >= _NOTIFY_RELOAD:
-        services = [name for name in UNITS if name.endswith(".service")]
         found |= {f"{name}.d/10-reload.conf": _shipped("notify-reload.conf") for name in services}
+    if wanted.version >= _BACKOFF:
+        found |= {f"{name}.d/10-backoff.conf": _shipped("backoff.conf") for name in services}
     if wanted.gpu:
         found["swarm-worker@.service.d/10-gpu.conf"] = _shipped("gpu.conf")
     if wanted.memory_bytes is not None:
@@ -131,6 +134,7 @@ def _fitted(text: str, target: Target, wanted: Wanted) -> str:
     fitted = text.replace(_PROGRAM, _quoted(wanted.program))
     if target.is_user:
         fitted = _SYSTEM_ONLY.sub("", fitted).replace("multi-user.target", "default.target")
+        fitted = fitted.replace("systemctl ", "systemctl --user ")
     return fitted
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from swarm.govern.rows import Row, is_here
 from tests.integration.booted import PROGRAMS, SOON_S, Booted
 from tests.integration.reports import Reporter
 
@@ -18,6 +19,11 @@ from swarm import Client
 with Client(reconnect_timeout_s=60.0) as client:
     answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
     print(answer.text)
+"""
+SUBMITS = """
+from swarm import Client
+with Client() as client:
+    print(client.submit("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7))
 """
 READS = """
 import http.client, json, time, urllib.request
@@ -63,9 +69,22 @@ class BootedSwarm(Booted):
         """So many were drawn in the broker's life."""
         return int(self.until(lambda: self.report("status"), "the broker answers")["tokens_total"])
 
+    def num_lost(self) -> int:
+        """So many workers were put out or vanished in the broker's life."""
+        return int(self.until(lambda: self.report("stats"), "the broker answers")["pipeline"].get("workers_lost", 0))
+
+    def workers(self) -> list[Row]:
+        """A row for each, also of those that are gone."""
+        rows: list[Row] = self.report("nodes").get("workers", [])
+        return rows
+
+    def has(self, worker: str) -> bool:
+        """Is it here?"""
+        return any(row["name"] == worker and is_here(row) for row in self.workers())
+
     def layers(self) -> dict[str, object]:
         """Of those that have some."""
-        return {row["name"]: row["layers"] for row in self.report("nodes").get("workers", []) if row["layers"]}
+        return {str(row["name"]): row["layers"] for row in self.workers() if row["layers"]}
 
     def pid_of(self, unit: str) -> int:
         return int(self.shown(unit, "MainPID"))
@@ -122,6 +141,11 @@ def install_newer(system: Booted) -> None:
 def versions(system: Booted) -> list[dict[str, str]]:
     rows: list[dict[str, str]] = json.loads(system.swarmctl("version", "--json"))["processes"]
     return rows
+
+
+def is_open(system: Booted, port: int) -> bool:
+    """Is somebody let in who knocks there?"""
+    return system.run("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}").returncode == 0
 
 
 @contextmanager

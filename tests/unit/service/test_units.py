@@ -39,6 +39,13 @@ def test_they_are_hardened(name: str) -> None:
     assert exposure(str(SHIPPED / name)) <= 1.5
 
 
+@pytest.mark.parametrize(("name", "patience_s"), [*zip(SERVICES, (20, 20, 60), strict=True)])
+def test_they_are_watched_and_may_have_many_connections(name: str, patience_s: int) -> None:
+    lines = (SHIPPED / name).read_text().splitlines()
+    assert f"WatchdogSec={patience_s}" in lines
+    assert "LimitNOFILE=65536" in lines
+
+
 @needs_systemd
 def test_with_a_gpu_hardly_less(tmp_path: Path) -> None:
     unit = (SHIPPED / "swarm-worker@.service").read_text() + (SHIPPED / "gpu.conf").read_text()
@@ -95,6 +102,28 @@ def test_options_are_drop_ins() -> None:
     assert "DeviceAllow=char-nvidia" in found[place / "10-gpu.conf"]
     assert "Type=notify-reload" in found[Path("/etc/systemd/system/swarm-broker.service.d/10-reload.conf")]
     assert set(found) <= set(may_be_there(Target()))
+
+
+def test_what_a_systemd_can_is_by_its_version() -> None:
+    """Reloads that wait from 253 on; from 254 on a pause that grows, and is short again after a good start."""
+    for version, names in ((252, set()), (253, {"10-reload.conf"}), (254, {"10-reload.conf", "10-backoff.conf"})):
+        found = planned(Target(), Wanted(PROGRAM, version))
+        drop_ins = {path for path in found if path.parent.name.endswith(".service.d")}
+        assert {(path.parent.name, path.name) for path in drop_ins} == {
+            (f"{unit}.d", name) for unit in SERVICES for name in names
+        }
+    lines = found[Path("/etc/systemd/system/swarm-broker.service.d/10-backoff.conf")].splitlines()
+    assert {"RestartSteps=6", "RestartMaxDelaySec=30", "ExecStartPost=+-systemctl reset-failed %n"} <= set(lines)
+    assert drop_ins <= set(may_be_there(Target()))
+
+
+def test_a_broker_that_can_not_work_has_its_doors_shut_by_its_own_systemd() -> None:
+    """They would start it again; a user's systemd is asked by another word."""
+    for target, word in (Target(), "systemctl"), (Target(is_user=True, home=Path("/home/ann")), "systemctl --user"):
+        found = planned(target, Wanted(PROGRAM, 254))
+        assert f"|| {word} stop --no-block swarm-broker.socket" in found[target.units / "swarm-broker.service"]
+        backoff = found[target.units / "swarm-broker.service.d/10-backoff.conf"]
+        assert f"ExecStartPost=+-{word} reset-failed %n" in backoff
 
 
 def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
