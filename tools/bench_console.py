@@ -38,6 +38,7 @@ from bench_lib import ROOT, free_port, machine, wait_for
 from swarm import AsyncClient
 from swarm.config import Settings
 from swarm.gateway.console.household import STRANGERS
+from swarm.gateway.console.pace import BUSY_S, PRESSED_S
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.connection import connections_of
@@ -221,9 +222,9 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
     print(f"by itself, beside no answers, of {num_streams} requests that move:")
     for name, each in own.items():
         print(told_of(name, each, "ms of the gateway's processor time a second"))
-    a_look = (statistics.median(own["one console"]) - statistics.median(own["no console"])) / alone
-    print(f"{'':>22}  {a_look:.2f} ms for each of {alone:.1f} looks a second")
-    print(f"{'':>22}  so while it streams {a_look * statistics.median(events) / 10:.2f} % of its time")
+    a_look = BUSY_S * (statistics.median(own["one console"]) - statistics.median(own["no console"]))
+    print(f"{'':>22}  {a_look:.2f} ms for each of {1 / BUSY_S:.0f} looks a second, which told {alone:.1f} events")
+    print(f"{'':>22}  so while it streams, with one in {PRESSED_S:g} s, {a_look / PRESSED_S / 10:.2f} % of its time")
 
 
 def itself(port: int, pid: int, rounds: int) -> tuple[dict[str, list[float]], float]:
