@@ -277,8 +277,9 @@ def test_the_tests_see_who_stays_behind(supervise: Supervise) -> None:
     children = swarm.next_children(2)
     swarm.send(signal.SIGKILL)
     swarm.end()
-    left = {process.pid for process in swarm.left()} - {nursery.pid for nursery in _nurseries(swarm)}
-    assert left == {child.pid for child in children.values()}
+    forgetful = {child.pid for child in children.values()}
+    psutil.wait_procs([each for each in swarm.left() if each.pid not in forgetful], timeout=PATIENCE_S)  # the nursery
+    assert {each.pid for each in swarm.left()} == forgetful
     assert not children["w0"].is_gone(wait_s=0.3)
 
 
