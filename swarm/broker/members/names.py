@@ -15,8 +15,8 @@ broker's own machine                                chose its name itself
 one that came first to a broker that has just       it is let in at once: it had the name before the
 started, and brings less: no layers, or it has      broker's death, and came back second
 known no broker before
-one that counts as alive                            it waits at the door, and is let in as soon as that
-                                                    one is out
+one that counts as alive (of two that come back     it waits at the door, and is let in as soon as that
+with as much, that is who came first)               one is out
 one that beats ``PROOF_S`` after the newcomer came  it is refused
 ==================================================  ====================================================
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -186,11 +187,16 @@ class Cluster:
         node.kill()
 
     def _has_lost_its_name(self, node: Worker) -> bool:
-        """While it was away, for some reason, or before any broker knew it, another process of its name was let in."""
+        """While it was away, for some reason, or before any broker knew it, another process of its name was let in: by
+        this broker, or by one that died before this process had come back to it, so that both come with as much."""
         others = [
             each for each in self.workers.values() if each.name == node.name and each.incarnation != node.incarnation
         ]
-        return bool(others) and (self.watch.was_disturbed(node.name) or node.core.lineage == NOBODYS)
+        known_to = node.core.lineage.generation if node.core.layers is None else math.inf
+        return any(
+            self.watch.was_disturbed(node.name) or node.core.lineage == NOBODYS or known_to < other.came_with.generation
+            for other in others
+        )
 
     def client_gone(self, node: Client) -> None:
         self._cut(node.peer)

@@ -80,7 +80,7 @@ class WorkerNode:
         self.loses_orders = self.loses_answers = 0
         self.fails = 0
         self._busy = False
-        self._lineage = NOBODYS
+        self._lineage = self.came_with = NOBODYS  # of the broker that let it in last, and of the one before
         self._fence = 0  # what the control thread has seen; a computation looks at it
         self._stop_standby = False
         self._inbox: deque[stage_event.Event] = deque()
@@ -111,7 +111,7 @@ class WorkerNode:
 
     def _take_order(self, order: Order) -> None:
         if isinstance(order, Welcome) and order.lineage != self._lineage:
-            self._lineage, self._fence = order.lineage, order.epoch
+            self.came_with, self._lineage, self._fence = self._lineage, order.lineage, order.epoch
         if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
             self._fence = max(self._fence, order.epoch)
         self.post(stage_event.OrderArrived(order))
