@@ -15,13 +15,14 @@ under suspicion says it sent. After the last stage, where nothing is sent, the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from msgspec.structs import replace
 
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
+from swarm.broker.state.plans import Comparison, Rechecks
 from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
     Digested,
@@ -50,47 +51,31 @@ class RecheckSettings:
 
 
 @dataclass(slots=True)
-class _Trial:
-    """One comparison under way. ``expected``: the digest, or the tokens that were drawn; None until it is known."""
-
-    ticket: int
-    epoch: int
-    sequence: Sequence
-    stage: StagePlan
-    checkers: tuple[str, ...]  # names
-    stop: int
-    give_up_at: float
-    expected: str | tuple[int, ...] | None = None
-    found: str | tuple[int, ...] | None = None
-
-
-@dataclass(slots=True)
 class Rechecker:
     """See the module's text. Appends what is to be done to ``out``."""
 
     state: State
     settings: RecheckSettings
     out: Outbox
-    under_way: _Trial | None = None
-    _last_at: float = 0.0
-    _num_begun: int = 0
-    _turn: int = 0  # of the stages
-    _last_sequence: int = field(default=0)
+
+    @property
+    def _book(self) -> Rechecks:
+        return self.state.rechecks
 
     def tick(self, now: float) -> None:
         """Begin one if it is time; give up on one that takes too long."""
-        trial = self.under_way
+        trial = self._book.under_way
         if trial is not None:
             if now >= trial.give_up_at:
                 self._void("no answer")
             elif not self._still_counts(trial):
                 self._void("the plan changed, or the sequence ended")
             return
-        if self.settings.every_s > 0 and now - self._last_at >= self.settings.every_s:
+        if self.settings.every_s > 0 and now - self._book.looked_at >= self.settings.every_s:
             self._begin(now)
 
     def said(self, worker: Worker, message: Rechecked | Digested) -> None:
-        trial = self.under_way
+        trial = self._book.under_way
         if trial is None or message.ticket != trial.ticket:
             self.state.count("stale_rechecks")
             return
@@ -122,26 +107,26 @@ class Rechecker:
         if plan is None or not book.serving:
             return
         for _ in plan.stages:
-            index, self._turn = self._turn % len(plan.stages), self._turn + 1
+            index = self._book.next_stage(len(plan.stages))
             sequence = self._next_sequence(is_last=index + 1 == len(plan.stages))
             legs = self._legs(plan.stages[index]) if sequence is not None else ()
             if sequence is not None and legs:
-                self._last_at, self._last_sequence = now, sequence.id
+                self._book.look(now)
+                self._book.take(sequence)
                 self._order(plan, index, sequence, legs, now)
                 return
-        self._last_at = now
+        self._book.look(now)
         if len(plan.stages) and self.state.running:
             self.state.count("rechecks_impossible")  # nobody who could be compared has the layers loaded
 
     def _next_sequence(self, *, is_last: bool) -> Sequence | None:
-        """The one after the one that was taken last, by number, of those that can be looked at."""
+        """The next of those that can be looked at."""
         fit = [
             s
             for s in self.state.running
             if s.kv > 0 and not s.rebuilds and (not is_last or (s.num_generated > 0 and s.sampled > self._stop(s)))
         ]
-        later = [s for s in fit if s.id > self._last_sequence]
-        return min(later or fit, key=lambda s: s.id, default=None)
+        return self._book.next_sequence(fit)
 
     def _stop(self, sequence: Sequence) -> int:
         return min(sequence.kv, self.settings.positions)
@@ -192,17 +177,16 @@ class Rechecker:
         return worker.hello.host == own.host
 
     def _order(self, plan: Plan, index: int, sequence: Sequence, legs: tuple[Leg, ...], now: float) -> None:
-        self._num_begun += 1
-        stage, ticket, stop = plan.stages[index], self._num_begun, self._stop(sequence)
+        stage, ticket, stop = plan.stages[index], self._book.next_ticket(), self._stop(sequence)
         names = tuple(self.state.workers[leg.to.to].name for leg in legs)
-        trial = _Trial(ticket, plan.epoch, sequence, stage, names, stop, now + PATIENCE_S)
+        trial = Comparison(ticket, plan.epoch, sequence, stage, names, stop, now + PATIENCE_S)
         drawn = 0
         if index + 1 == len(plan.stages):
             drawn = max(0, min(DRAWN, stop + 1 - sequence.num_prompt, stop))
             if not drawn:
                 return  # what it drew lies beyond the positions that are looked at
             trial.expected = tuple(sequence.tokens[stop - drawn + 1 : stop + 1])
-        self.under_way = trial
+        self._book.begin(trial)
         self.state.count("rechecks")
         order = Recheck(
             epoch=plan.epoch,
@@ -232,14 +216,14 @@ class Rechecker:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _still_counts(self, trial: _Trial) -> bool:
+    def _still_counts(self, trial: Comparison) -> bool:
         """The stages still hold what was asked for."""
         current = self.state.book.current
         is_held = trial.sequence.state is SequenceState.RUNNING and trial.sequence.kv >= trial.stop
         return current is not None and current.epoch == trial.epoch and is_held
 
-    def _compare(self, trial: _Trial) -> None:
-        self.under_way = None
+    def _compare(self, trial: Comparison) -> None:
+        self._book.end()
         suspect = self.state.workers[trial.stage.incarnation]
         fields = {
             "worker": suspect.name,
@@ -262,7 +246,5 @@ class Rechecker:
         self.out.note("recheck_disagreed", "error", **fields, who_is_right="not known from one comparison")
 
     def _void(self, why: str) -> None:
-        trial, self.under_way = self.under_way, None
-        assert trial is not None
         self.state.count("rechecks_void")
-        self.out.note("recheck_void", worker=trial.stage.name, why=why)
+        self.out.note("recheck_void", worker=self._book.end().stage.name, why=why)

@@ -266,3 +266,57 @@ class Rebuilding:
             sequence.stop_rebuilding()
         self.queue.clear()
         self.under_way.clear()
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A stage's results are computed again by others. ``expected``: the digest, or the tokens that were drawn; None
+    until it is known; ``found`` by whoever computes again."""
+
+    ticket: int
+    epoch: int
+    sequence: Sequence
+    stage: StagePlan
+    checkers: tuple[str, ...]  # names
+    stop: int
+    give_up_at: float
+    expected: str | tuple[int, ...] | None = None
+    found: str | tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Rechecks:
+    """What ``members.recheck`` compares, one thing at a time: each stage and each sequence in its turn."""
+
+    under_way: Comparison | None = None
+    looked_at: float = 0.0  # when it was time for one the last time
+    _num_begun: int = 0
+    _turn: int = 0
+    _last_sequence: int = 0
+
+    def next_stage(self, num_stages: int) -> int:
+        index, self._turn = self._turn % num_stages, self._turn + 1
+        return index
+
+    def next_sequence(self, fit: list[Sequence]) -> Sequence | None:
+        """The one after the one that was taken last, by number."""
+        later = [sequence for sequence in fit if sequence.id > self._last_sequence]
+        return min(later or fit, key=lambda sequence: sequence.id, default=None)
+
+    def next_ticket(self) -> int:
+        self._num_begun += 1
+        return self._num_begun
+
+    def take(self, sequence: Sequence) -> None:
+        self._last_sequence = sequence.id
+
+    def begin(self, comparison: Comparison) -> None:
+        self.under_way = comparison
+
+    def end(self) -> Comparison:
+        ended, self.under_way = self.under_way, None
+        assert ended is not None
+        return ended
+
+    def look(self, now: float) -> None:
+        self.looked_at = now

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from swarm.broker.state.archive import Archive, Gone, Shelf
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.newcomers import Newcomers
-from swarm.broker.state.plans import PlanBook, Rebuilding, Return, Steering
+from swarm.broker.state.plans import PlanBook, Rebuilding, Rechecks, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import Queue, Timers, TurnedAway, Unwritten
 from swarm.broker.state.recoveries import Recoveries
@@ -169,6 +169,7 @@ class State:
     book: PlanBook = field(default_factory=PlanBook)
     back: Return = field(default_factory=Return)  # from the broker's own death
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
+    rechecks: Rechecks = field(default_factory=Rechecks)
     flights: dict[int, Flight] = field(default_factory=dict)
     next_step: int = 1
     next_sequence: int = 1
