@@ -122,16 +122,21 @@ function claude({ root, model, needsKey }) {
   };
 }
 
-function openWebUi({ baseUrl, needsKey }) {
+const TOOLS_TAKE = 20_000; // tokens, those of Open WebUI's own tools
+
+function openWebUi({ baseUrl, needsKey, context }) {
+  const isTight = context && context < 2 * TOOLS_TAKE;
   const text = [
     "ENABLE_OPENAI_API=true \\",
     `OPENAI_API_BASE_URL=${shellQuoted(baseUrl)} \\`,
     `OPENAI_API_KEY=${needsKey ? `"$${KEY_VARIABLE}"` : "none"} \\`,
     "ENABLE_OLLAMA_API=false \\",
+    ...(isTight ? [`DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}' \\`] : []),
     "open-webui serve",
   ];
   const note =
-    "Or in its page: Admin settings, Connections, OpenAI API. In a container this machine has another name.";
+    "Or in its page: Admin settings, Connections, OpenAI API. In a container this machine has another name." +
+    (isTight ? " The model has too little room for its built-in tools." : "");
   return { name: "Open WebUI", note, files: [{ title: "Shell", text: lines(text) }] };
 }
 

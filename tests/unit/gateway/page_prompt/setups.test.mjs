@@ -33,6 +33,11 @@ test("Claude Code gets the root, as it appends the rest itself", () => {
   assert.match(textOf({}, "Claude Code"), /^export ANTHROPIC_BASE_URL='http:\/\/127\.0\.0\.1:8000'$/m);
 });
 
+test("Open WebUI leaves its own tools away where the model has no room for them", () => {
+  assert.match(textOf({}, "Open WebUI"), /"builtin_tools": false/);
+  assert.doesNotMatch(textOf({ context: 131072 }, "Open WebUI"), /builtin_tools/);
+});
+
 test("a model's name can't break out of its quotes", () => {
   const nasty = `a'b"c\\d$(id)`;
   assert.match(textOf({ model: nasty }, "Codex"), /^model = "a'b\\"c\\\\d\$\(id\)"$/m);
