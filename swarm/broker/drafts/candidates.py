@@ -11,7 +11,7 @@ from swarm.broker.planner import tables
 from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, NamedShares, forecast, why_left_out
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share, Shortage
-from swarm.broker.planner.recover import ORDERS_S, Replays, Return, soonest
+from swarm.broker.planner.recover import ORDERS_S, Replays, Takeover, soonest
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
@@ -312,7 +312,7 @@ class Table:
                 return replace(self._proposal(problem, found.line, everybody), back=back)
         return None
 
-    def _choice(self, problem: Problem, found: Return) -> str:
+    def _choice(self, problem: Problem, found: Takeover) -> str:
         parts = []
         for share in found.taken:
             missing = tables.moved_bytes(problem.model, problem.devices[share.device])
