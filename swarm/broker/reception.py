@@ -34,7 +34,8 @@ from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address
-from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
+from swarm.wire.door.strangers import GateClosed
 from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import AssetPart, ClientMessage, Hello, Malformed, Stats, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema

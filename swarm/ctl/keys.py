@@ -97,7 +97,7 @@ def list_(  # noqa: PLR0917 (options are parameters)
     """Show keys: names, limits, roles; what was shown once is kept nowhere. With --keys-file, that file's alone."""
     from swarm.cli.output import console, print_json
     from swarm.ctl import machines
-    from swarm.ctl.render import keys
+    from swarm.ctl.render_keys import keys
 
     kinds = _kinds(api, machine, keys_file)
     body: Json = {}
@@ -184,7 +184,7 @@ def show(
     """Show the broker's public key, and which swarms this machine has joined. No secrets."""
     from swarm.cli.output import console, print_json
     from swarm.ctl import machines
-    from swarm.ctl.render import joined
+    from swarm.ctl.render_keys import joined
     from swarm.lock.known import default_state_dir
 
     settings = load_settings(context, config, {})
@@ -251,7 +251,7 @@ def rotate(  # noqa: PLR0917 (options are parameters)
 
 def _rotate_broker(context: typer.Context, url: str | None, now: bool, as_json: bool) -> None:
     from swarm.cli.output import print_json
-    from swarm.ctl.render import broker_key
+    from swarm.ctl.render_keys import broker_key
 
     with open_client(context, url or _outer_url(context)) as client:
         body = client.rotate_broker_key(now=now)

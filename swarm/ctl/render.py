@@ -105,7 +105,7 @@ def status(body: Body) -> RenderableType:
 
 def nodes(body: Body) -> RenderableType:
     workers = [_in_few_columns(worker) for worker in rows_of(body.get("workers"))]
-    table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
+    table = table_of(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
     parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers), *_sent_away(body))
     return Group(_with_rest(table, body, {"workers", "refused"}), *parts)
 
@@ -113,7 +113,7 @@ def nodes(body: Body) -> RenderableType:
 def standby(body: Body) -> RenderableType:
     """Draw who keeps what, then what nobody keeps."""
     rows = rows_of(body.get("workers"))
-    table = _table(rows, _NODE_COLUMNS, set()) if rows else Text("no workers")
+    table = table_of(rows, _NODE_COLUMNS, set()) if rows else Text("no workers")
     lost = _list(body.get("nobody_may_load"))
     bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
     told = []
@@ -128,7 +128,7 @@ def standby(body: Body) -> RenderableType:
 
 
 def _by_nobody(layers: list[object]) -> str:
-    return f"layers {_words(layers)} are kept by nobody" if len(layers) > 1 else f"layer {layers[0]} is kept by nobody"
+    return f"layers {words(layers)} are kept by nobody" if len(layers) > 1 else f"layer {layers[0]} is kept by nobody"
 
 
 def plan(body: Body) -> RenderableType:
@@ -148,9 +148,9 @@ def requests(body: Body) -> RenderableType:
     over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
     rows = [row for row in known if row not in over]
     ended = sorted([*over, *rows_of(body.get("kept"))], key=_ended_age_s)
-    parts = [_table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
+    parts = [table_of(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
     if ended:
-        parts += [Text("ended, the latest first:"), _table(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
+        parts += [Text("ended, the latest first:"), table_of(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
     return _with_rest(Group(*parts), body, {"requests", "kept"})
 
 
@@ -181,72 +181,6 @@ def _recovery(each: Body) -> list[RenderableType]:
     computed, least = each.get("layer_positions"), each.get("least_layer_positions")
     told = f"  {each.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
     return [*lines, table, Text(told)]
-
-
-def keys(body: Body) -> RenderableType:
-    """Draw API keys, members and invitations, as far as they are asked for."""
-    parts: list[RenderableType] = []
-    for what, title, none in (
-        ("keys", "API keys:", "no API keys"),
-        ("members", "machines:", "no machines have joined"),
-        ("invitations", "invitations:", "no invitations"),
-    ):
-        rows = rows_of(body.get(what))
-        if rows:
-            parts += [Text(title), _table(rows, (), _of_no_use(rows))]
-        elif what in body and not (what != "keys" and body.get("problem")):
-            parts.append(Text(none))
-    if body.get("former_key"):
-        parts.append(Text(BOTH_ANSWERED))
-    elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
-        parts.append(Text(SHUT_OUT))
-    if problem := body.get("problem"):
-        parts.append(Text(f"of machines' keys nothing is known: {problem}"))
-    elif body.get("locked") is False:
-        parts.append(Text("this broker serves its own machine only, and needs no keys for that"))
-    return Group(*parts)
-
-
-BOTH_ANSWERED = (
-    "the broker's key is being changed: whoever does not know it yet (knows broker: no) is told when it knocks; the "
-    "old one is answered to until then, or until swarmctl keys rotate --broker --now"
-)
-SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in: revoke it, and invite it anew"
-
-
-def _of_no_use(rows: Sequence[Body]) -> set[str]:
-    """Columns that say the same of all, as they should."""
-    usual = {"knows_broker": True, "expired": False}
-    return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
-
-
-def broker_key(body: Body) -> str:
-    """Say how far the broker is with its new key."""
-    shut_out, behind = _words(body.get("shut_out")), _words(body.get("behind"))
-    lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
-    if shut_out:
-        lines.append(f"shut out, for they know the old one only: {shut_out}; revoke them, and invite them anew")
-    elif body.get("is_over"):
-        lines.append("everybody knows it; the old one is put away")
-    else:
-        lines.append(f"the old one is answered to until these know it, too: {behind}")
-        lines.append("(swarmctl keys rotate --broker says how far that is; with --now, they are shut out)")
-    return "\n".join(lines)
-
-
-def _words(names: object) -> str:
-    return ", ".join(map(str, names)) if isinstance(names, list) else ""
-
-
-def joined(body: Body) -> RenderableType:
-    """Draw the broker's public key and the swarms that were joined."""
-    nothing = body.get("problem") or "this broker serves its own machine only, and has none"
-    parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
-    rows = rows_of(body.get("joined"))
-    parts += (
-        [Text("joined from here, the last first:"), *map(fields, rows)] if rows else [Text("joined from here: none")]
-    )
-    return Group(*parts)
 
 
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
@@ -304,7 +238,7 @@ def _times(count: object) -> str:
 
 def _stages(stages: object) -> RenderableType:
     rows = rows_of(stages)
-    return _table(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
+    return table_of(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
@@ -342,7 +276,7 @@ def _in_few_columns(worker: Body) -> Body:
     }
 
 
-def _table(
+def table_of(
     rows: Sequence[Body], known: Sequence[Column], hidden: set[str], *, is_dense: bool = False
 ) -> RenderableType:
     """Draw known columns first, then whatever else the rows have; leave out columns without any value."""
@@ -412,6 +346,10 @@ def _duration(seconds: float) -> str:
         (7200.0, lambda s: f"{s / 60:.0f} min"),
     )
     return next((say(seconds) for limit, say in steps if seconds < limit), f"{seconds / 3600:.1f} h")
+
+
+def words(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) else ""
 
 
 def _is_empty(value: object) -> bool:

@@ -30,8 +30,10 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from swarm.errors import ConfigError
 from swarm.wire.door.curve import asking
 from swarm.wire.door.keys import Lock, keyed, new_key
-from swarm.wire.door.listener import SWEEP_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.door.listener import SWEEP_S, Listener
 from swarm.wire.door.mechanisms import PULL, ROUTER, Kind
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
+from swarm.wire.door.strangers import GateClosed
 from swarm.wire.messages import PROTOCOL_VERSION
 from swarm.wire.sockets import (
     DATA_PORTS,

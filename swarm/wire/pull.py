@@ -19,11 +19,13 @@ from math import ceil
 from swarm.errors import ConfigError
 from swarm.wire.door.curve import asking
 from swarm.wire.door.keys import Lock, keyed, new_key
-from swarm.wire.door.listener import SWEEP_S, Arrived, GateClosed, Listener
+from swarm.wire.door.listener import SWEEP_S, Listener
 from swarm.wire.door.mechanisms import PULL, Mechanism, asks
 from swarm.wire.door.nearby import BackDoor
 from swarm.wire.door.nearby import listen as listen_nearby
+from swarm.wire.door.peers import Arrived
 from swarm.wire.door.relay.outreach import Outreach
+from swarm.wire.door.strangers import GateClosed
 from swarm.wire.door.watch import Poll, Wake
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import DATA_PORTS, Frames, bind_free_port, endpoint_of

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from swarm.errors import ConfigError, WireError
 from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.door.listener import Arrived
+from swarm.wire.door.peers import Arrived
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,

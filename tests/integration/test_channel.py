@@ -22,7 +22,7 @@ from swarm.wire import tensors
 from swarm.wire.channel import BEAT_QUEUE, AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA
 from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door.listener import Arrived, Overstepped, PeerLost
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
 from swarm.wire.door.watch import Wake
 from swarm.wire.messages import Describe, Row, Step
 from swarm.wire.pull import PullChannel

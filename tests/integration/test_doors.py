@@ -23,9 +23,9 @@ from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door import connection, listener, strangers
 from swarm.wire.door.keys import address_and_key, is_address, keyed
-from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.door.mechanisms import named, told
-from swarm.wire.door.strangers import RESERVE
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
+from swarm.wire.door.strangers import RESERVE, GateClosed
 from swarm.wire.door.watch import Wake
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting

@@ -20,8 +20,8 @@ from swarm.lock.invitation import Invitation
 from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import Lock, keyed, new_pair
-from swarm.wire.door.listener import Arrived, PeerLost
 from swarm.wire.door.mechanisms import named, told
+from swarm.wire.door.peers import Arrived, PeerLost
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel

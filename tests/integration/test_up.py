@@ -27,7 +27,7 @@ from swarm.cli.up.host import BrokerLink
 from swarm.cli.up.supervisor import Answer, Asked, Event, Served
 from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.door.listener import Arrived
+from swarm.wire.door.peers import Arrived
 from swarm.wire.messages import (
     ClientMessage,
     HostDone,

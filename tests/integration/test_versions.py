@@ -14,7 +14,7 @@ import zmq
 from swarm import AsyncClient, Unavailable
 from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import WORKER
-from swarm.wire.door.listener import Arrived
+from swarm.wire.door.peers import Arrived
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import Finished, ServerMessage, Submit
 from tests.faults.zygote import Zygote

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from swarm.broker.drafts import figures
 from swarm.broker.drafts.rules import PlanRules, why_excluded
@@ -12,7 +11,7 @@ from swarm.broker.planner import tables
 from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, NamedShares, forecast, why_left_out
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share, Shortage
-from swarm.broker.planner.recover import ORDERS_S, Replays, Return, soonest
+from swarm.broker.planner.recover import ORDERS_S, Replays, Takeover, soonest
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
@@ -193,7 +192,7 @@ class Table:
 
     def _problems(self, kv_positions: int) -> Iterator[tuple[Problem, list[int]]]:
         everybody = list(range(len(self._ids)))
-        alone = self._host_groups()
+        alone = figures.by_machine(self._workers, list(map(self._host, everybody)), self._load)
         if self._is_latency or self._rules.mode == "batch" or (self._rules.mode == "auto" and len(alone) == 1):
             yield self._problem(everybody, kv_positions, takes_turns=True), everybody
             return
@@ -202,22 +201,6 @@ class Table:
         for group in alone[:MAX_HOSTS] if self._rules.mode == "auto" else []:
             if pinned <= set(group):
                 yield self._problem(group, kv_positions, takes_turns=True), group
-
-    def _host_groups(self) -> list[list[int]]:
-        """Group workers by the machine whose cores they use; one list of all if there is but one machine."""
-        if any(worker.hello.device != "cpu" for worker in self._workers):
-            found: dict[str, list[int]] = {"": []}
-        else:
-            found = {}
-        for index, worker in enumerate(self._workers):
-            if worker.hello.device == "cpu":
-                found.setdefault(self._host(index), []).append(index)
-        speed = {
-            host: min((figures.alone_s(self._workers[i], self._load) for i in group), default=0.0)
-            for host, group in found.items()
-        }
-        groups = sorted((host for host in found), key=lambda host: speed[host])
-        return [found[host] for host in groups if found[host] or len(found) > 1]
 
     def _host(self, index: int) -> str:
         host = self._workers[index].hello.host
@@ -247,11 +230,6 @@ class Table:
             own = figures.alike(own)
         return replace(problem, devices=tuple(own), free_hops=False)
 
-    def _unknown(self, *, alone: bool) -> float:
-        """Guess a layer's time with somebody who has not measured it."""
-        known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
-        return median(known) if known else figures.UNKNOWN_S
-
     def _device(self, index: int, *, alone: bool) -> Device:
         key = index, alone
         if key not in self._devices:
@@ -262,7 +240,7 @@ class Table:
         worker, name, own = self._workers[index], self._names[index], self._ids[index]
         hello = worker.hello
         speeds, pace = Speeds.of(hello.costs, alone=alone), worker.pace
-        unknown = 0.0 if speeds else self._unknown(alone=alone)
+        unknown = 0.0 if speeds else figures.unknown_s(self._workers, self._load, alone=alone)
         pin = self._rules.pins.get(name)
         return Device(
             name=name,
@@ -334,7 +312,7 @@ class Table:
                 return replace(self._proposal(problem, found.line, everybody), back=back)
         return None
 
-    def _choice(self, problem: Problem, found: Return) -> str:
+    def _choice(self, problem: Problem, found: Takeover) -> str:
         parts = []
         for share in found.taken:
             missing = tables.moved_bytes(problem.model, problem.devices[share.device])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from swarm.broker.planner.load import MOST_S, Load, Speeds
 from swarm.broker.planner.problem import Device, Link
@@ -44,6 +45,27 @@ def far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
         if measured is not None:
             found[host] = min(link(measured).latency_s, found.get(host, MOST_S))
     return {host: way for host, way in found.items() if way > NEAR_S}
+
+
+def by_machine(workers: Sequence[Worker], hosts: Sequence[str], load: Load) -> list[list[int]]:
+    """Group workers by the machine whose cores they use, the quickest first; one list of all if there is but one
+    machine. ``hosts``: the machine of each."""
+    if any(worker.hello.device != "cpu" for worker in workers):
+        found: dict[str, list[int]] = {"": []}
+    else:
+        found = {}
+    for index, worker in enumerate(workers):
+        if worker.hello.device == "cpu":
+            found.setdefault(hosts[index], []).append(index)
+    speed = {host: min((alone_s(workers[i], load) for i in group), default=0.0) for host, group in found.items()}
+    groups = sorted((host for host in found), key=lambda host: speed[host])
+    return [found[host] for host in groups if found[host] or len(found) > 1]
+
+
+def unknown_s(workers: Sequence[Worker], load: Load, *, alone: bool) -> float:
+    """Guess a layer's time with somebody who has not measured it."""
+    known = [s.layer_s(load) for w in workers if (s := Speeds.of(w.hello.costs, alone=alone))]
+    return median(known) if known else UNKNOWN_S
 
 
 def alone_s(worker: Worker, load: Load) -> float:

@@ -1,6 +1,6 @@
 """The doors when there are no descriptors left for newcomers: what is told, and when they are opened again.
 
-A door closes by itself before the last descriptors are gone (``wire.listener``); who is connected is served on. It is
+A door closes by itself before the last descriptors are gone (``wire.door``); who is connected is served on. It is
 opened again when there is room for what newcomers never get and somewhat more, and not sooner than after a pause, which
 doubles while that goes wrong: a crowd that waits outside would fill it again at once.
 """

@@ -36,9 +36,10 @@ ABOUT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """``line``: who holds which layers from now on. ``load_s``: until all have them. ``replay_s``: until all sequences'
-    keys and values are there again. ``taken``: the layers of ``lost`` that each device takes."""
+class Takeover:
+    """Who takes the layers of the dead. ``line``: who holds which layers from now on. ``load_s``: until all have them.
+    ``replay_s``: until all sequences' keys and values are there again. ``taken``: the layers of ``lost`` that each
+    device takes."""
 
     line: Line
     load_s: float
@@ -76,7 +77,7 @@ def rest_s(step_s: float) -> float:
     return min(MOST_REST_S, RESTS * step_s)
 
 
-def soonest(problem: Problem, survivors: Line, replays: Replays) -> Return | None:
+def soonest(problem: Problem, survivors: Line, replays: Replays) -> Takeover | None:
     """Find the way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline
     order. None if the lost layers have no room in this way."""
     if not survivors:
@@ -86,7 +87,7 @@ def soonest(problem: Problem, survivors: Line, replays: Replays) -> Return | Non
         if not pipeline.fill(gap):
             return None
     line = tuple(pipeline.shares)
-    return Return(line, pipeline.load_s, pipeline.replay_s, pipeline.taken(survivors))
+    return Takeover(line, pipeline.load_s, pipeline.replay_s, pipeline.taken(survivors))
 
 
 @dataclass(frozen=True, slots=True)

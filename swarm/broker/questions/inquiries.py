@@ -1,7 +1,7 @@
 """Answers what clients and ``swarmctl`` may ask beside requests: reports, the model and its files, a worker's leave.
 
 Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
-what must be solved first (``suppositions``).
+what must be solved first (``what_if``).
 """
 
 from __future__ import annotations

@@ -33,23 +33,10 @@ from swarm.broker.recovery.orders import OWN_NAME, Neighbour, Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings, keep_what_fits
 from swarm.broker.recovery.restart import Gathering, Restart
 from swarm.broker.recovery.speeds import Paces, gauges
-from swarm.broker.state import (
-    PlanPhase,
-    State,
-    Worker,
-    WorkerState,
-)
+from swarm.broker.state import PlanPhase, State, Worker, WorkerState
 from swarm.broker.state.recoveries import Predicted, Recovery
 from swarm.broker.state.workers import BROKER, Way
-from swarm.wire.messages import (
-    BLOCK,
-    Activated,
-    Dismiss,
-    Kept,
-    LoadProgress,
-    Prepared,
-    Refused,
-)
+from swarm.wire.messages import BLOCK, Activated, Dismiss, Kept, LoadProgress, Prepared, Refused
 
 
 @dataclass(frozen=True, slots=True)

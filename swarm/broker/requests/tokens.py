@@ -14,7 +14,7 @@ from swarm.broker.actions import NewTokens, Outbox, SayClient, WriteTokens
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.archive import Refusal
-from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Tokens
+from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Timing, Tokens
 
 WINDOW = 256  # tokens of one continuation that may be on their way, unacknowledged
 MAX_TOKENS_PER_MESSAGE = 128
@@ -162,7 +162,25 @@ def finished(sequence: Sequence) -> Finished:
         reason=sequence.reason,
         num_prompt=sequence.num_prompt,
         num_tokens=sequence.num_generated,
-        timing=sequence.timing(sequence.ended_at or 0.0),
+        timing=timing(sequence, sequence.ended_at or 0.0),
         detail=sequence.detail,
         num_cached=sequence.num_cached,
+    )
+
+
+def timing(sequence: Sequence, now: float) -> Timing:
+    """Tell its times, from when its request came. A sequence without a token has no time of a first one: 0. One that
+    never started was queued all the time. If     a broker before this one had drawn tokens of it, only the total is
+    known; the rest is 0."""
+    arrived = sequence.request.arrived_at
+    is_forgotten = sequence.num_restored > 0
+
+    def since_arrival(moment: float | None) -> float:
+        return max(0.0, (now if moment is None else moment) - arrived)
+
+    return Timing(
+        0.0 if is_forgotten else since_arrival(sequence.started_at),
+        0.0 if is_forgotten or sequence.first_token_at is None else since_arrival(sequence.first_token_at),
+        since_arrival(sequence.ended_at),
+        sequence.num_recomputed,
     )

@@ -23,8 +23,8 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Somebody was sent away. ``number`` grows with each one that is told; ``times``: how often it was so, until
+class SentAway:
+    """Who was sent away, and why. ``number`` grows with each one that is told; ``times``: how often it was so, until
     ``at``."""
 
     number: int
@@ -41,7 +41,7 @@ class Newcomers:
     """See the module's text."""
 
     claims: dict[str, Claim] = field(default_factory=dict)  # by incarnation, in the order in which they came
-    refusals: dict[str, Refusal] = field(default_factory=dict)  # by name
+    refusals: dict[str, SentAway] = field(default_factory=dict)  # by name
     untold: dict[str, int] = field(default_factory=dict)  # by name: how often since that was told
     num_told: int = 0
 
@@ -75,7 +75,7 @@ class Newcomers:
             del self.refusals[before.name]
         times = (0 if known is None else known.times) + self.untold.pop(hello.name, 0) + 1
         self.num_told += 1
-        self.refusals[hello.name] = Refusal(self.num_told, hello.name, hello.host, hello.pid, reason, now, times)
+        self.refusals[hello.name] = SentAway(self.num_told, hello.name, hello.host, hello.pid, reason, now, times)
         self.untold = {name: count for name, count in self.untold.items() if name in self.refusals}
 
     def forgive(self, pause_s: float) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from swarm.broker.state.sequences import Request, Sequence
 
 NO_DEADLINE = float("inf")
-MAX_IDLE_ACCOUNTS = 1024
+MAX_IDLE_TENANTS = 1024
 MIN_HUSKS = 64
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class Tenant:
     """What one tenant was given, in tokens; and how many of its sequences wait."""
 
     name: str
@@ -47,7 +47,7 @@ class _Entry:
     """A sequence's place. ``sequence`` None: a husk. The work is as it was when it came."""
 
     sequence: Sequence | None
-    account: Account
+    tenant: Tenant
     priority: int
     num_known: int
     num_open: int
@@ -60,7 +60,7 @@ _Heap = list[tuple[float, int, int, _Entry]]  # (deadline, arrival, tie, who)
 class _Class:
     """One priority: the tenants that wait in it, least served first, and what each has waiting."""
 
-    turns: list[tuple[float, int, Account]] = field(default_factory=list)
+    turns: list[tuple[float, int, Tenant]] = field(default_factory=list)
     heaps: dict[str, _Heap] = field(default_factory=dict)
     num_waiting: int = 0
 
@@ -72,7 +72,7 @@ class Queue:
     def __init__(self) -> None:
         self.aside: dict[int, Sequence] = {}
         self._classes: dict[int, _Class] = {}
-        self._accounts: dict[str, Account] = {}
+        self._tenants: dict[str, Tenant] = {}
         self._entries: dict[int, _Entry] = {}
         self._num_husks = 0
         self._level = 0.0  # what the tenant had been given that was served last
@@ -94,21 +94,21 @@ class Queue:
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        account = self._account(sequence.request.tenant)
-        if not account.num_waiting:
-            account.served = max(account.served, self._level)
+        tenant = self._tenant(sequence.request.tenant)
+        if not tenant.num_waiting:
+            tenant.served = max(tenant.served, self._level)
         num_known = sequence.sampled
-        entry = _Entry(sequence, account, sequence.priority, num_known, sequence.most_to_come)
+        entry = _Entry(sequence, tenant, sequence.priority, num_known, sequence.most_to_come)
         self._entries[sequence.id] = entry
-        account.num_waiting += 1
+        tenant.num_waiting += 1
         self._num_known += entry.num_known
         self._num_open += entry.num_open
         group = self._classes.setdefault(entry.priority, _Class())
         group.num_waiting += 1
-        heap = group.heaps.get(account.name)
+        heap = group.heaps.get(tenant.name)
         if heap is None:
-            heap = group.heaps[account.name] = []
-            heappush(group.turns, (account.served, next(self._ties), account))
+            heap = group.heaps[tenant.name] = []
+            heappush(group.turns, (tenant.served, next(self._ties), tenant))
         deadline = sequence.request.deadline_at
         heappush(heap, (NO_DEADLINE if deadline is None else deadline, sequence.id, next(self._ties), entry))
 
@@ -160,9 +160,9 @@ class Queue:
 
     def num_of(self, tenant: str) -> int:
         """How many of this tenant's sequences wait, those set aside included."""
-        account = self._accounts.get(tenant)
+        known = self._tenants.get(tenant)
         num_aside = sum(sequence.request.tenant == tenant for sequence in self.aside.values())
-        return num_aside + (0 if account is None else account.num_waiting)
+        return num_aside + (0 if known is None else known.num_waiting)
 
     def patience_left(self, num_places: int, patience_s: float) -> float:
         """In how many seconds so many of those set aside will have been given up, if no other plan comes; or all."""
@@ -171,43 +171,43 @@ class Queue:
 
     def by_tenant(self) -> list[tuple[str, int, float]]:
         """(tenant, how many wait, tokens given), the longest queue first."""
-        found = [(a.name, a.num_waiting, a.served) for a in self._accounts.values()]
+        found = [(t.name, t.num_waiting, t.served) for t in self._tenants.values()]
         return sorted(found, key=lambda item: (-item[1], -item[2], item[0]))
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge a tenant with what was computed for it."""
-        self._account(tenant).served += tokens
+        self._tenant(tenant).served += tokens
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _account(self, name: str) -> Account:
-        account = self._accounts.get(name)
-        if account is None:
-            if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) >= MAX_IDLE_TENANTS:
                 self._forget_the_idle()
-            account = self._accounts[name] = Account(name, self._level)
-        return account
+            tenant = self._tenants[name] = Tenant(name, self._level)
+        return tenant
 
     def _forget_the_idle(self) -> None:
-        """Whoever has nothing waiting; an account that is ahead would be the better for it, so half are enough."""
+        """Whoever has nothing waiting; a tenant that is ahead would be the better for it, so half are enough."""
         named = {name for group in self._classes.values() for name in group.heaps}
-        idle = sorted((a for a in self._accounts.values() if a.name not in named), key=lambda a: a.served)
-        for account in idle[: max(1, len(idle) // 2)]:
-            del self._accounts[account.name]
+        idle = sorted((t for t in self._tenants.values() if t.name not in named), key=lambda t: t.served)
+        for tenant in idle[: max(1, len(idle) // 2)]:
+            del self._tenants[tenant.name]
 
     def _pop_from(self, group: _Class) -> Sequence | None:
         while group.turns:
-            served, _, account = group.turns[0]
-            heap = group.heaps[account.name]
+            served, _, tenant = group.turns[0]
+            heap = group.heaps[tenant.name]
             while heap and heap[0][3].sequence is None:
                 heappop(heap)
                 self._num_husks -= 1
             if not heap:
                 heappop(group.turns)
-                del group.heaps[account.name]
+                del group.heaps[tenant.name]
                 continue
-            if served < account.served:
-                heapreplace(group.turns, (account.served, next(self._ties), account))
+            if served < tenant.served:
+                heapreplace(group.turns, (tenant.served, next(self._ties), tenant))
                 continue
             entry = heappop(heap)[3]
             sequence = entry.sequence
@@ -215,14 +215,14 @@ class Queue:
             self._leave(entry, sequence)
             if not heap:
                 heappop(group.turns)
-                del group.heaps[account.name]
-            self._level = max(self._level, account.served)
+                del group.heaps[tenant.name]
+            self._level = max(self._level, tenant.served)
             return sequence
         return None
 
     def _leave(self, entry: _Entry, sequence: Sequence) -> None:
         del self._entries[sequence.id]
-        entry.account.num_waiting -= 1
+        entry.tenant.num_waiting -= 1
         self._classes[entry.priority].num_waiting -= 1
         self._num_known -= entry.num_known
         self._num_open -= entry.num_open

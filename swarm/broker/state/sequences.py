@@ -8,58 +8,12 @@ obey (``Sequence.check``; the second line also afterwards)::
 
 from __future__ import annotations
 
-import enum
 from array import array
 from dataclasses import dataclass, field
 
+from swarm.broker.state.standing import MOVES, VERBS, Rebuild, SequenceState
 from swarm.errors import IllegalMove
-from swarm.wire.messages import BLOCK, FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
-
-
-class SequenceState(enum.Enum):
-    WAITING = "waiting"  # no room in the stages yet, or none any more
-    RUNNING = "running"  # holds room in the stages
-    ENDED = "ended"
-
-
-MOVES = {
-    SequenceState.WAITING: (SequenceState.RUNNING, SequenceState.ENDED),
-    SequenceState.RUNNING: (SequenceState.WAITING, SequenceState.ENDED),
-    SequenceState.ENDED: (),
-}
-
-# Where verbs that move nothing belong. Others may be used at any time: clients read, and the journal writes, after the
-# end too; and a worker may die with a step of a sequence that has ended meanwhile.
-_WAITING, _RUNNING = (SequenceState.WAITING,), (SequenceState.RUNNING,)
-VERBS = {
-    **dict.fromkeys(("be_first_to_wait", "be_passed", "fit", "not_fit", "bound"), _WAITING),
-    **dict.fromkeys(("start", "dispatch", "acknowledge", "drop_kv", "draw_again", "cut_to"), _RUNNING),
-    **dict.fromkeys(("compute_from", "lag", "level"), _RUNNING),
-    # What was under way when it gave its room back still counts.
-    **dict.fromkeys(("grow", "be_not_finite", "expect_stop", "cut_answer"), (*_RUNNING, *_WAITING)),
-    **dict.fromkeys(("tell_end", "end_is_written"), (SequenceState.ENDED,)),
-}
-
-
-@dataclass(slots=True)
-class Rebuild:
-    """Layers of one sequence that lag behind: to be brought from ``done`` to ``stop`` positions.
-
-    ``source`` has the log of what ``through`` begins with; None: the tokens, at layer 0. ``num_lost`` of these layers
-    really lag, the others lie between them and the log.
-    """
-
-    source: str | None
-    through: LayerRange
-    num_lost: int
-    stop: int
-    start: int
-    done: int
-
-    @property
-    def cost(self) -> int:
-        """Layers times positions to be computed."""
-        return (self.stop - self.done) * len(self.through)
+from swarm.wire.messages import BLOCK, FinishReason, Hop, Submit, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -385,22 +339,6 @@ class Sequence:
         self.committed = min(self.committed, keep)
         self.sent = min(self.sent, keep)
         self.delivered = min(self.delivered, keep)
-
-    def timing(self, now: float) -> Timing:
-        """A sequence without a token has no time of a first one: 0. One that never started was queued all the time. If
-        a broker before this one had drawn tokens of it, only the total is known; the rest is 0."""
-        arrived = self.request.arrived_at
-        is_forgotten = self.num_restored > 0
-
-        def since_arrival(moment: float | None) -> float:
-            return max(0.0, (now if moment is None else moment) - arrived)
-
-        return Timing(
-            0.0 if is_forgotten else since_arrival(self.started_at),
-            0.0 if is_forgotten or self.first_token_at is None else since_arrival(self.first_token_at),
-            since_arrival(self.ended_at),
-            self.num_recomputed,
-        )
 
 
 @dataclass(slots=True, eq=False)

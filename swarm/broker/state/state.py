@@ -14,7 +14,8 @@ from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import Queue, Timers, TurnedAway, Unwritten
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
-from swarm.broker.state.sequences import Request, Sequence, SequenceState
+from swarm.broker.state.sequences import Request, Sequence
+from swarm.broker.state.standing import SequenceState
 from swarm.broker.state.workers import Ways, Worker
 from swarm.wire.messages import BLOCK, NOBODYS, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 

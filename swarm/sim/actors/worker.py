@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import ModelError
+from swarm.sim.actors.beats import Beats
 from swarm.sim.actors.introduction import introduction, slowness_of
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.doors import Door, key_of
 from swarm.sim.network import Link
-from swarm.sim.roles import BEAT_S
 from swarm.sim.schedules.schedule import WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
@@ -26,7 +26,6 @@ from swarm.wire.messages import (
     NOBODYS,
     Activate,
     Activated,
-    Beat,
     Fence,
     Hello,
     LayerRange,
@@ -42,8 +41,6 @@ from swarm.wire.messages import (
 STAGE_TICK_S = 0.1  # of a worker's shell
 LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
-PROGRESS_S = 0.2  # how often a long computation shows that it gets on
-MOST_BEAT_STRIDE = 2  # whose beats came evenly is not to be late when a schedule calms down
 
 
 class WorkerNode:
@@ -79,7 +76,7 @@ class WorkerNode:
         self.poisons = 0
         self.loses_orders = self.loses_answers = 0
         self.fails = 0
-        self._busy = False
+        self.is_busy = False
         self._lineage = self.came_with = NOBODYS  # of the broker that let it in last, and of the one before
         self._fence = 0  # what the control thread has seen; a computation looks at it
         self._stop_standby = False
@@ -87,11 +84,9 @@ class WorkerNode:
         self._held_back: list[Callable[[], None]] = []
         self._held_end: Callable[[], None] | None = None
         self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
-        self._beats: Link | None = None
+        self._beats = Beats(cluster, self)
         self._edge: Link | None = None
         self._edge_to = self._edge_name = ""
-        self._idle_since = self._progressed_at = self._world.now
-        self._progress = 0
         self._tick()
         self._come_in()
 
@@ -131,8 +126,7 @@ class WorkerNode:
         self.alive = False
         self._control.cut()
         self._close_edge()
-        if self._beats is not None:
-            self._beats.cut()
+        self._beats.cut()
         self._cluster.worker_gone(self)
 
     def terminate(self) -> None:
@@ -173,8 +167,7 @@ class WorkerNode:
     def lose_broker(self) -> None:
         """The broker died: what was on its way is lost. Steps that are done are kept for it, as for any next stage."""
         self._control.break_off()
-        if self._beats is not None:
-            self._beats.break_off()
+        self._beats.break_off()
         if self._edge is not None and self._edge_name == "broker":
             self._edge.go_down()
         if self._leaves:  # there is nobody left to wait for
@@ -218,7 +211,7 @@ class WorkerNode:
     # --- the compute thread ------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        while self._inbox and self.alive and not (self._busy or self.frozen or self.hung):
+        while self._inbox and self.alive and not (self.is_busy or self.frozen or self.hung):
             self._handle(self._inbox.popleft())
 
     def _handle(self, event: stage_event.Event) -> None:
@@ -282,13 +275,7 @@ class WorkerNode:
             case stage_act.Tell(message):
                 self._say(message)
             case stage_act.StartBeats():
-                if self._beats is None:
-                    pace, key = self._world.pace.control, self.key
-                    opens = None if key is None else lambda: self._cluster.broker.hears("beat", key)
-                    self._beats = self._cluster.network.link(self.name, "broker", "beats", pace, opens)
-                    self._beat()
-                elif self._beats.is_cut:
-                    self._beats.reconnect()
+                self._beats.start()
             case stage_act.Admit(keys, relay):
                 self.door.admit(keys)
                 self.waits_at = relay
@@ -327,14 +314,19 @@ class WorkerNode:
         if self._edge is not None:
             self._edge.carry(deliver)
 
+    @property
+    def stuck_to(self) -> str:
+        """The next one, if nothing gets there just now; else empty."""
+        return self._edge_name if self._edge is not None and self._edge.is_stuck else ""
+
     def _close_edge(self) -> None:
         if self._edge is not None:
             self._edge.cut()
             self._edge = None
 
     def _compute(self, action: stage_act.Compute) -> None:
-        self._busy = True
-        self._idle_since = self._progressed_at = self._world.now
+        self.is_busy = True
+        self._beats.computes()
         took = self._slowness * self._world.draw(self._world.pace.compute)
         if self.crawls_s:
             took += self._world.draw((0.0, self.crawls_s))
@@ -349,8 +341,8 @@ class WorkerNode:
     def _end(self, action: stage_act.Compute) -> None:
         if not self.alive:
             return
-        self._busy = False
-        self._idle_since = self._world.now
+        self.is_busy = False
+        self._beats.rests()
         if self.fails:
             self.fails -= 1
             self._cluster.audit.num_blows += 1
@@ -387,31 +379,3 @@ class WorkerNode:
     def _load_standby(self, layers: tuple[LayerRange, ...]) -> None:
         kept = self.executor.keep(layers, lambda a, b: None, lambda: self._stop_standby)
         self.post(stage_event.StandbyLoaded(kept, 0.01))
-
-    def _beat(self) -> None:
-        if not self.alive or self._beats is None:
-            return
-        if not self.frozen:
-            beat = self._make_beat()
-            self._beats.carry(lambda: self._cluster.to_broker_beat(beat, self.key))
-        self._world.at(BEAT_S * min(MOST_BEAT_STRIDE, self._cluster.stride), self._beat)
-
-    def _make_beat(self) -> Beat:
-        now = self._world.now
-        if self._busy and not self.hung and now - self._progressed_at > PROGRESS_S:
-            self._progressed_at = now
-            self._progress += 1
-        is_blocked = self._edge is not None and self._edge.is_stuck
-        return Beat(
-            epoch=self.core.active or 0,
-            incarnation=self.incarnation,
-            progress=int(self.core.counters.get("steps", 0)) + self._progress,
-            state="computing" if self._busy else "blocked" if is_blocked else "idle",
-            blocked_on=self._edge_name if is_blocked else "",
-            since_s=now - self._idle_since,
-            asleep_s=now - self._progressed_at if self._busy and self.hung else 0.0,
-            loop_lag_s=0.0,
-            memory_bytes=0,
-            kv_used=0,
-            kv_capacity=0,
-        )

@@ -31,13 +31,12 @@ from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
-from swarm.stage.model.build import DTYPES, Skeleton, Stage
+from swarm.stage.model.build import DTYPES, Skeleton, Stage, dtype_of
 from swarm.stage.model.checkpoint import Checkpoint, resolve
 from swarm.stage.model.loading import Loader, Modules, say_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
-from swarm.stage.products import linears
 from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
 
 _WARM_UP_ROWS = (1, 32, 128)
@@ -86,7 +85,7 @@ class TorchExecutor:
         place = resolve(path, say_fetching)
         self._checkpoint = Checkpoint(place.folder, place.remote)
         self._device = device_of(device)
-        self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
+        self._dtype_name = dtype_of(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()
         self.threads_alone = threads_alone or max(self.threads, cores.available())
         torch.set_num_threads(self.threads)
@@ -398,11 +397,3 @@ class TorchExecutor:
             "resident_bytes": psutil.Process().memory_info().rss,
             **memory_of(self._device),
         }
-
-
-def _dtype(name: str, stored: str, device: torch.device) -> str:
-    if name == "auto":
-        return stored if linears.good_at(device, DTYPES[stored]) else "float32"
-    if name not in DTYPES:
-        raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
-    return name

@@ -26,8 +26,8 @@ from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import Pass, current_pass, running
 from swarm.stage.executor import Fenced
 from swarm.stage.model.byrule import by_rule
-from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
-from swarm.stage.model.conversion import ConvertedSource, Source
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.conversion import ConvertedSource, FolderSource, Source
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, merged
 from swarm.stage.native.linears import NativeLinear, Own
@@ -38,41 +38,15 @@ from swarm.stage.products.steady import Steady, is_activation
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class FolderSource:
-    """Reads tensors of a folder into memory of their own."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tensors = checkpoint.tensors
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        stored = self._tensors[name]
-        if stored.dtype not in _STORED:
-            raise ModelError(
-                f"{stored.path} stores {name} as {stored.dtype}, which is not supported; "
-                "use a float32, bfloat16 or float16 checkpoint"
-            )
-        tensor = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
-        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
-        return tensor
-
-
-def _read_into(stored: StoredTensor, target: memoryview) -> None:
-    try:
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.offset)
-            while len(target):
-                count = file.readinto(target)
-                if not count:
-                    raise ModelError(f"{stored.path} ends inside tensor {stored.name}; download it again")
-                target = target[count:]
-    except OSError as error:
-        raise ModelError(f"{stored.path} can't be read ({error}) at tensor {stored.name}") from None
+def dtype_of(name: str, stored: str, device: torch.device) -> str:
+    """The type of weights of this name; "auto" is the stored one where the device is good at it."""
+    if name == "auto":
+        return stored if linears.good_at(device, DTYPES[stored]) else "float32"
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From names and shapes as stored to those of the model's modules, by transformers' own table.
+"""Reads stored tensors, and makes of their names and shapes those of the model's modules, by transformers' own table.
 
 Some models keep on disk what their modules hold joined: a matrix per expert here, one of all experts there. A tensor of
 the model is made of one or several stored ones; only those are read.
@@ -15,6 +15,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from swarm.errors import ModelError
+from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
+
+_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Source(Protocol):
@@ -24,6 +27,40 @@ class Source(Protocol):
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         """The tensor; ``shape`` is what the model expects, which the caller checks."""
+
+
+class FolderSource:
+    """Reads tensors of a folder into memory of their own."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._tensors = checkpoint.tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        stored = self._tensors[name]
+        if stored.dtype not in _STORED:
+            raise ModelError(
+                f"{stored.path} stores {name} as {stored.dtype}, which is not supported; "
+                "use a float32, bfloat16 or float16 checkpoint"
+            )
+        tensor = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
+        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        return tensor
+
+
+def _read_into(stored: StoredTensor, target: memoryview) -> None:
+    try:
+        with stored.path.open("rb", buffering=0) as file:
+            file.seek(stored.offset)
+            while len(target):
+                count = file.readinto(target)
+                if not count:
+                    raise ModelError(f"{stored.path} ends inside tensor {stored.name}; download it again")
+                target = target[count:]
+    except OSError as error:
+        raise ModelError(f"{stored.path} can't be read ({error}) at tensor {stored.name}") from None
 
 
 class ConvertedSource:

@@ -1,9 +1,13 @@
-"""Kernels of our own: products, norms, attention, for float32 and bfloat16.
+"""Kernels of our own: products, norms, attention, draws, for float32 and bfloat16.
 
-They are C, built by ``pip install`` where there is a compiler, in variants for several kinds of processor; the
-quickest that runs here computes, unless another is chosen. Without the library torch's kernels do the work, and
-:func:`absence` says why. What they compute has the same bits for a row whatever is computed beside it. What one worker
-has found out about them and this machine, ``siblings`` tells to others that are forked from the same process.
+Comes in: addresses of tensors, as ``kernels.h`` declares. Goes out: numbers, written where they belong. Rules: a row's
+bits are the same whatever is computed beside it and by how many threads; a variant computes only after it has passed
+its proof here. Without the library torch's kernels do the work, and :func:`absence` says why.
+
+They are C (``sources``), built by ``pip install`` where there is a compiler (``build``), in variants for several kinds
+of processor; the quickest that runs here computes, unless another is chosen (``choice``). ``linears`` packs a matrix,
+``cores`` says how many threads compute. What one worker has found out about them and this machine, ``siblings`` tells
+to others that are forked from the same process.
 """
 
 from __future__ import annotations

@@ -25,16 +25,15 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from swarm.errors import WireError
 from swarm.wire.door.connection import Connection, Read
 from swarm.wire.door.mechanisms import Mechanism
-from swarm.wire.door.peers import Peers
-from swarm.wire.door.strangers import Entrance, Strangers
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost, Peers
+from swarm.wire.door.strangers import Entrance, GateClosed, Strangers
 from swarm.wire.door.watch import Watch
 from swarm.wire.door.zmtp import Inlet, greeting
-from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
 HANDSHAKE_S: Final = 3.0
@@ -43,36 +42,6 @@ _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
-
-
-class Arrived(NamedTuple):
-    """A message, who sent it, and the public key that it has shown (empty where none is asked for). The key goes with
-    the message: its sender may be gone when somebody looks at it, and must not be taken for one without a key then."""
-
-    peer: bytes
-    frames: Frames
-    key: str = ""
-
-
-class PeerLost(NamedTuple):
-    """A peer that had sent something has no connection any more. It may come back under the same name."""
-
-    peer: bytes
-
-
-class Overstepped(NamedTuple):
-    """A peer went over a bound, or speaks no ZMTP. Nothing more is read from it; it may be told why, and is hung up on
-    a moment later."""
-
-    peer: bytes
-    reason: str
-
-
-class GateClosed(NamedTuple):
-    """Nobody new is let in until ``let_in()``, for want of a descriptor or of memory, by this error number. Who is
-    connected stays so, and who knocks waits; the one who got a descriptor that is not for newcomers is hung up on."""
-
-    code: int
 
 
 Event = Arrived | PeerLost | Overstepped | GateClosed

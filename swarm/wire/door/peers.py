@@ -1,4 +1,5 @@
-"""Who is connected at a door under which name: who may take another one's place, and how many show the same key."""
+"""Peers of a door: what it tells of them, and who is connected under which name: who may take another one's place, and
+how many show the same key."""
 
 from __future__ import annotations
 
@@ -6,8 +7,32 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from swarm.wire.door.connection import Connection
+from swarm.wire.sockets import Frames
 
 MOST_OF_KEY: Final = 128  # processes of one machine; a thousand descriptors are for all of them together
+
+
+class Arrived(NamedTuple):
+    """A message, who sent it, and the public key that it has shown (empty where none is asked for). The key goes with
+    the message: its sender may be gone when somebody looks at it, and must not be taken for one without a key then."""
+
+    peer: bytes
+    frames: Frames
+    key: str = ""
+
+
+class PeerLost(NamedTuple):
+    """A peer that had sent something has no connection any more. It may come back under the same name."""
+
+    peer: bytes
+
+
+class Overstepped(NamedTuple):
+    """A peer went over a bound, or speaks no ZMTP. Nothing more is read from it; it may be told why, and is hung up on
+    a moment later."""
+
+    peer: bytes
+    reason: str
 
 
 class GiveWay(NamedTuple):

@@ -19,7 +19,7 @@ import ipaddress
 import resource
 import socket
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from swarm.wire.door.mechanisms import Mechanism
 from swarm.wire.door.watch import Watch
@@ -48,6 +48,13 @@ def source_of(came_from: object) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+
+
+class GateClosed(NamedTuple):
+    """Nobody new is let in until ``let_in()``, for want of a descriptor or of memory, by this error number. Who is
+    connected stays so, and who knocks waits; the one who got a descriptor that is not for newcomers is hung up on."""
+
+    code: int
 
 
 class Entrance:

@@ -12,9 +12,10 @@ import pytest
 
 from swarm.wire.door import listener, peers, strangers
 from swarm.wire.door.connection import MESSAGE_S
-from swarm.wire.door.listener import HANDSHAKE_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.door.listener import HANDSHAKE_S, Listener
 from swarm.wire.door.mechanisms import ROUTER, Mechanism, Null, Reply, asks, named, told
-from swarm.wire.door.strangers import RESERVE
+from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
+from swarm.wire.door.strangers import RESERVE, GateClosed
 from swarm.wire.door.watch import Poll
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.sockets import bind, endpoint_of

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share
-from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, MOST_REST_S, RESTS, Replays, Return, soonest
+from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, MOST_REST_S, RESTS, Replays, Takeover, soonest
 from swarm.broker.planner.standby import Standby, standby
 from swarm.wire.messages import LayerRange, layers_of
 
@@ -44,7 +44,7 @@ def without(problem: Problem, survivors: Line) -> Problem:
     return replace(problem, devices=tuple(devices))
 
 
-def found(problem: Problem, survivors: Line, positions: int = 100) -> Return:
+def found(problem: Problem, survivors: Line, positions: int = 100) -> Takeover:
     result = soonest(without(problem, survivors), survivors, Replays(positions))
     assert result is not None
     layers = [layer for share in result.line for layer in range(share.layers.first, share.layers.stop)]

@@ -11,6 +11,7 @@ from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.events import JournalBroke, JournalMended, Tick
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.restart import REJOIN_S
+from swarm.broker.requests.tokens import timing
 from swarm.broker.state import SequenceState
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
 from swarm.testing import fake_manifest
@@ -340,8 +341,8 @@ def test_it_is_told_as_a_recovery(make_bench: Callable[..., Bench]) -> None:
     (found,) = bench.state.recoveries.past
     assert found.as_json()["cause"] == "the broker was started again"
     assert (found.layer_positions, found.num_sequences) == (0, 1)
-    timing = bench.sequence().timing(bench.now)
-    assert (timing.queued_s, timing.first_token_s) == (0.0, 0.0)
+    told = timing(bench.sequence(), bench.now)
+    assert (told.queued_s, told.first_token_s) == (0.0, 0.0)
 
 
 def test_a_loss_of_everything_is_told_too(make_bench: Callable[..., Bench]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.broker.actions import Dispatch, Note, OrderWorker, SayClient, caused
 from swarm.broker.questions.status import nested
+from swarm.broker.requests.tokens import timing
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Fence,
@@ -169,7 +170,7 @@ def test_the_line_of_a_request_from_before(make_bench: MakeBench, held: int | No
     assert (line.fields["queued_s"], line.fields["first_token_s"], line.fields["tokens_per_s"]) == (None, None, None)
     assert (line.fields["total_s"], line.fields["tokens"]) == (2.5, 16)
     assert line.fields["recomputed"] == recomputed
-    told = bench.sequence().timing(bench.now)
+    told = timing(bench.sequence(), bench.now)
     assert (told.queued_s, told.first_token_s, told.num_recomputed) == (0.0, 0.0, recomputed)
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from swarm.broker.state import Request, Sequence
-from swarm.broker.state.queue import MAX_IDLE_ACCOUNTS, MIN_HUSKS, Queue
+from swarm.broker.state.queue import MAX_IDLE_TENANTS, MIN_HUSKS, Queue
 from tests.unit.broker.bench import submit
 
 
@@ -133,13 +133,13 @@ def test_all_of_a_tenant_are_counted_and_patience_is_that_of_the_parked() -> Non
     assert [queue.patience_left(num, 30.0) for num in (0, 1, 2, 3, 9)] == [0.0, 0.0, 10.0, 25.0, 25.0]
 
 
-def test_accounts_are_bounded() -> None:
+def test_tenants_are_bounded() -> None:
     """Names that come and go are forgotten, those that wait are not."""
     queue = filled(waiting(0, "waits"))
-    for number in range(1, 3 * MAX_IDLE_ACCOUNTS):
+    for number in range(1, 3 * MAX_IDLE_TENANTS):
         queue.charge(f"t{number}", 1)
     names = {name for name, _, _ in queue.by_tenant()}
-    assert len(names) <= MAX_IDLE_ACCOUNTS
+    assert len(names) <= MAX_IDLE_TENANTS
     assert "waits" in names
     assert queue.by_tenant()[0][:2] == ("waits", 1)
 

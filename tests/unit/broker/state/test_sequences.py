@@ -9,7 +9,7 @@ import pytest
 from swarm.broker.actions import Note
 from swarm.broker.events import Tick
 from swarm.broker.state import Sequence, SequenceState, State
-from swarm.broker.state.sequences import MOVES, VERBS, Rebuild
+from swarm.broker.state.standing import MOVES, VERBS, Rebuild
 from swarm.errors import IllegalMove
 from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench, settings, submit

@@ -574,9 +574,9 @@ def test_random_events_keep_the_invariants(
 def test_a_tenant_is_charged_for_each_token(serving: Bench) -> None:
     """One each, as it comes."""
     serving.say(submit(max_tokens=5, ignore_eos=True))
-    account = serving.state.waiting._account(serving.state.requests["r"].tenant)
+    tenant = serving.state.waiting._tenant(serving.state.requests["r"].tenant)
     charged = []
     for _ in range(4):
         serving.finish()
-        charged.append(account.served)
+        charged.append(tenant.served)
     assert [after - before for before, after in pairwise(charged)] == [1, 1, 1]

@@ -14,7 +14,7 @@ from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json
 from swarm.wire.schema import schema
-from tests.unit.cli.test_config_show_running import server
+from tests.unit.ctl.test_config_show_running import server
 
 OURS: Json = {"protocol": list(Greeting(schema=schema()).versions), "messages": schema()}
 

@@ -1,0 +1,73 @@
+"""Draw keys for people: API keys, machines and invitations, the broker's own key, and which swarms were joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from swarm.ctl.render import Body, fields, table_of, words
+from swarm.govern.rows import rows_of
+
+
+def keys(body: Body) -> RenderableType:
+    """Draw API keys, members and invitations, as far as they are asked for."""
+    parts: list[RenderableType] = []
+    for what, title, none in (
+        ("keys", "API keys:", "no API keys"),
+        ("members", "machines:", "no machines have joined"),
+        ("invitations", "invitations:", "no invitations"),
+    ):
+        rows = rows_of(body.get(what))
+        if rows:
+            parts += [Text(title), table_of(rows, (), _of_no_use(rows))]
+        elif what in body and not (what != "keys" and body.get("problem")):
+            parts.append(Text(none))
+    if body.get("former_key"):
+        parts.append(Text(BOTH_ANSWERED))
+    elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
+        parts.append(Text(SHUT_OUT))
+    if problem := body.get("problem"):
+        parts.append(Text(f"of machines' keys nothing is known: {problem}"))
+    elif body.get("locked") is False:
+        parts.append(Text("this broker serves its own machine only, and needs no keys for that"))
+    return Group(*parts)
+
+
+BOTH_ANSWERED = (
+    "the broker's key is being changed: whoever does not know it yet (knows broker: no) is told when it knocks; the "
+    "old one is answered to until then, or until swarmctl keys rotate --broker --now"
+)
+SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in: revoke it, and invite it anew"
+
+
+def _of_no_use(rows: Sequence[Body]) -> set[str]:
+    """Columns that say the same of all, as they should."""
+    usual = {"knows_broker": True, "expired": False}
+    return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
+
+
+def broker_key(body: Body) -> str:
+    """Say how far the broker is with its new key."""
+    shut_out, behind = words(body.get("shut_out")), words(body.get("behind"))
+    lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
+    if shut_out:
+        lines.append(f"shut out, for they know the old one only: {shut_out}; revoke them, and invite them anew")
+    elif body.get("is_over"):
+        lines.append("everybody knows it; the old one is put away")
+    else:
+        lines.append(f"the old one is answered to until these know it, too: {behind}")
+        lines.append("(swarmctl keys rotate --broker says how far that is; with --now, they are shut out)")
+    return "\n".join(lines)
+
+
+def joined(body: Body) -> RenderableType:
+    """Draw the broker's public key and the swarms that were joined."""
+    nothing = body.get("problem") or "this broker serves its own machine only, and has none"
+    parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
+    rows = rows_of(body.get("joined"))
+    parts += (
+        [Text("joined from here, the last first:"), *map(fields, rows)] if rows else [Text("joined from here: none")]
+    )
+    return Group(*parts)

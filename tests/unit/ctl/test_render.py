@@ -1,0 +1,78 @@
+"""How ``swarmctl`` draws workers: what stands in the table, what in words below it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from swarm.ctl.render import nodes, standby
+from swarm.govern.orders import kept
+
+
+def test_a_table_of_workers_has_room_in_120_columns() -> None:
+    """With all that is told of each, as far as the names allow; what belongs together shares a column."""
+    worker = {
+        "name": "worker-0",
+        "state": "member",
+        "steered": "cordoned",
+        "layers": [10, 12],
+        "device": "cpu",
+        "dtype": "float32",
+        "standby": [[8, 10], [12, 14]],
+        "verdict": "loading",
+        "verdict_for_s": 119.0,
+        "beat_age_s": 0.1,
+        "progress_per_s": 12345.0,
+        "pace": 1.596,
+        "loop_lag_s": 0.0003,
+        "kv_used": 123456,
+        "kv_capacity": 954304,
+        "memory_bytes": 5593 << 20,
+        "resident_bytes": 419 << 20,
+        "host": "machine-1",
+        "pid": 123456,
+        "build": "0.2.0",
+        "next": {"to": "w1"},
+        "clock_ahead_s": 0.002,
+        "evidence": "",
+    }
+    shown = io.StringIO()
+    Console(file=shown, width=160).print(nodes({"workers": [worker, {**worker, "layers": [5, 6]}]}))
+    lines = shown.getvalue().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 120
+    assert "cordoned" in lines[3]
+    assert " 13% " in lines[3]
+    assert "419 MiB of 5.5 GiB" in lines[3]
+    assert "123456 on machine-1" in lines[3]
+    assert "10–11" in lines[3]
+    assert " 5 " in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"layers": [0, 1], "standby": [[1, 2]]}, {"layers": [1, 2], "standby": [[0, 1]]}],
+         ["every layer is kept by somebody else, too"]),
+        ([{"layers": [0, 2]}, {"layers": [2, 3], "standby": [[0, 1]]}],
+         ["layers 1, 2 are kept by nobody, and would be loaded if the holder died"]),
+        ([{"steered": "drained"}, {"steered": "drained"}, {"layers": [0, 2], "steered": "cordoned"}],
+         ["layers 0, 1 are kept by nobody, and nobody may take over if the holder dies: w0, w1 are drained, w2 is "
+          "cordoned (swarmctl uncordon w0 (or w1, w2))"]),
+        ([{"layers": [0, 1]}, {"layers": [1, 2], "steered": "cordoned", "standby": [[0, 1]]}],
+         ["layer 1 is kept by nobody, and would be loaded if the holder died",
+          "layer 0 is kept by nobody, and nobody may take over if the holder dies: w1 is cordoned (swarmctl "
+          "uncordon w1)"]),
+        ([{"layers": [0, 1]}],
+         ["layer 0 is kept by nobody, and nobody may take over if the holder dies: no other worker is here"]),
+        ([{"steered": "drained"}, {}], ["no worker has layers: there is nothing to keep"]),
+        ([], ["no worker has layers: there is nothing to keep"]),
+    ],
+)  # fmt: skip
+def test_standby_says_what_nobody_keeps_and_who_may_load_it(rows: list[dict[str, object]], told: list[str]) -> None:
+    """Who is held back by hand may not take layers, however warm it has them; without stages nothing is kept."""
+    workers = [{"name": f"w{place}", "state": "member", "layers": None, **row} for place, row in enumerate(rows)]
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(standby(kept({"workers": workers})))
+    assert [line.strip()[2:] for line in shown.getvalue().splitlines() if line.startswith("·")] == told
