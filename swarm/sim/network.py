@@ -246,3 +246,38 @@ class Link:
             queue.append(deliver)
             self._world.at(self._world.draw(COME_AGAIN_S), self._arrive)
         deliver()
+
+
+class LinksOfBroker:
+    """From the broker to each of its peers, by their connections; and those of its former self, on which something may
+    still arrive."""
+
+    def __init__(self, network: Network, world: World) -> None:
+        self._network, self._world = network, world
+        self._open: dict[bytes, Link] = {}
+        self._former: list[Link] = []
+
+    def to(self, peer: bytes, name: str, kind: Literal["client", "control"]) -> Link:
+        link = self._open.get(peer)
+        if link is None:
+            link = self._open[peer] = self._network.link("broker", name, kind, self._world.pace.control)
+        return link
+
+    def get(self, peer: bytes) -> Link | None:
+        return self._open.get(peer)
+
+    def cut(self, peer: bytes) -> None:
+        link = self._open.pop(peer, None)
+        if link is not None:
+            link.cut()
+
+    def broker_gone(self) -> None:
+        for link in self._open.values():
+            link.cut()
+        self._former += self._open.values()
+        self._open.clear()
+
+    def broker_back(self) -> None:
+        for link in self._former:
+            link.break_off()
+        self._former.clear()

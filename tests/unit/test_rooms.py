@@ -250,6 +250,12 @@ def test_a_folder_can_be_taken_in_at_a_glance(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
+def test_a_file_is_read_at_one_sitting() -> None:
+    """Some four hundred lines."""
+    lengths = {name: path.read_text().count("\n") for name, path in MODULES.items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 # Which room of the broker writes which field; all other fields are written by the room ``state``, by verbs. Tighten it
 # when a field comes home; nothing may be added.
 OWNERS = {

@@ -20,7 +20,7 @@ from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
 from swarm.sim.checks.watch import Watch
 from swarm.sim.garble import garbled
-from swarm.sim.network import Link, Network
+from swarm.sim.network import LinksOfBroker, Network
 from swarm.sim.roles import Client, Reader, Worker
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
 from swarm.sim.world import World
@@ -83,8 +83,7 @@ class Cluster:
         self.let_go: set[str] = set()  # incarnations that may end
         self.is_healed = False
         self._num_coming = 0  # processes that are about to start
-        self._links: dict[bytes, Link] = {}
-        self._old_links: list[Link] = []  # of a broker that died
+        self._links = LinksOfBroker(self.network, world)
         self.totals: Counter[str] = Counter()  # what brokers counted that died
         self._num_started = 0
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
@@ -127,7 +126,7 @@ class Cluster:
         self.revoked.add(node.key)
         self.watch.revoked(node)
         self.broker.feed(broker_event.KeyRevoked(node.key))
-        self._cut(node.peer)
+        self._links.cut(node.peer)
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
         ends_after = self.world.draw(REVOKED_S)
         self.world.at(ends_after, lambda: self.worker_exits(node) if node.alive else None)
@@ -176,7 +175,7 @@ class Cluster:
         self.world.at(delay, restart)
 
     def worker_gone(self, node: Worker) -> None:
-        self._cut(node.peer)
+        self._links.cut(node.peer)
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
     def worker_exits(self, node: Worker) -> None:
@@ -199,16 +198,13 @@ class Cluster:
         )
 
     def client_gone(self, node: Client) -> None:
-        self._cut(node.peer)
+        self._links.cut(node.peer)
         self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
 
     def broker_gone(self, *, power: bool) -> None:
         """Break the broker's connections. What it sent may still arrive for a while, what was said to it does not."""
         self.totals.update(self.broker.core.state.counters)
-        for link in self._links.values():
-            link.cut()
-        self._old_links = [*self._old_links, *self._links.values()]
-        self._links.clear()
+        self._links.broker_gone()
         for node in list(self.workers.values()):
             node.lose_broker()
         for client in self.clients.values():
@@ -221,9 +217,7 @@ class Cluster:
 
     def broker_back(self) -> None:
         """Forget the links of the broker's former self; whoever lives knocks."""
-        for link in self._old_links:
-            link.break_off()
-        self._old_links.clear()
+        self._links.broker_back()
         self.promises.restarted(self.broker.core.state)
         self.audit.restarted(self.broker.core.state, self.broker.disk)
         self.watch.restarted()
@@ -273,12 +267,12 @@ class Cluster:
         if node is not None and not node.has_room:
             self.world.at(0.0, self._for_this_broker(broker_event.ClientStuck(client)))
         elif node is not None:
-            self._link(client, node.name, "client").carry(lambda: node.hear(message))
+            self._links.to(client, node.name, "client").carry(lambda: node.hear(message))
 
     def to_worker(self, peer: bytes, order: Order) -> None:
         node = self._worker(peer)
         if node is not None:
-            self._link(peer, node.name, "control").carry(lambda: node.take_order(order))
+            self._links.to(peer, node.name, "control").carry(lambda: node.take_order(order))
 
     def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None:
         node = self.ways.behind(endpoint)
@@ -393,20 +387,6 @@ class Cluster:
 
     def _worker(self, peer: bytes) -> WorkerNode | None:
         return self.workers.get(peer.decode())
-
-    def _link(self, peer: bytes, name: str, kind: str) -> Link:
-        link = self._links.get(peer)
-        if link is None:
-            made = self.network.link(
-                "broker", name, "client" if kind == "client" else "control", self.world.pace.control
-            )
-            link = self._links[peer] = made
-        return link
-
-    def _cut(self, peer: bytes) -> None:
-        link = self._links.pop(peer, None)
-        if link is not None:
-            link.cut()
 
     def _for_this_broker(self, event: broker_event.Event) -> Callable[[], None]:
         """News of a connection to the broker that lives now: a later one never hears of it."""
