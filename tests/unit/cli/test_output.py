@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -143,6 +144,49 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     )
     os.close(write_fd)
     assert (process.returncode, process.stderr) == (1, b"")
+
+
+def checked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``swarm config check``, whose stdout is as the options say; it names a file whose name is no ASCII."""
+    return subprocess.run(
+        [sys.executable, "-m", "swarm", "config", "check", *arguments],
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+        **{"stderr": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, **options},
+    )
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)], ids=["for people", "JSON"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_an_output_that_can_not_be_written_is_one_line(how: tuple[str, ...], buffered: str) -> None:
+    """The disk is full: named, and not a success."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": buffered}
+    with Path("/dev/full").open("w") as full:
+        done = checked(*how, stdout=full, env=environment)
+    assert (done.returncode, done.stderr) == (1, "swarm: can't write what it says: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_without_stdin_or_stdout_it_is_done_all_the_same(closed: int) -> None:
+    """As ``swarm config check >&-``."""
+    done = checked(stdout=subprocess.PIPE, preexec_fn=lambda: os.close(closed))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, tmp_path: Path) -> None:
+    """A question mark stands for each; JSON has escapes, and loses nothing; half a letter of a file's name is told."""
+    for name, shown in (("Ω", {"utf-8": "Ω"}.get(encoding, "?")), ("\udcff", {"utf-8": "\\udcff"}.get(encoding, "?"))):
+        settings = tmp_path / f"{name}.toml"
+        settings.write_text('model = "Ω"')
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+        done = checked(str(settings), stdout=subprocess.PIPE, env=environment, encoding=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"/{shown}.toml" in done.stdout
+        done = checked(str(settings), "--json", stdout=subprocess.PIPE, env=environment, encoding=encoding)
+        assert json.loads(done.stdout)["model"] == "Ω"
 
 
 @pytest.mark.parametrize(
