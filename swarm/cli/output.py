@@ -121,9 +121,9 @@ def in_bytes(count: float) -> str:
 
 def console() -> Console:
     """Open stdout for tables; not a terminal, it is wide: lines of a pipe or a file need not fit a window."""
-    from rich.console import Console
+    from swarm.cli.screen import Screen
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+    return Screen(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 class Progress:

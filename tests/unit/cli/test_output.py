@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
 
 from swarm.cli.output import JsonProgress, Progress, in_bytes, run_app
+from swarm.cli.screen import Screen
 from swarm.ctl.render import nodes, standby
 from swarm.errors import ConfigError, InvalidRequest, Unavailable
 from swarm.govern.orders import kept
@@ -176,12 +179,13 @@ def test_without_stdin_or_stdout_it_is_done_all_the_same(closed: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter is the locale C's
+def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, errors: str, tmp_path: Path) -> None:
     """A question mark stands for each; JSON has escapes, and loses nothing; half a letter of a file's name is told."""
     for name, shown in (("Ω", {"utf-8": "Ω"}.get(encoding, "?")), ("\udcff", {"utf-8": "\\udcff"}.get(encoding, "?"))):
         settings = tmp_path / f"{name}.toml"
         settings.write_text('model = "Ω"')
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": f"{encoding}:{errors}"}
         done = checked(str(settings), stdout=subprocess.PIPE, env=environment, encoding=encoding)
         assert (done.returncode, done.stderr) == (0, "")
         assert f"/{shown}.toml" in done.stdout
@@ -290,6 +294,22 @@ def test_a_table_of_workers_has_room_in_120_columns() -> None:
     assert "123456 on machine-1" in lines[3]
     assert "10–11" in lines[3]
     assert " 5 " in lines[4]
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_window_too_narrow_for_a_table_breaks_no_word(width: int, is_dense: bool) -> None:
+    """An id can be copied, and a column's name be read: the table is wider than the window, where it must. Text is
+    folded at its width."""
+    request = "f85facadb8fbc556afba6b3086adf086"
+    table = Table("worker", "request", "deadline", "at most", box=box.SIMPLE, collapse_padding=is_dense)
+    table.add_row("w0", request, "no", "333 MiB of 5.3 GiB")
+    shown = io.StringIO()
+    Screen(file=shown, width=width).print(Group(table, "·" + " a text of words, longer than the window is" * 3))
+    drawn, folded = shown.getvalue().split("·")
+    assert {"worker", "request", request, "deadline", "333", "MiB"} <= set(drawn.split())
+    assert max(map(len, drawn.splitlines())) <= max(width, 75)
+    assert max(map(len, folded.splitlines())) <= width
 
 
 @pytest.mark.parametrize(
