@@ -30,6 +30,7 @@ from swarm.cli.options import (
     load_settings,
 )
 from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
+from swarm.cli.packages import demand
 from swarm.cli.up.http import GatewayDoor, why_none
 from swarm.cli.up.supervisor import BROKER, GATEWAY, MAX_WORKERS
 from swarm.errors import ConfigError
@@ -119,6 +120,7 @@ def up(
     if http is not None and no_http:
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
+    demand("broker", *(["worker"] if workers else []))
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
     addresses = own(settings.broker.listen)
