@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.about.packages import demand, missing
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -27,7 +28,6 @@ from swarm.cli.options import (
     readers,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
-from swarm.cli.packages import demand, missing
 from swarm.cli.up.processes import die_with_parent
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.about.packages import demand
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -30,7 +31,6 @@ from swarm.cli.options import (
     load_settings,
 )
 from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
-from swarm.cli.packages import demand
 from swarm.cli.up.http import GatewayDoor, why_none
 from swarm.cli.up.supervisor import BROKER, GATEWAY, MAX_WORKERS
 from swarm.errors import ConfigError
@@ -94,7 +94,7 @@ def up(
     url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. The
     gateway is left out if port 8000 is taken and nobody chose it, or if its packages are missing; a line says so.
     """
-    from swarm.cli.models import resolve_model
+    from swarm.cli.up.models import resolve_model
     from swarm.cli.up.statedir import state_directory
     from swarm.lock.known import default_state_dir
     from swarm.sink import guard_stdout

@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.cli.about.packages import missing
 from swarm.cli.output import Progress
-from swarm.cli.packages import missing
 from swarm.errors import ConfigError
 from swarm.keys.file import NAME
 

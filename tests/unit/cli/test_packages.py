@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli import packages
+from swarm.cli.about import packages
 
 ROOT = Path(__file__).parents[3]
 # As where a client alone is installed.
