@@ -146,3 +146,19 @@ def guard_stdout() -> None:
     """Let nothing fail by writing to stdout: for commands whose output only tells what goes on."""
     if not isinstance(sys.stdout, Sink):
         sys.stdout = Sink(sys.stdout)
+
+
+def settle_stdin_and_stdout() -> None:
+    """Let both be there, and stdout take any letter. One that was closed before we began is empty, or tells nobody; its
+    number, the lowest that is free, is no connection's. A letter that stdout's encoding lacks is a question mark."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (the same)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace" if has_all_letters(sys.stdout) else "replace")
+
+
+def has_all_letters(stream: TextIO) -> bool:
+    """Is it UTF-8? Then only half a letter, as a file's name may have, can't be written."""
+    return (stream.encoding or "utf-8").lower().replace("-", "") == "utf8"

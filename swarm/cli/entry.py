@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from swarm.sink import guard_stderr
+from swarm.sink import guard_stderr, settle_stdin_and_stdout
 
 if TYPE_CHECKING:
     import typer
@@ -25,6 +25,7 @@ def run(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) ->
 def end_with(command: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run the command with the process's arguments and end the process with its exit code."""
     guard_stderr()  # nobody fails by not being able to say so
+    settle_stdin_and_stdout()
     try:
         code = command(sys.argv[1:])
     except KeyboardInterrupt:  # between the command's last instruction and here

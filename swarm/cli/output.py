@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from swarm.errors import InvalidRequest, SwarmError
-from swarm.sink import Sink, in_words
+from swarm.sink import Sink, has_all_letters, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH_ELSEWHERE = 160
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -55,10 +57,22 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone. Python flushes stdout once more at exit and must not stumble over it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _hear_no_more()
         return EXIT_FAILED  # as typer itself answers, where it notices first
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _hear_no_more()
+        return complain(name, f"can't write {error.filename or 'what it says'}: {error.strerror}")
     return code if isinstance(code, int) else 0
+
+
+def _hear_no_more() -> None:
+    """What stdout still holds can't be written. Python flushes it once more at exit and must not stumble over it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _code_of(error: SwarmError) -> int:
@@ -83,12 +97,17 @@ def _help_hint(error: Exception, name: str) -> str:
 
 def print_json(data: object) -> None:
     """Print data as ``--json`` does: one object, readable and parsable."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json.dumps(data, indent=2, ensure_ascii=not has_all_letters(sys.stdout)))
 
 
 def print_json_line(data: object) -> None:
     """Print data in one line, at once: for what comes bit by bit."""
-    print(json.dumps(data, ensure_ascii=False), flush=True)
+    print(json_line(data), flush=True)
+
+
+def json_line(data: object) -> str:
+    """Write data for stdout; what its encoding lacks is escaped, as JSON allows."""
+    return json.dumps(data, ensure_ascii=not has_all_letters(sys.stdout))
 
 
 def in_bytes(count: float) -> str:
@@ -102,9 +121,9 @@ def in_bytes(count: float) -> str:
 
 def console() -> Console:
     """Open stdout for tables; not a terminal, it is wide: lines of a pipe or a file need not fit a window."""
-    from rich.console import Console
+    from swarm.cli.screen import Screen
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+    return Screen(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 class Progress:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.about.packages import demand, missing
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -27,7 +28,6 @@ from swarm.cli.options import (
     readers,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
-from swarm.cli.up.http import missing_packages
 from swarm.cli.up.processes import die_with_parent
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError
@@ -78,6 +78,7 @@ def broker(
             from swarm.lock.known import default_state_dir
 
             settings = settings.model_copy(update={"state_dir": default_state_dir()})  # keys must outlive the broker
+        demand("broker")
         from swarm import log
         from swarm.broker.service import run
         from swarm.service.unit import Unit
@@ -142,6 +143,7 @@ def worker(
     with _hopeless_is_78():
         load, origins = readers(context, config, overrides)
         settings = load()
+        demand("worker")
         from swarm.stage.shell.waiting import prepare_openmp
 
         prepare_openmp(settings.worker.threads)
@@ -212,8 +214,8 @@ def gateway(
     with _hopeless_is_78():
         load, origins = readers(context, config, overrides)
         settings = load()
-        if missing := missing_packages():
-            raise ConfigError(missing)
+        if lacking := missing("gateway"):
+            raise ConfigError(lacking)
         from swarm import log
         from swarm.cli.joining import of_client
         from swarm.gateway.console.household import Household

@@ -95,7 +95,8 @@ class Contact:
         if self._unheard:
             return Unavailable(
                 f"who listens at {self.url} hangs up while this machine knocks: it may have another key by now than is "
-                "known here, then ask there for an invitation (swarmctl invite), and give it with --join"
+                "known here, then ask there for an invitation (swarmctl invite), and give it with --join; or it is no "
+                "broker (a gateway, say)"
             )
         if self._lost_at is not None:
             return Unavailable(f"the broker at {self.url} went away and has not come back")

@@ -90,7 +90,7 @@ def _from_file(path: Path | str | None) -> _Layer:
     if file is None:
         return _Layer("no file", {})
     try:
-        return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
+        return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"the settings file {file} can't be read ({error.strerror}); name another one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

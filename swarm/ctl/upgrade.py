@@ -6,7 +6,6 @@ there by then, and has to be back with layers before the next one goes. So at mo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import typer
 
 from swarm.cli.asking import YesOption, ask_first
 from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.output import json_line
 from swarm.errors import SwarmError, Unavailable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
         all_done = []
         for done in Rolling(client, force=force).run(workers or ()):
             all_done.append(done)
-            print(json.dumps(done, ensure_ascii=False) if in_json else told(done), flush=True)
+            print(json_line(done) if in_json else told(done), flush=True)
         if not in_json:
             print(summed_up(all_done))
         demand_named(workers or (), all_done)

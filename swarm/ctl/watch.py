@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 
 from rich.console import Group
 from rich.text import Text
 
-from swarm.cli.output import console
+from swarm.cli.output import console, print_json_line
 from swarm.client.blocking import Client
 from swarm.ctl.render_stats import rates, stats
 from swarm.wire.messages import Json
@@ -32,7 +31,7 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
         body = client.query("stats")
         now = time.monotonic()
         if as_json:
-            print(json.dumps(body, ensure_ascii=False), flush=True)
+            print_json_line(body)
         else:
             screen.clear()  # does nothing where it isn't a terminal
             screen.print(Group(Text(_since_last(before, body, now - asked_at)), stats(body)))

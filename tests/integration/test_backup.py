@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +49,18 @@ def is_private(folder: Path) -> bool:
     return all(path.stat().st_mode & 0o77 == 0 for path in (folder, folder / "journal.db"))
 
 
+async def known(client: AsyncClient) -> dict[str, tuple[int, list[str | None]]]:
+    """By each request's id how many tokens were drawn of it, and why it has ended, if it has: by memory or journal. The
+    oldest first."""
+    told: Any = await client.query("requests")
+    rows = sorted((*told["requests"], *told["kept"]), key=lambda row: row["age_s"], reverse=True)
+    return {row["request_id"]: (row["num_tokens"], row["reasons"]) for row in rows}
+
+
 async def test_a_copy_of_a_live_brokers_state_is_put_back(swarm: Processes, state: Path, tmp_path: Path) -> None:
     """The copy is made while a request is under way, which waits for workers, so that it can't end meanwhile; then the
-    broker is lost with all that it had. From the copy the request goes on to the same tokens, without a complaint."""
+    broker is lost with all that it had. From the copy all requests are known as they were, also one that had ended; the
+    other goes on to the same tokens, without a complaint."""
     copy = tmp_path / "copy"
     async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
         await swarm.until_serving(client, 2)
@@ -63,13 +73,16 @@ async def test_a_copy_of_a_live_brokers_state_is_put_back(swarm: Processes, stat
             swarm.kill(name)
         await asyncio.to_thread(as_told, "copy", state, copy)
         assert not running.done()
-        assert (await client.query("status"))["num_requests"] > 0
+        before = await known(client)
+        assert before[expected.request_id] == (LONG, ["length"])
+        assert [reasons for _, reasons in before.values()] == [["length"], [None]]
         swarm.broker.kill()
         swarm.broker.wait()
         shutil.rmtree(state)
         await asyncio.to_thread(as_told, "put back", state, copy)
         assert is_private(state)
         swarm.start_broker(2)
+        assert await known(client) == before
         for name in ("w0", "w1"):
             swarm.start_worker(name)
         await swarm.until_serving(client, 2)

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -595,63 +594,6 @@ def test_events_are_followed_over_a_restart_of_the_broker(broker: FakeBroker) ->
     assert leaving.stderr is not None
     assert leaving.stderr.read() == b""
     leaving.stderr.close()
-
-
-# What bash does when somebody has pressed the tabulator behind these words.
-_TAB = """
-eval "$("$1" completion bash)"
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-function=$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-$function "$1" "${@: -1}" "${@: -2:1}"
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("swarmctl", "unc"), ["uncordon"]),
-        (("swarmctl", "drain", "w"), ["w0", "w1"]),
-        (("swarmctl", "plan", "--exclude", "w1"), ["w1"]),
-        (("swarmctl", "--url", "tcp://127.0.0.1:9", "drain", "w"), []),
-        (("swarm", "config", ""), ["check", "show"]),
-    ],
-    ids=" ".join,
-)
-def test_bash_completes(broker: FakeBroker, tmp_path: Path, words: tuple[str, ...], expected: list[str]) -> None:
-    """Commands; the names of workers that are there, if the broker answers; nothing, in silence, if it doesn't."""
-    workers = [{"name": "w0", "state": "member"}, {"name": "w1", "state": "member"}, {"name": "w2", "state": "out"}]
-    broker.reports["nodes"] = Report(what="nodes", ok=True, body={"workers": workers})
-    for program, module in (("swarm", "swarm.cli.main"), ("swarmctl", "swarm.ctl.main")):
-        script = f"#!{sys.executable}\nfrom {module} import main\nmain()\n"
-        (tmp_path / program).write_text(script)
-        (tmp_path / program).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "--norc", "-c", _TAB, "bash", *words],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.stdout.split(), done.stderr) == (expected, "")
-
-
-@pytest.mark.parametrize("program", ["swarm", "swarmctl"])
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_script(program: str, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With where it belongs; --json has the same. The shell, if it is here, can read it."""
-    run = {"swarm": run_swarm, "swarmctl": swarmctl}[program]
-    assert run(["completion", shell]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("# ")
-    assert f"_{program.upper()}_COMPLETE" in shown
-    assert run(["completion", shell, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["script"] in shown
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=shown, text=True, check=True, timeout=60)
 
 
 def test_rates_between_two_looks() -> None:

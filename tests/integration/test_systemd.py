@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from swarm.cli.doctor.checks import MANY_RESTARTS
 from swarm.lock import invitation
 from swarm.wire.door.keys import public_of
 from tests.integration.booted import PROGRAMS, SOON_S, NoSystem, booted, environment, why_not
@@ -190,6 +191,36 @@ def test_who_dies_again_and_again_is_never_parked(serving: BootedSwarm, expected
             serving.run("kill", "-KILL", str(pid))
             serving.until(lambda pid=pid: serving.pid_of("swarm-worker@w1") != pid, "it is dead")
     serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
+
+
+def systemd_findings(system: BootedSwarm) -> list[dict[str, str]]:
+    """What ``swarm doctor`` says of units there."""
+    said = system.run(str(PROGRAMS / "swarm"), "doctor", "--json")
+    findings: list[dict[str, str]] = json.loads(said.stdout)["findings"]
+    assert said.returncode == int(any(each["level"] == "trouble" for each in findings))
+    return [each for each in findings if each["about"] == "systemd"]
+
+
+def test_the_doctor_names_who_dies_again_and_again(serving: BootedSwarm, expected: str) -> None:
+    """It comes to nothing at every start, so systemd calls it neither failed nor active; the others serve meanwhile.
+    What the doctor says to look at tells why. Put right, it is back by itself, and nothing is in the way."""
+    unit, wrong = "swarm-worker@w1.service", "/etc/systemd/system/swarm-worker@w1.service.d/99-wrong.conf"
+    written(serving, wrong, "[Service]\nExecStart=\nExecStart=/bin/sh -c 'echo gone wrong >&2; exit 1'\n")
+    serving.systemctl("daemon-reload")
+    with under_way(serving, expected):
+        serving.systemctl("restart", "--no-block", unit)
+        serving.until(lambda: int(serving.shown(unit, "NRestarts")) >= MANY_RESTARTS, "it is started again and again")
+        (found,) = [each for each in systemd_findings(serving) if each["level"] == "trouble"]
+    assert found["text"].startswith(f"{unit} is activating")
+    assert "and was started again" in found["text"]
+    command = found["remedy"].split()
+    assert command[:3] == ["journalctl", "-u", unit]
+    assert "gone wrong" in serving.run(*command).stdout
+    serving.run("rm", wrong)
+    serving.systemctl("daemon-reload")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
+    serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
+    assert not [each for each in systemd_findings(serving) if each["level"] == "trouble"]
 
 
 def test_stopping_a_worker_drains_it(serving: BootedSwarm, expected: str) -> None:

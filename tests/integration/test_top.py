@@ -273,9 +273,19 @@ def test_colours_are_left_out_where_they_are_not_wanted(
         assert (b"\x1b[36m" in terminal.raw) is coloured
 
 
-def test_a_terminal_that_cannot_be_drawn_on(broker: FakeBroker) -> None:
+def test_a_locale_that_is_not_here_is_no_traceback(broker: FakeBroker) -> None:
+    """As on a machine that is visited with another one's settings."""
+    with Terminal([*SWARMCTL, "top", "--url", broker.url], LC_ALL="xx_XX.UTF-8") as terminal:
+        terminal.until(holds("parrot"))
+        terminal.press("q")
+        assert terminal.ends() == 0
+        assert b"Traceback" not in terminal.raw
+
+
+@pytest.mark.parametrize("term", ["nonsense", "dumb"])
+def test_a_terminal_that_cannot_be_drawn_on(broker: FakeBroker, term: str) -> None:
     """One line that says what to do, as for every failure."""
-    with Terminal([*SWARMCTL, "top", "--url", broker.url], TERM="nonsense") as terminal:
+    with Terminal([*SWARMCTL, "top", "--url", broker.url], TERM=term) as terminal:
         assert terminal.ends() == 1
         [line] = terminal.raw.decode().split("\r\n")[:-1]
         assert line.startswith("swarmctl: this terminal can't be drawn on")

@@ -210,6 +210,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "is not valid TOML" in refusal(path=write(tmp_path / "s.toml", "[broker\n"))
 
 
+def test_a_file_that_begins_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    """As some editors write it."""
+    (tmp_path / "s.toml").write_text("[broker]\nport = 5900\n", encoding="utf-8-sig")
+    assert config.load(tmp_path / "s.toml").broker.port == 5900
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_keys(host: str) -> None:
     """Every loopback address may be used without keys."""

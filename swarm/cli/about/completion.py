@@ -60,9 +60,20 @@ def command(program: str) -> Callable[..., None]:
 def prepare(program: str) -> None:
     """Let typer answer, if a shell asks this process how a line may go on."""
     if _variable(program) in os.environ:
-        from typer._completion_classes import completion_init
+        from typer._click.shell_completion import add_completion_class
+        from typer._completion_classes import ZshComplete, completion_init
+
+        class Zsh(ZshComplete):
+            def complete(self) -> str:
+                return _quoted(super().complete())
 
         completion_init()
+        add_completion_class(Zsh, Shell.zsh.value)
+
+
+def _quoted(answer: str) -> str:
+    """For zsh to evaluate. typer doubles quotation marks, of which zsh makes nothing: "The brokers clients door"."""
+    return answer.replace("''", "'\\''").replace('""', '\\"')
 
 
 def _variable(program: str) -> str:

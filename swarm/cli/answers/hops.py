@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.cli.screen import Screen
 from swarm.client.results import Choice
 from swarm.wire.messages import Hop
 
@@ -18,7 +18,7 @@ _MOST_LINES = 24  # tokens shown of a longer answer: the first and the last ones
 
 def print_hops(choices: Sequence[Choice]) -> None:
     """Print a line per stage to stderr, and a line per token with a bar for each of its hops."""
-    out = Console(stderr=True, highlight=False)
+    out = Screen(stderr=True, highlight=False)
     table = Table(
         "worker",
         "layers",

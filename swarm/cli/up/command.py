@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.about.packages import demand
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -93,7 +94,7 @@ def up(
     url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. The
     gateway is left out if port 8000 is taken and nobody chose it, or if its packages are missing; a line says so.
     """
-    from swarm.cli.models import resolve_model
+    from swarm.cli.up.models import resolve_model
     from swarm.cli.up.statedir import state_directory
     from swarm.lock.known import default_state_dir
     from swarm.sink import guard_stdout
@@ -119,6 +120,7 @@ def up(
     if http is not None and no_http:
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
+    demand("broker", *(["worker"] if workers else []))
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
     addresses = own(settings.broker.listen)

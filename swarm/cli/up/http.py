@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.cli.about.packages import missing
 from swarm.cli.output import Progress
 from swarm.errors import ConfigError
 from swarm.keys.file import NAME
@@ -16,25 +16,16 @@ from swarm.keys.file import NAME
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings
 
-_PACKAGES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "prometheus_client")
 _POLL_S = 0.1
 _KNOCK_S = 1.0
 _MOST_BYTES = 1 << 13  # of an answer; the gateway's is some 300
 
 
-def missing_packages() -> str:
-    """Say what is missing to run a gateway, and what to do; empty if nothing is."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if not missing:
-        return ""
-    return f"the gateway needs packages that are not installed ({', '.join(missing)}): pip install 'swarm[gateway]'"
-
-
 def why_none(settings: GatewaySettings, doors: range) -> str:
     """Say why there can be no gateway; empty if there can. ``doors``: ports that its own broker will have. Raises
     ConfigError if its port is taken that somebody chose: one that nobody chose must not stop a swarm."""
-    if missing := missing_packages():
-        return f"no HTTP: {missing}"
+    if lacking := missing("gateway"):
+        return f"no HTTP: {lacking}"
     if not (trouble := _trouble(settings.host, settings.port, doors)):
         return ""
     if "port" in settings.model_fields_set or "host" in settings.model_fields_set:

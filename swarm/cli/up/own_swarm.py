@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swarm.cli.models import resolve_model
+from swarm.cli.about.packages import demand
 from swarm.cli.options import Dtype, Mode, load_settings
 from swarm.cli.output import Progress
 from swarm.cli.up.command import Commands, check_ports, let_children_find_swarm, share_of_memory
 from swarm.cli.up.host import BrokerLink
+from swarm.cli.up.models import resolve_model
 from swarm.cli.up.runner import Runner
 from swarm.cli.up.statedir import state_directory
 from swarm.cli.up.supervisor import StopAsked
@@ -61,6 +62,7 @@ def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coro
     Raises KeyboardInterrupt if a signal asked for the end, SwarmError if the swarm can't run.
     """
     settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
+    demand("broker", "worker")
     path = resolve_model(settings.model)
     let_children_find_swarm()
     with state_directory(None) as directory:

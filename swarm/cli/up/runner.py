@@ -42,7 +42,8 @@ Feed = Callable[[Event], None]
 LOG_POLL_S = 0.2  # how far --verbose lags behind
 LOG_CHECK_S = 2.0  # how often a log's length is looked at
 CRASH_LINES = 8
-CRASH_COLUMNS = 160  # enough to know the error; the whole is in the log
+CRASH_COLUMNS = 160  # of a logged event: enough to know it; the whole is in the log
+CRASH_WORDS = 600  # of what it said to people, which ends with what to do
 
 
 class Host(Protocol):
@@ -303,4 +304,5 @@ class Runner:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= CRASH_COLUMNS else line[: CRASH_COLUMNS - 1] + "…"
+    most = CRASH_COLUMNS if line.startswith("{") else CRASH_WORDS
+    return line if len(line) <= most else line[: most - 1] + "…"

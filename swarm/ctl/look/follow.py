@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import select
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.output import json_line
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
@@ -82,7 +82,7 @@ def _look(client: Client) -> Look:
 def line(event: Event, at: float | None, *, as_json: bool) -> str:
     if as_json:
         when = None if at is None else datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
-        return json.dumps({"time": when, "event": event.name, "text": event.text, **event.fields}, ensure_ascii=False)
+        return json_line({"time": when, "event": event.name, "text": event.text, **event.fields})
     clock = "before  " if at is None else f"{datetime.fromtimestamp(at):%H:%M:%S}"
     return f"{clock}  {event.name:<15} {' '.join(event.text.split())}"
 

@@ -24,8 +24,11 @@ def run(asking: Asking) -> None:
     terminal is none that can be drawn on."""
     from swarm.errors import ConfigError
 
-    locale.setlocale(locale.LC_ALL, "")  # curses writes in its encoding
+    _speak_utf8()
     try:
+        curses.setupterm()
+        if not curses.tigetstr("cup"):
+            raise curses.error("its cursor can't be moved")
         curses.wrapper(_loop, asking)
     except KeyboardInterrupt:
         return
@@ -33,6 +36,15 @@ def run(asking: Asking) -> None:
         raise ConfigError(f"this terminal can't be drawn on ({error}): set TERM, or take --json") from None
     if asking.problem is not None:
         raise asking.problem
+
+
+def _speak_utf8() -> None:
+    """curses writes in the locale's encoding. One that is named and isn't here, as on a machine that is visited with
+    another one's settings, counts as the least that knows all letters."""
+    for name in ("", "C.UTF-8"):
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, name)
+            return
 
 
 def _loop(window: curses.window, asking: Asking) -> None:

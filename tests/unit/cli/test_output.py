@@ -8,11 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from rich import box
+from rich.console import Group
+from rich.table import Table
 
 from swarm.cli.output import JsonProgress, Progress, in_bytes, run_app
+from swarm.cli.screen import Screen
 from swarm.errors import ConfigError, InvalidRequest, Unavailable
 
 ROOT = Path(__file__).parents[3]
@@ -142,6 +147,50 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert (process.returncode, process.stderr) == (1, b"")
 
 
+def checked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``swarm config check``, whose stdout is as the options say; it names a file whose name is no ASCII."""
+    return subprocess.run(
+        [sys.executable, "-m", "swarm", "config", "check", *arguments],
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+        **{"stderr": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, **options},
+    )
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)], ids=["for people", "JSON"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_an_output_that_can_not_be_written_is_one_line(how: tuple[str, ...], buffered: str) -> None:
+    """The disk is full: named, and not a success."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": buffered}
+    with Path("/dev/full").open("w") as full:
+        done = checked(*how, stdout=full, env=environment)
+    assert (done.returncode, done.stderr) == (1, "swarm: can't write what it says: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_without_stdin_or_stdout_it_is_done_all_the_same(closed: int) -> None:
+    """As ``swarm config check >&-``."""
+    done = checked(stdout=subprocess.PIPE, preexec_fn=lambda: os.close(closed))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter is the locale C's
+def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, errors: str, tmp_path: Path) -> None:
+    """A question mark stands for each; JSON has escapes, and loses nothing; half a letter of a file's name is told."""
+    for name, shown in (("Ω", {"utf-8": "Ω"}.get(encoding, "?")), ("\udcff", {"utf-8": "\\udcff"}.get(encoding, "?"))):
+        settings = tmp_path / f"{name}.toml"
+        settings.write_text('model = "Ω"')
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": f"{encoding}:{errors}"}
+        done = checked(str(settings), stdout=subprocess.PIPE, env=environment, encoding=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"/{shown}.toml" in done.stdout
+        done = checked(str(settings), "--json", stdout=subprocess.PIPE, env=environment, encoding=encoding)
+        assert json.loads(done.stdout)["model"] == "Ω"
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (3 << 40, "3.0 TiB")]
 )
@@ -204,3 +253,19 @@ def test_progress_goes_on_without_its_audience() -> None:
     progress = Progress(Broken())
     progress.say("one")
     progress.update("two")
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_window_too_narrow_for_a_table_breaks_no_word(width: int, is_dense: bool) -> None:
+    """An id can be copied, and a column's name be read: the table is wider than the window, where it must. Text is
+    folded at its width."""
+    request = "f85facadb8fbc556afba6b3086adf086"
+    table = Table("worker", "request", "deadline", "at most", box=box.SIMPLE, collapse_padding=is_dense)
+    table.add_row("w0", request, "no", "333 MiB of 5.3 GiB")
+    shown = io.StringIO()
+    Screen(file=shown, width=width).print(Group(table, "·" + " a text of words, longer than the window is" * 3))
+    drawn, folded = shown.getvalue().split("·")
+    assert {"worker", "request", request, "deadline", "333", "MiB"} <= set(drawn.split())
+    assert max(map(len, drawn.splitlines())) <= max(width, 75)
+    assert max(map(len, folded.splitlines())) <= width

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.models import resolve_model
 from swarm.cli.up.command import Commands, check_ports
 from swarm.cli.up.http import why_none
+from swarm.cli.up.models import resolve_model
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
 from swarm.cli.up.summary import loading_line, plan_lines, serving_lines

@@ -780,6 +780,7 @@ def test_who_is_hung_up_on_while_it_knocks_is_told_what_that_may_be() -> None:
     driver.do(Disconnected())
     (failed,) = [action for action in driver.wait(6.0) if isinstance(action, Failed)]
     assert "it may have another key by now" in str(failed.error)
+    assert "or it is no broker" in str(failed.error)
     driver.do(Reached())
     driver.do(Disconnected())
     driver.do(Start(submit()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.main import run
+from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.config import load
 from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, planned
 
@@ -124,6 +126,44 @@ def test_a_broker_that_can_not_work_has_its_doors_shut_by_its_own_systemd() -> N
         assert f"|| {word} stop --no-block swarm-broker.socket" in found[target.units / "swarm-broker.service"]
         backoff = found[target.units / "swarm-broker.service.d/10-backoff.conf"]
         assert f"ExecStartPost=+-{word} reset-failed %n" in backoff
+
+
+BOTH_KINDS = pytest.mark.parametrize(
+    "target", [Target(), Target(is_user=True, home=Path("/home/ann"))], ids=["of the system", "of a user"]
+)
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("name", SERVICES)
+def test_settings_that_can_not_work_are_not_tried_again(name: str, target: Target) -> None:
+    """All else is, however often: only the exit code by which a service says that it won't help is left out."""
+    lines = planned(target, Wanted(PROGRAM, 252))[target.units / name].splitlines()
+    assert {"Restart=on-failure", "StartLimitIntervalSec=0"} <= set(lines)
+    assert [line for line in lines if line.startswith("RestartPrevent")] == [f"RestartPreventExitStatus={EX_CONFIG}"]
+    assert not [line for line in lines if line.startswith("SuccessExitStatus=") and str(EX_CONFIG) in line]
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("status", [str(EX_CONFIG), "0", "1", "KILL", ""])
+def test_a_broker_shuts_its_doors_only_if_it_can_not_work(target: Target, status: str, tmp_path: Path) -> None:
+    """The line of its unit is run, with somebody else in systemctl's place. EXIT_STATUS: as systemd sets it; a signal's
+    name if one has ended it."""
+    told = tmp_path / "told"
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$*" > {shlex.quote(str(told))}\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    unit = planned(target, Wanted(PROGRAM, 252))[target.units / "swarm-broker.service"]
+    (line,) = re.findall(r"^ExecStopPost=\+-(.*)$", unit, re.MULTILINE)
+    path = f"{tmp_path}:{os.defpath}"
+    done = subprocess.run(
+        shlex.split(line.replace("$$", "$")),
+        env={"PATH": path, "EXIT_STATUS": status},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    words = "--user " if target.is_user else ""
+    expected = f"{words}stop --no-block swarm-broker.socket\n" if status == str(EX_CONFIG) else None
+    assert (told.read_text() if told.exists() else None) == expected
 
 
 def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
