@@ -128,10 +128,10 @@ function roomLeft(talk) {
     const { room } = talk;
     element.hidden = room === null;
     if (room === null) return;
-    const words = roomWords(room, talk.mode);
+    const words = roomWords(room);
     setMeter(bar, { value: room.used, most: room.context, words });
     set(element, { "data-level": room.level });
-    anew.hidden = room.level === "roomy" || talk.mode !== "chat" || talk.turns.length === 0;
+    anew.hidden = room.level === "roomy" || room.isAlone;
     set(anew, { disabled: talk.isBusy });
   };
   return { element, draw };

@@ -12,6 +12,7 @@ const SAVE_S = 2; // at most so often while tokens come; leaving the page saves 
 const SAVE_SHARE = 50; // a long answer takes longer to save: then it is done more seldom
 const HEADERS_S = 30; // within which the gateway answers at all
 const SILENT_S = 10; // a stream has at least a comment each second
+const SLOW_MS = 16; // a drawing that takes longer, as of thousands of tokens, leaves twice its time to all else
 const STOP_S = 3; // from the order to cancel to the stream's end
 const MOST_TURNS = 400;
 
@@ -45,6 +46,7 @@ export class Talk {
   #isScheduled = false;
   #saving = 0;
   #saveTook = 0;
+  #drawTook = 0;
   #judged = { state: [], problems: {} };
   #reading = null; // AbortController of the stream that is open
   #wake = () => {};
@@ -58,7 +60,7 @@ export class Talk {
     globalThis.addEventListener?.("online", () => this.#wake());
   }
 
-  // Call `draw(talk)` soon, and after each change; at most once a frame.
+  // Call `draw(talk)` soon, and after changes; at most once a frame.
   subscribe(draw) {
     this.#subscribers.add(draw);
     this.#schedule();
@@ -73,11 +75,15 @@ export class Talk {
   #schedule() {
     if (this.#isScheduled) return;
     this.#isScheduled = true;
-    const frame = globalThis.requestAnimationFrame ?? ((draw) => setTimeout(draw));
-    frame(() => {
+    const frame = globalThis.requestAnimationFrame ?? setTimeout;
+    const draw = () => {
       this.#isScheduled = false;
-      for (const draw of this.#subscribers) draw(this);
-    });
+      const began = performance.now();
+      for (const each of this.#subscribers) each(this);
+      this.#drawTook = performance.now() - began;
+    };
+    if (this.#drawTook < SLOW_MS) frame(draw);
+    else setTimeout(() => frame(draw), 2 * this.#drawTook);
   }
 
   get isBusy() {
