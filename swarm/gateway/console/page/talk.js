@@ -34,6 +34,7 @@ export class Talk {
   counted = null; // what the last answer's report said of the conversation's length
   former = null; // the conversation before this one, until something is asked
   model = null; // {id, chat, context} once it is known
+  lacks = ""; // why no model is known, in words
   wantsConfidence = false;
   repeats = false; // asks the same again whenever an answer ends, until Stop
   isStopping = false;
@@ -131,7 +132,7 @@ export class Talk {
 
   // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
   get problems() {
-    const state = [this.values, this.mode, this.draft, this.model, this.turns];
+    const state = [this.values, this.mode, this.draft, this.model, this.turns, this.lacks];
     if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
     return this.#judged.problems;
   }
@@ -139,7 +140,7 @@ export class Talk {
   #judge() {
     const problems = ask.problemsOf(this.values);
     const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
-    if (!this.model) problems.prompt = "The swarm serves no model yet: Generate works as soon as it does.";
+    if (!this.model) problems.prompt = this.lacks;
     else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
     else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
     return problems;
