@@ -229,7 +229,7 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
     a_look = (statistics.median(own["one console"]) - statistics.median(own["no console"])) / alone
     share = a_look * statistics.median(events) / 10
     print(f"{'':>22}  {a_look:.2f} ms for each of {alone:.1f} looks a second, which tell one event")
-    print(f"{'':>22}  so of a gateway that streams {share:.2f} % of its time")
+    print(f"{'':>22}  so of a gateway that streams at most {share:.2f} % of its time")
 
 
 def itself(port: int, pid: int, rounds: int) -> tuple[dict[str, list[float]], float]:

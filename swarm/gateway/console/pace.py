@@ -29,11 +29,12 @@ QUICK_FOR_S: Final = 2.0  # what takes longer is told well enough by the usual l
 AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
 PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
-# Of a pressed gateway's time, for making views, and as much for lists of requests; asking for them takes more again.
+# Of a pressed gateway's time, for making views, and for lists of requests; asking for them takes more than that again.
 SHARE: Final = 1 / 600
+LIST_SHARE: Final = 1 / 1200
 LEAST_LOAD: Final = 0.5  # a share is of the processor time that the gateway uses, though at least of so much of a core
-MAX_LIST_S: Final = 5.0  # between two lists of requests, whatever they cost
-PRESSED_S: Final = 0.25  # between its looks, at least
+MAX_LIST_S: Final = 6.0  # between two lists of requests, whatever they cost
+PRESSED_S: Final = 0.35  # between its looks, at least
 ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
 QUICK_SHARE: Final = 1 / 10  # for a moment only, in which the swarm makes no tokens
 MAX_S: Final = 2.0  # between two looks, whatever they cost
@@ -125,7 +126,7 @@ class Pace:
             self._plain_s = cost_s
         elif load >= PRESSED:
             dear_s = max(0.0, cost_s - self._plain_s)
-            self._list_from = now + min(MAX_LIST_S, dear_s / _share(load))
+            self._list_from = now + min(MAX_LIST_S, dear_s / (LIST_SHARE * _used(load)))
             return min(cost_s, self._plain_s)
         return cost_s
 
@@ -139,7 +140,7 @@ class Pace:
             return min(MAX_S, max(QUICK_S, cost_s / QUICK_SHARE))
         least_s = BUSY_S if self.is_busy else IDLE_S
         if load >= PRESSED:
-            return min(MAX_S, max(least_s, PRESSED_S, cost_s / _share(load)))
+            return min(MAX_S, max(least_s, max(PRESSED_S, cost_s / SHARE) / _used(load)))
         return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
     def _until_room_s(self, now: float) -> float:
@@ -156,8 +157,9 @@ class Pace:
         self._list_from = 0.0
 
 
-def _share(load: float) -> float:
-    return SHARE * min(1.0, max(LEAST_LOAD, load))
+def _used(load: float) -> float:
+    """Of a core, for what shares are taken of."""
+    return min(1.0, max(LEAST_LOAD, load))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from swarm.gateway.console.pace import (
     CALM_S,
     IDLE_S,
     LEAST_LOAD,
+    LIST_SHARE,
     MAX_LIST_S,
     MAX_S,
     MAX_TOLD,
@@ -133,8 +134,8 @@ def test_dear_looks_come_seldom() -> None:
     pace = begun(BUSY)
     assert pace.wait_s(0.0, 0.0, 1.0) == PRESSED_S
     assert pace.wait_s(0.0, 0.001, 1.0) == 0.001 / SHARE
-    assert pace.wait_s(0.0, 0.001, 0.75) == 0.001 / (SHARE * 0.75)
-    assert pace.wait_s(0.0, 0.001, 0.3) == 0.001 / (SHARE * LEAST_LOAD)
+    assert pace.wait_s(0.0, 0.001, 0.75) == 0.001 / SHARE / 0.75
+    assert pace.wait_s(0.0, 0.0, 0.3) == PRESSED_S / LEAST_LOAD
     assert pace.wait_s(0.0, 0.002, 0.1) == BUSY_S
     assert pace.wait_s(0.0, 0.01, 0.1) == 0.01 / ROOMY_SHARE
     assert pace.wait_s(0.0, 10.0, 0.1) == MAX_S
@@ -147,13 +148,13 @@ def test_a_long_list_of_requests_keeps_nothing_else_waiting() -> None:
     pace = begun(BUSY)
     pace.took(0.0005, 1.0, 0.0, has_requests=False)
     assert pace.took(0.0025, 1.0, 0.0, has_requests=True) == 0.0005
-    assert pace.wait_s(0.0, 0.0005, 1.0) == 0.0005 / SHARE
+    assert pace.wait_s(0.0, 0.0005, 1.0) == PRESSED_S
     for number, now in enumerate((0.3, 0.6, 0.9, 1.15)):
         pace.heard(BUSY | {"num_queued": number}, now, is_recovering=False)
         found = pace.due(now)
         assert "stats" in found or now != 0.6
         assert "requests" not in found
-    assert "requests" in pace.due(0.002 / SHARE)
+    assert "requests" in pace.due(0.002 / LIST_SHARE)
     pace.took(10.0, 1.0, 2.0, has_requests=True)
     assert "requests" not in pace.due(1.99 + MAX_LIST_S)
     assert "requests" in pace.due(2.0 + MAX_LIST_S)
