@@ -7,6 +7,9 @@
               as many requests under way as there are streams, and workers, all of which move
     broker    the broker's processor time in a real swarm of the embedded model that is idle: with the gateway's console
               left out, with nobody who looks, and with one open console, in turns
+    crowd     the gateway's and the broker's processor time for each token of a real swarm that is asked for so many
+              answers at once (``--requests``), without and with the page in Debian's Chromium, its list of requests in
+              sight, in turns; and how the page keeps up: time between frames, long tasks, elements
 
 Prints the machine, its processor and the command; on a shared machine the processor time of one process counts, not
 how much came in a second.
@@ -38,11 +41,12 @@ from bench_lib import ROOT, free_port, machine, wait_for
 from swarm import AsyncClient
 from swarm.config import Settings
 from swarm.gateway.console.household import STRANGERS
-from swarm.gateway.console.pace import BUSY_S, PRESSED_S
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.connection import connections_of
 from swarm.wire.messages import ClientMessage, Query, Report
+from tests.browser.chromium import launched
+from tests.browser.console import Console
 from tests.integration.fake_broker import FakeBroker
 
 SETTLE_S = 2.0
@@ -204,8 +208,8 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
             name = ("no console", "one console")[turn % 2]
             page = Page(port) if turn % 2 else None
             time.sleep(SETTLE_S / 4)
-            before, began = page.num_events if page else 0, time.monotonic()
             load(port, made[0].pid, num_streams, num_tokens // 8)  # so that every run finds it as warm
+            before, began = page.num_events if page else 0, time.monotonic()
             runs[name].append(load(port, made[0].pid, num_streams, num_tokens))
             if page is not None:
                 events.append((page.num_events - before) / (time.monotonic() - began))
@@ -222,9 +226,10 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
     print(f"by itself, beside no answers, of {num_streams} requests that move:")
     for name, each in own.items():
         print(told_of(name, each, "ms of the gateway's processor time a second"))
-    a_look = BUSY_S * (statistics.median(own["one console"]) - statistics.median(own["no console"]))
-    print(f"{'':>22}  {a_look:.2f} ms for each of {1 / BUSY_S:.0f} looks a second, which told {alone:.1f} events")
-    print(f"{'':>22}  so while it streams, with one in {PRESSED_S:g} s, {a_look / PRESSED_S / 10:.2f} % of its time")
+    a_look = (statistics.median(own["one console"]) - statistics.median(own["no console"])) / alone
+    share = a_look * statistics.median(events) / 10
+    print(f"{'':>22}  {a_look:.2f} ms for each of {alone:.1f} looks a second, which tell one event")
+    print(f"{'':>22}  so of a gateway that streams at most {share:.2f} % of its time")
 
 
 def itself(port: int, pid: int, rounds: int) -> tuple[dict[str, list[float]], float]:
@@ -248,10 +253,14 @@ def load(port: int, pid: int, num_streams: int, num_tokens: int) -> float:
     """Streamed tokens for a second of the gateway's time."""
     before = cpu_s(pid)
     each = num_tokens // num_streams
-    command = [sys.executable, __file__, "--be-reader", str(port), str(num_streams), str(each)]
-    if int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout) < num_streams * each:
+    if ask_at_once(port, num_streams, each) < num_streams * each:
         raise SystemExit("not all tokens came")
     return num_streams * each / (cpu_s(pid) - before)
+
+
+def ask_at_once(*arguments: object) -> int:
+    command = [sys.executable, __file__, "--be-reader", *map(str, arguments)]
+    return int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
 
 
 class Swarm:
@@ -264,9 +273,9 @@ class Swarm:
         environment = os.environ | {"SWARM_GATEWAY__CONSOLE": str(console).lower()}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
         wait_for(f"http://127.0.0.1:{self.http}/ready", self.process)
-        self.broker = next(
-            child.pid for child in psutil.Process(self.process.pid).children() if "broker" in child.cmdline()
-        )
+        children = [(child.pid, child.cmdline()) for child in psutil.Process(self.process.pid).children()]
+        self.broker = next(pid for pid, words in children if "broker" in words)
+        self.gateway = next(pid for pid, words in children if "gateway" in words)
 
     def broker_s(self, seconds: float) -> float:
         """Milliseconds of its processor time for a second."""
@@ -298,9 +307,68 @@ def broker(rounds: int, seconds: float) -> None:
         print(told_of(name, each, "ms of its processor time a second"))
 
 
+WATCHING = """
+window.seen = { frames: [], tasks: [] };
+new PerformanceObserver((told) => seen.tasks.push(...told.getEntries().map((each) => each.duration))).observe({
+  type: "longtask",
+});
+let last = 0;
+requestAnimationFrame(function frame(now) {
+  if (last) seen.frames.push(now - last);
+  last = now;
+  requestAnimationFrame(frame);
+});
+"""
+
+
+def crowd(rounds: int, num_requests: int, each: int) -> None:
+    runs: dict[str, list[list[float]]] = {"no console": [], "one console": []}
+    seen: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder), console=True)
+        pids = (swarm.gateway, swarm.broker)
+
+        def turn() -> list[float]:
+            before, began = [cpu_s(pid) for pid in pids], time.monotonic()
+            num_ended = ask_at_once(swarm.http, num_requests, each, "village", "data: [DONE]")
+            if num_ended < num_requests:
+                raise SystemExit(f"{num_requests - num_ended} of {num_requests} answers did not come to their end")
+            took = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
+            num = num_requests * each
+            return [*(1e6 * used_s / num for used_s in took), num / (time.monotonic() - began)]
+
+        try:
+            turn()
+            for _ in range(rounds):
+                runs["no console"].append(turn())
+                with launched() as browser:
+                    page = browser.new_page(viewport={"width": 1280, "height": 900})
+                    console = Console(page, f"http://127.0.0.1:{swarm.http}")
+                    console.open()
+                    console.tab("Requests").scroll_into_view_if_needed()
+                    page.evaluate(WATCHING)
+                    runs["one console"].append(turn())
+                    nodes = page.evaluate("document.querySelectorAll('*').length")
+                    seen.append({**page.evaluate("seen"), "nodes": nodes})
+        finally:
+            end([swarm.process])
+    print(f"{num_requests} requests at once of a real swarm, {each} tokens each, {rounds} times each way, in turns:")
+    for at, what in enumerate(("μs of the gateway a token", "μs of the broker a token", "tokens/s")):
+        for name, all_of in runs.items():
+            print(told_of(name, [run[at] for run in all_of], what))
+    frames = sorted(frame for run in seen for frame in run["frames"])
+    tasks = sorted(task for run in seen for task in run["tasks"])
+    share = [frames[min(len(frames) - 1, int(part * len(frames)))] for part in (0.5, 0.95, 0.99, 1)]
+    print(f"{'':>22}  ms between frames: median, 95 %, 99 %, longest: {', '.join(f'{ms:.0f}' for ms in share)}")
+    longest, all_s = max(tasks, default=0), sum(frames) / 1e3
+    print(f"{'':>22}  tasks of the page over 50 ms: {len(tasks)} in {all_s:.0f} s, longest {longest:.0f}")
+    print(f"{'':>22}  elements in the page: {', '.join(str(run['nodes']) for run in seen)}")
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "gateway": lambda options: gateway(options.rounds, options.streams, options.tokens),
     "broker": lambda options: broker(options.rounds, options.seconds),
+    "crowd": lambda options: crowd(options.rounds, options.requests, options.each),
 }
 
 
@@ -310,6 +378,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=196608, help="of all streams together, in each run")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=1000, help="of a crowd")
+    parser.add_argument("--each", type=int, default=16, help="tokens of each request of a crowd")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at the broker")
     options = parser.parse_args()
     print("\n".join(f"{name}: {value}" for name, value in machine().items()))
@@ -325,5 +395,7 @@ if __name__ == "__main__":
             be_gateway(int(port), broker_url)
         case ["--be-reader", port, streams, tokens]:
             print(uvloop.run(read_all(int(port), int(streams), int(tokens))))
+        case ["--be-reader", port, streams, tokens, model, mark]:
+            print(uvloop.run(read_all(int(port), int(streams), int(tokens), model, mark.encode())))
         case _:
             main()

@@ -147,9 +147,9 @@ def be_broker(port: int, chunk: int) -> None:
 # --- the load ---------------------------------------------------------------------------------------------------------
 
 
-async def read_stream(port: int, num_tokens: int) -> int:
-    """Ask for a stream and count its events, as cheaply as can be."""
-    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
+async def read_stream(port: int, num_tokens: int, model: str = "tiny", mark: bytes = b"\ndata: ") -> int:
+    """Ask for a stream and count its events, or another mark in it, as cheaply as can be."""
+    body = {"model": model, "prompt": [5, 6, 7], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"{HEAD}Content-Length: {len(content)}\r\n\r\n"
@@ -157,15 +157,14 @@ async def read_stream(port: int, num_tokens: int) -> int:
     num, rest = 0, b""
     while more := await reader.read(1 << 18):
         more = rest + more
-        num += more.count(b"\ndata: ")
-        rest = more[-6:]
-        num -= rest.count(b"\ndata: ")
+        num += more.count(mark)
+        rest = more[1 - len(mark) :]
     writer.close()
     return num
 
 
-async def read_all(port: int, num_streams: int, num_tokens: int) -> int:
-    return sum(await asyncio.gather(*(read_stream(port, num_tokens) for _ in range(num_streams))))
+async def read_all(port: int, num_streams: int, *asked: Any) -> int:
+    return sum(await asyncio.gather(*(read_stream(port, *asked) for _ in range(num_streams))))
 
 
 def be_reader(port: int, num_streams: int, num_tokens: int) -> None:

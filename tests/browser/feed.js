@@ -6,6 +6,7 @@
   const readers = new Set();
   let number = 0;
   let ticks = 0;
+  let recoveries = [];
 
   const written = (event, data) => encoder.encode(`id: test-${(number += 1)}\nevent: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
 
@@ -31,12 +32,51 @@
     });
   }
 
-  window.fetch = (asked, options = {}) => {
+  window.fetch = async (asked, options = {}) => {
     const { pathname } = new URL(asked.url ?? asked, location.href);
-    if (pathname !== "/console/live") return fetched(asked, options);
     const headers = { "content-type": "text/event-stream" };
-    return Promise.resolve(new Response(stream(options.signal), { headers }));
+    if (pathname === "/console/live") return new Response(stream(options.signal), { headers });
+    if (window.feed.words === null) return fetched(asked, options);
+    if (pathname.startsWith("/console/trace/")) return Response.json(trace());
+    if (pathname !== "/v1/completions") return fetched(asked, options);
+    await new Promise(requestAnimationFrame);
+    if (window.feed.answered >= window.feed.until) await new Promise((go) => (window.feed.go = go));
+    return new Response(answer(), { headers: { ...headers, "x-request-id": came() } });
   };
+
+  // The answer to any prompt, where a test gives its words: at once, a token each.
+  function answer() {
+    const chunk = (text, finish_reason = null) => ({ choices: [{ index: 0, text, finish_reason }] });
+    const chunks = [...window.feed.words.map((word) => chunk(word)), chunk("", "stop")];
+    return [...chunks.map((each) => JSON.stringify(each)), "[DONE]"].map((data, at) => `id: answer-${at}\ndata: ${data}\n\n`).join("");
+  }
+
+  function trace() {
+    const stages = [{ worker: "w0", layers: [0, 8], compute_s: 0.01 }];
+    const times = { total_s: 0.012, wire_s: 0.002, stages };
+    const tokens = window.feed.words.map((_, index) => ({ index, began_s: index / 100, ...times }));
+    const [num, sums] = [tokens.length, { wire_s: 0.002 * tokens.length, total_s: 0.012 * tokens.length }];
+    return { sequences: [{ num_tokens: num, num_traced: num, sums, stages, tokens }] };
+  }
+
+  // What is told beside each answer: it comes and the one before it has ended, something happens, something healed.
+  function came() {
+    const at = window.feed.view.at + (window.feed.answered += 1);
+    const [row] = Object.values(window.feed.view.requests);
+    const id = (number) => number.toString(16).padStart(32, "a");
+    const [own, last, old] = [0, 1, 20].map((ago) => id(window.feed.answered - ago));
+    const named = (request_id, state) => ({ ...row, request_id, state, began_at: at, ended_at: at });
+    const healed = { key: own, began_at: at, sentence: `healed before ${own}`, phases: [], workers: [] };
+    recoveries = [healed, ...recoveries].slice(0, 8);
+    push("delta", {
+      at,
+      requests: { [own]: named(own, "running"), [last]: null },
+      ended: { [last]: named(last, "ended"), [old]: null },
+      recoveries,
+    });
+    push("events", [{ time: at, event: "worker_joined", text: `before ${own}` }]);
+    return own;
+  }
 
   // Tell `count` deltas of a busy swarm, a tenth of a second apart by their own clock, `each` of them a frame.
   // Returns the milliseconds between frames.
@@ -77,5 +117,5 @@
     push("events", [{ time: at, event: "worker_joined", text: `w${tick} is here`, worker: `w${tick}` }]);
   }
 
-  window.feed = { view: null, push, hurry };
+  window.feed = { view: null, words: null, answered: 0, until: Infinity, push, hurry };
 })();

@@ -16,6 +16,8 @@ from tests.browser.console import Console
 from tests.browser.feed import crowded, feed, first_view, heap, hurry, tell
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
     from tests.browser.conftest import OpenContext
     from tests.browser.swarms import Swarm
 
@@ -24,6 +26,7 @@ MOST_NODES = 12_000  # a row a request with a dozen parts each would be more
 LONGEST_FRAME_MS = 2_000  # a page that is stuck takes longer, on any machine
 USUAL_FRAME_MS = 250  # beside other tests; alone it is some 20
 MINUTES = 10  # of news, by their own clock
+NUM_ANSWERS = 300
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +121,44 @@ def test_the_memory_is_flat(open_context: OpenContext, swarm: Swarm, view: dict[
     assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] + (1 << 20), (before, after)
     assert after["Nodes"] < before["Nodes"] + 500, (before, after)
     assert after["JSEventListeners"] < before["JSEventListeners"] + 100, (before, after)
+
+
+def test_answers_leave_nothing_behind(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+    """After 300 short answers all is full that has a bound: 100 events in the list, 8 recoveries, 20 requests that
+    ended. 150 more change the words of what is there. What is written by hand is another matter: a browser keeps for
+    its own Undo what was typed into a field."""
+    context = open_context()
+    feed(context, view)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    page = console.page
+    page.evaluate("window.feed.words = ['One', ' two', ' three']")
+    console.choose("Raw")
+    console.write("Count")
+    console.tab("Requests")
+    console.region("Prompt").get_by_label("again until Stop").check()
+    console.button("Generate").click()
+    before = _held_after(page, NUM_ANSWERS)
+    after = _held_after(page, NUM_ANSWERS + NUM_ANSWERS // 2)
+    assert (before["events"], before["recoveries"]) == (100, 7), before  # the latest recovery has its place above them
+    assert after["connected"] == before["connected"], (before, after)
+    assert after["Nodes"] < before["Nodes"] + 60, (before, after)
+    assert after["JSEventListeners"] <= before["JSEventListeners"] + 4, (before, after)
+    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] + (1 << 19), (before, after)
+
+
+def _held_after(page: Page, num: int) -> dict[str, float]:
+    """Let so many answers come, in all, and then hold the next one; what the page holds when all is drawn."""
+    page.evaluate("(num) => { window.feed.until = num; window.feed.go?.(); }", num)
+    page.wait_for_function("(num) => window.feed.answered === num", arg=num)
+    page.wait_for_timeout(1500)  # the trace, and the next second's figures
+    counted: dict[str, float] = page.evaluate(
+        """() => { const all = (found) => document.querySelectorAll(found).length;
+        let connected = 0;
+        for (const walker = document.createTreeWalker(document); walker.nextNode(); ) connected += 1;
+        return { connected, events: all(".happened li"), recoveries: all(".earlier li") }; }"""
+    )
+    return counted | heap(page)
 
 
 def test_a_recovery_is_told_while_it_happens(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:

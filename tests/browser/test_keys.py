@@ -113,7 +113,8 @@ def test_who_has_closed_the_dialog_can_still_give_a_key(visit: Console, keyed: K
     visit.page.wait_for_load_state("networkidle")  # what is refused later opens the dialog anew
     visit.page.keyboard.press("Escape")
     expect(visit.dialog).to_have_count(0)
-    expect(visit.region("Stages")).to_contain_text("needs a key")
+    for name in ("Stages", "Prompt"):
+        expect(visit.region(name)).to_contain_text("needs a key: press “Key” above")
     visit.page.get_by_role("banner").get_by_role("button", name="Key", exact=True).click()
     show(visit, keyed.admin)
     visit.until_live()

@@ -2,8 +2,10 @@
 
 While something is under way there are ten looks a second, else two. Each report is asked for as often as it can have
 news: workers and the plan when the status shows that they may have changed, and now and then in any case. Looking must
-not slow down what is looked at: where a look costs much (many requests under way), and all the more where the gateway
-has its hands full, the next one waits until the looks together take no more than their share of the time.
+not slow down what is looked at: where a look costs much, and all the more where the gateway has its hands full, the
+next one waits until the looks together take no more than their share of the time. What is dear is the list of requests
+(a thousand of them cost ten times all else): a gateway that has its hands full asks for it by itself, more seldom, so
+that stages, rates and recoveries are told as ever.
 
 A recovery's phases take some tens of milliseconds each. To tell them one by one, looks come quickly for a moment: from
 an order on, which may bring one about, or from when the plan in force is gone, to the recovery's end. Such a look asks
@@ -27,8 +29,12 @@ QUICK_FOR_S: Final = 2.0  # what takes longer is told well enough by the usual l
 AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
 PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
-SHARE: Final = 1 / 300  # of a pressed gateway's time, for making views; asking for them takes about as much again
-PRESSED_S: Final = 0.25  # between its looks, at least
+# Of a pressed gateway's time, for making views, and for lists of requests; asking for them takes more than that again.
+SHARE: Final = 1 / 600
+LIST_SHARE: Final = 1 / 1200
+LEAST_LOAD: Final = 0.5  # a share is of the processor time that the gateway uses, though at least of so much of a core
+MAX_LIST_S: Final = 6.0  # between two lists of requests, whatever they cost
+PRESSED_S: Final = 0.35  # between its looks, at least
 ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
 QUICK_SHARE: Final = 1 / 10  # for a moment only, in which the swarm makes no tokens
 MAX_S: Final = 2.0  # between two looks, whatever they cost
@@ -56,6 +62,8 @@ class Pace:
     _status: Json = field(default_factory=dict)
     _is_recovering: bool = False
     _quick_until: float = 0.0
+    _list_from: float = 0.0  # before, the requests are not asked for
+    _plain_s: float = 0.0  # what the last look without them took
     _told_at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))
 
     def heard(self, status: Json, now: float, *, is_recovering: bool) -> None:
@@ -82,6 +90,8 @@ class Pace:
         """Beside the status. Counts as asked."""
         every = _RECOVERING if self._is_recovering else _BUSY if self.is_busy else _IDLE
         found = [what for what, each_s in every.items() if now >= self._asked_at.get(what, now - 1e9) + each_s]
+        if "requests" in found and now < self._list_from:
+            found.remove("requests")
         if self._is_quick(now) and "recoveries" not in found:
             found.append("recoveries")
         self._asked_at |= dict.fromkeys(found, now)
@@ -110,6 +120,16 @@ class Pace:
         num_late = sum(at > now - 1.0 for at in self._told_at)
         return MAX_TOLD - num_late > (SPARE if self._is_quick(now) else 1)
 
+    def took(self, cost_s: float, load: float, now: float, *, has_requests: bool) -> float:
+        """What of a look's cost counts for when the next one is: not the list, which waits for a look of its own."""
+        if not has_requests:
+            self._plain_s = cost_s
+        elif load >= PRESSED:
+            dear_s = max(0.0, cost_s - self._plain_s)
+            self._list_from = now + min(MAX_LIST_S, dear_s / (LIST_SHARE * _used(load)))
+            return min(cost_s, self._plain_s)
+        return cost_s
+
     def wait_s(self, now: float, cost_s: float, load: float) -> float:
         """From one look's beginning to the next one's. ``cost_s``: what it took of the gateway's time; ``load``: the
         part of a core that the gateway uses."""
@@ -120,7 +140,7 @@ class Pace:
             return min(MAX_S, max(QUICK_S, cost_s / QUICK_SHARE))
         least_s = BUSY_S if self.is_busy else IDLE_S
         if load >= PRESSED:
-            return min(MAX_S, max(least_s, PRESSED_S, cost_s / SHARE))
+            return min(MAX_S, max(least_s, max(PRESSED_S, cost_s / SHARE) / _used(load)))
         return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
     def _until_room_s(self, now: float) -> float:
@@ -134,6 +154,12 @@ class Pace:
     def ask_all(self) -> None:
         """Nothing that was known counts: all is asked at the next look."""
         self._asked_at.clear()
+        self._list_from = 0.0
+
+
+def _used(load: float) -> float:
+    """Of a core, for what shares are taken of."""
+    return min(1.0, max(LEAST_LOAD, load))
 
 
 @dataclass(slots=True)

@@ -11,10 +11,12 @@ Tree = dict[str, Any]
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
     """The patch that makes ``after`` of ``before``; empty if they are alike. A member that is null in ``after`` is one
     that is not there: a patch has no other word for it."""
-    patch: Tree = {name: None for name in before if before[name] is not None and after.get(name) is None}
+    patch: Tree = {}
+    if not before.keys() <= after.keys():
+        patch = {name: None for name in before if before[name] is not None and name not in after}
     for name, value in after.items():
         was = before.get(name)
-        if value is None or value is was or value == was:
+        if value is was or value == was:
             continue
         if isinstance(value, dict) and isinstance(was, dict):
             if below := difference(was, value):

@@ -28,6 +28,8 @@ _BEAT: Final = re.compile(r", last beat \d+ ms ago")
 _BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s", "clock_ahead_s", "here_for_s", "next")
 _COARSE_S: Final = 0.01  # of a loop's lag: what is less is noise
 _BY_THE_STEP: Final = ("tokens_total", "steps_in_flight", "kv_reserved", "kv_cached")  # of a status: rates tell it
+_AGES: Final = ("age_s", "ended_age_s", "deadline_s")  # of requests
+_NUMBER: Final = (int, float)  # as a tuple it is quicker to look for
 _OF_ADMINS: Final = ("pid", "endpoint")  # of workers: nobody else's business
 
 
@@ -91,7 +93,7 @@ def _without(row: Row, names: Sequence[str]) -> Tree:
 
 def steady(was: object, moment: float) -> float:
     """The moment as it was told, if this is the same one."""
-    if isinstance(was, int | float) and abs(was - moment) < STEADY_S:
+    if isinstance(was, _NUMBER) and abs(was - moment) < STEADY_S:
         return was
     return round(moment, 2)
 
@@ -157,12 +159,13 @@ def _requests(known: Known, former: Tree) -> Tree:
 
 def _request(row: Row, at: float, was: Row) -> Tree:
     """Ages become moments: the page counts for itself."""
-    body: Tree = {key: value for key, value in row.items() if key not in ("age_s", "ended_age_s", "deadline_s")}
-    body["began_at"] = steady(was.get("began_at"), at - number(row, "age_s"))
-    if isinstance(row.get("ended_age_s"), int | float):
-        body["ended_at"] = steady(was.get("ended_at"), at - number(row, "ended_age_s"))
-    if isinstance(row.get("deadline_s"), int | float):
-        body["deadline_at"] = steady(was.get("deadline_at"), at + number(row, "deadline_s"))
+    body: Tree = dict(row)  # of a thousand at each look: a copy is quicker than a choice
+    age_s, ended_s, left_s = (body.pop(name, None) for name in _AGES)
+    body["began_at"] = steady(was.get("began_at"), at - (age_s if isinstance(age_s, _NUMBER) else 0.0))
+    if isinstance(ended_s, _NUMBER):
+        body["ended_at"] = steady(was.get("ended_at"), at - ended_s)
+    if isinstance(left_s, _NUMBER):
+        body["deadline_at"] = steady(was.get("deadline_at"), at + left_s)
     return body
 
 

@@ -213,6 +213,8 @@ class Watch:
                     computing = time.thread_time()
                     self._heard(fresh, time.monotonic())
                     cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
+                    has_requests = fresh is not None and "requests" in fresh
+                    cost_s = self._pace.took(cost_s, load, time.monotonic(), has_requests=has_requests)
                     await self._rest(began if fresh else time.monotonic(), cost_s, load)
             finally:
                 if self._planning is not None:

@@ -2,6 +2,7 @@
 
 import { STEPS, alternativesOf, inWords, percent, restOf, stepOf, visible } from "./certainty.js";
 import { fill, h, set, text, unique } from "./dom.js";
+import { quoted } from "./format.js";
 import { pieceOf } from "./reading.js";
 
 const MOST_SPANS = 4000; // a continuation's first tokens; what comes behind them is plain text
@@ -143,7 +144,7 @@ export function alternativesPanel() {
     element.hidden = token === null;
     if (token === null) return;
     const { index, piece, chance } = token;
-    text(title, `Token ${index + 1}: ${chance ? inWords(chance) : `“${visible(piece)}”`}`);
+    text(title, `Token ${index + 1}: ${chance ? inWords(chance) : quoted(visible(piece))}`);
     fill(list, chance ? rowsOf(chance) : null);
   };
   return panel;

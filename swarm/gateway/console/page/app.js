@@ -76,4 +76,4 @@ store.subscribe(["connection"], ({ connection }) => {
   if (connection === "live" || connection === "connecting") learnWhoLooks(); // another build may answer after a break
 });
 live.start();
-setInterval(() => store.tick(), 1000);
+setInterval(() => store.tick() && live.again(), 1000);

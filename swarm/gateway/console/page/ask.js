@@ -3,67 +3,18 @@
 // Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own
 // default.
 export const PARAMETERS = [
-  { name: "max_tokens", label: "Max tokens", low: 1, high: 1_000_000, step: 1, hint: "how long the answer may become" },
-  {
-    name: "temperature",
-    label: "Temperature",
-    low: 0,
-    high: 100,
-    step: "any",
-    hint: "0 always takes the likeliest token",
-  },
-  {
-    name: "top_p",
-    label: "Top p",
-    low: 0,
-    high: 1,
-    step: "any",
-    hint: "draw among the likeliest that make up this share",
-  },
-  { name: "top_k", label: "Top k", low: 0, high: 1_000_000, step: 1, hint: "draw among so many of the likeliest" },
-  { name: "min_p", label: "Min p", low: 0, high: 1, step: "any", hint: "at least this share of the likeliest one" },
-  {
-    name: "seed",
-    label: "Seed",
-    low: 0,
-    high: Number.MAX_SAFE_INTEGER,
-    step: 1,
-    hint: "the same seed, the same text; empty: drawn",
-  },
-  {
-    name: "min_tokens",
-    label: "Min tokens",
-    low: 0,
-    high: 1_000_000,
-    step: 1,
-    hint: "the answer does not come to its end before",
-  },
-  { name: "n", label: "Continuations", low: 1, high: 64, step: 1, hint: "so many answers to one prompt" },
-  {
-    name: "presence_penalty",
-    label: "Presence penalty",
-    low: -100,
-    high: 100,
-    step: "any",
-    hint: "taken from tokens that were said",
-  },
-  {
-    name: "frequency_penalty",
-    label: "Frequency penalty",
-    low: -100,
-    high: 100,
-    step: "any",
-    hint: "the same, for each time",
-  },
-  {
-    name: "repetition_penalty",
-    label: "Repetition penalty",
-    low: 0,
-    high: 100,
-    step: "any",
-    hint: "divides; 1 is off",
-  },
-];
+  ["max_tokens", "Max tokens", 1, 1_000_000, 1, "how long the answer may become"],
+  ["temperature", "Temperature", 0, 100, "any", "0 always takes the likeliest token"],
+  ["top_p", "Top p", 0, 1, "any", "draw among the likeliest that make up this share"],
+  ["top_k", "Top k", 0, 1_000_000, 1, "draw among so many of the likeliest"],
+  ["min_p", "Min p", 0, 1, "any", "at least this share of the likeliest one"],
+  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1, "the same seed, the same text; empty: drawn"],
+  ["min_tokens", "Min tokens", 0, 1_000_000, 1, "the answer does not come to its end before"],
+  ["n", "Continuations", 1, 64, 1, "so many answers to one prompt"],
+  ["presence_penalty", "Presence penalty", -100, 100, "any", "taken from tokens that were said"],
+  ["frequency_penalty", "Frequency penalty", -100, 100, "any", "the same, for each time"],
+  ["repetition_penalty", "Repetition penalty", 0, 100, "any", "divides; 1 is off"],
+].map(([name, label, low, high, step, hint]) => ({ name, label, low, high, step, hint }));
 const ABOVE_ZERO = new Set(["top_p", "repetition_penalty"]);
 
 export const PRIORITIES = ["high", "normal", "low"];

@@ -1,7 +1,7 @@
 // How sure the model was of each token: shares from log probabilities, steps of certainty with words, alternatives.
 // Pure.
 
-import { share } from "./format.js";
+import { quoted, share } from "./format.js";
 
 // From sure to unlikely. `mark` is how a token is underlined: the shape says it without colour.
 export const STEPS = [
@@ -44,8 +44,8 @@ export function inWords(chance) {
   const others = alternativesOf(chance)
     .filter(({ isChosen }) => !isChosen)
     .slice(0, 3);
-  const told = others.map((each) => `“${visible(each.token)}” ${percent(each.probability)}`).join(", ");
-  const own = `“${visible(chance.token)}”: ${percent(probability(chance.logprob))}, ${stepOf(chance).name}`;
+  const told = others.map((each) => `${quoted(visible(each.token))} ${percent(each.probability)}`).join(", ");
+  const own = `${quoted(visible(chance.token))}: ${percent(probability(chance.logprob))}, ${stepOf(chance).name}`;
   return told ? `${own}; else ${told}` : own;
 }
 
@@ -59,6 +59,6 @@ export function summary(chances) {
   const shaky = known.filter((chance) => probability(chance.logprob) < 0.5).length;
   const mean = Math.exp(known.reduce((sum, { logprob }) => sum + logprob, 0) / known.length);
   const count = shaky === 0 ? "none of them below 50 %" : `${shaky} of them below 50 %`;
-  const lowest = `“${visible(least.token)}” ${percent(probability(least.logprob))}`;
+  const lowest = `${quoted(visible(least.token))} ${percent(probability(least.logprob))}`;
   return `${known.length} tokens, ${percent(mean)} on (geometric) average, ${count}; the least sure: ${lowest}.`;
 }

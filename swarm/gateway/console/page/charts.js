@@ -15,6 +15,7 @@ const CHARTS = [
 const LEFT = 46;
 const BOTTOM = 18;
 const TOP = 8;
+const NARROW = 190; // pixels, in which three times have no room beside each other
 
 export function mount(root, store) {
   const when = h("span", { class: "hint" });
@@ -153,7 +154,7 @@ class Chart {
       ink.fillText(trimmed(this.#short(tick)), LEFT - 6, at);
     }
     ink.textBaseline = "alphabetic";
-    for (const ago of [SECONDS, 120, 0]) {
+    for (const ago of width < NARROW ? [SECONDS, 0] : [SECONDS, 120, 0]) {
       ink.textAlign = ago === SECONDS ? "left" : ago === 0 ? "right" : "center";
       ink.fillText(ago === 0 ? "now" : `−${duration(ago)}`, x(this.#end() - ago), height - 3);
     }

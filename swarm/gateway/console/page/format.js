@@ -5,6 +5,9 @@ const THIN = "\u202f"; // between a number and its unit: they never part at the 
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
+// Words of a model among ours: an isolate keeps those from right to left from turning what stands behind them.
+export const quoted = (words) => `“\u2068${words}\u2069”`;
+
 // Three figures that count: 0.123, 1.23, 12.3, 123.
 export function figures(value) {
   if (!known(value)) return UNKNOWN;

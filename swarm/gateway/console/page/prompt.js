@@ -12,6 +12,10 @@ import { talkOf } from "./talk.js";
 import { button, field, heading, meter, setMeter } from "./widgets.js";
 
 const REPEATS = "Whenever an answer has come to its end, the same is asked again, as long as this page is looked at";
+const LACKS = {
+  live: "The swarm serves no model yet: Generate works as soon as it does.",
+  locked: "This gateway needs a key: press “Key” above.",
+};
 const LONGEST = 1_000_000; // characters of a prompt: more is no prompt that somebody types
 
 export function mount(root, store, api) {
@@ -30,6 +34,7 @@ export function mount(root, store, api) {
     ...parts.slice(1).map(({ element }) => element),
   );
   talk.subscribe(() => parts.forEach((part) => part.draw()));
+  store.subscribe(["connection"], ({ connection }) => talk.set({ lacks: LACKS[connection] ?? "" }));
   learnModel(store, talk, api);
 }
 
@@ -128,10 +133,10 @@ function roomLeft(talk) {
     const { room } = talk;
     element.hidden = room === null;
     if (room === null) return;
-    const words = roomWords(room, talk.mode);
+    const words = roomWords(room);
     setMeter(bar, { value: room.used, most: room.context, words });
     set(element, { "data-level": room.level });
-    anew.hidden = room.level === "roomy" || talk.mode !== "chat" || talk.turns.length === 0;
+    anew.hidden = room.level === "roomy" || room.isAlone;
     set(anew, { disabled: talk.isBusy });
   };
   return { element, draw };

@@ -18,18 +18,20 @@ export function countedOf({ usage, choices }, chosen, turns) {
   return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// {used, left, context, level: "roomy" | "short" | "full", isCertain}; null while the model's context isn't known.
+// {used, left, context, level: "roomy" | "short" | "full", isCertain, isAlone}; null while the context isn't known.
 // `turns`: with the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long
 // the answer may become, 0 if that is not said.
 export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
   if (!context) return null;
   const each = counted?.each ?? CHARACTERS;
   const tokens = (words) => (words ? Math.ceil(words.length / each) + (mode === "chat" ? FRAME : 0) : 0);
-  const used = (mode === "chat" ? said({ system, turns, counted }, tokens) : 0) + tokens(draft.trim());
+  const own = tokens(draft.trim());
+  const used = (mode === "chat" ? said({ system, turns, counted }, tokens) : 0) + own;
   const left = Math.max(0, context - used);
   const isShort = left < Math.max(Math.min(wanted, context / 2), SHORT * context);
   const isCertain = draft.trim() === "" && counted !== null;
-  return { used, left, context, isCertain, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
+  const isAlone = mode !== "chat" || turns.length === 0 || own >= context; // then a new conversation is no help
+  return { used, left, context, isCertain, isAlone, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
 }
 
 function said({ system, turns, counted }, tokens) {
@@ -38,9 +40,9 @@ function said({ system, turns, counted }, tokens) {
   return rest.reduce((sum, { content }) => sum + tokens(content), isCounted ? counted.tokens : 0);
 }
 
-export function roomWords({ left, context, level, isCertain }, mode) {
+export function roomWords({ left, context, level, isCertain, isAlone }) {
   const all = `${count(context)} tokens`;
-  const more = mode === "chat" ? "begin a new conversation" : "shorten the prompt";
+  const more = isAlone ? "shorten the prompt" : "begin a new conversation";
   if (level === "full") {
     const what = isCertain ? `The model's context of ${all} is full` : `This may be too long for the model's ${all}`;
     return `${what}: ${more}.`;

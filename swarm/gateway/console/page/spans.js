@@ -1,63 +1,20 @@
 // Where each token's time went: a trace as spans of time by hop, what is slowest in words, and how two traces differ.
 // Pure.
 
-import { layers as rangeOf, layerWord, seconds, share } from "./format.js";
+import { layers as rangeOf, layerWord, quoted, seconds, share } from "./format.js";
 
-// In the order in which they happen. `isOfStage`: told for each stage apart.
+// In the order in which they happen: {name, field: of reports, label, doing, meaning, isOfStage: told for each apart}.
 export const PARTS = [
-  {
-    name: "queue",
-    field: "queue_s",
-    label: "queue",
-    doing: "queueing",
-    meaning: "in no step: waiting for room or a turn",
-  },
-  {
-    name: "wire",
-    field: "wire_s",
-    label: "wire",
-    doing: "on the wire",
-    meaning: "between broker and stages: sockets, networks, encoding",
-  },
-  {
-    name: "wait",
-    field: "wait_s",
-    label: "waiting",
-    doing: "waiting",
-    meaning: "in a stage, behind other steps",
-    isOfStage: true,
-  },
-  {
-    name: "compute",
-    field: "compute_s",
-    label: "compute",
-    doing: "computing",
-    meaning: "in the layers",
-    isOfStage: true,
-  },
-  {
-    name: "sample",
-    field: "sample_s",
-    label: "sampling",
-    doing: "sampling",
-    meaning: "from logits to tokens",
-    isOfStage: true,
-  },
-  {
-    name: "broker",
-    field: "broker_s",
-    label: "broker",
-    doing: "in the broker",
-    meaning: "from the answer to the reader's socket",
-  },
-  {
-    name: "unaccounted",
-    field: "unaccounted_s",
-    label: "unaccounted",
-    doing: "unaccounted for",
-    meaning: "the rest: the stages' bookkeeping",
-  },
-];
+  ["queue", "queue", "queueing", "in no step: waiting for room or a turn"],
+  ["wire", "wire", "on the wire", "between broker and stages: sockets, networks, encoding"],
+  ["wait", "waiting", "waiting", "in a stage, behind other steps", true],
+  ["compute", "compute", "computing", "in the layers", true],
+  ["sample", "sampling", "sampling", "from logits to tokens", true],
+  ["broker", "broker", "in the broker", "from the answer to the reader's socket"],
+  ["unaccounted", "unaccounted", "unaccounted for", "the rest: the stages' bookkeeping"],
+].map(([name, label, doing, meaning, isOfStage = false]) => {
+  return { name, field: `${name}_s`, label, doing, meaning, isOfStage };
+});
 const BEFORE = PARTS.filter(({ name }) => name === "queue" || name === "wire");
 const OF_STAGE = PARTS.filter(({ isOfStage }) => isOfStage);
 const BEHIND = PARTS.filter(({ name }) => name === "broker" || name === "unaccounted");
@@ -192,7 +149,7 @@ const where = ({ part, slowest }) => (part.isOfStage ? `longest in ${slowest.wor
 
 export function named({ index }, textOf = () => "") {
   const text = textOf(index);
-  return text ? `token ${index + 1} “${text}”` : `token ${index + 1}`;
+  return text ? `token ${index + 1} ${quoted(text)}` : `token ${index + 1}`;
 }
 
 const WORTH_TELLING = 0.01; // of a token's time: what is less is told together

@@ -9,10 +9,9 @@ export class SseParser {
   #size = 0;
   #event = "";
   #id = null;
-  #comments = 0;
   #endedWithReturn = false;
 
-  // Take a piece of the stream. Returns the events that it completes: {event, data, id}. `comments` counts heartbeats.
+  // Take a piece of the stream. Returns the events that it completes: {event, data, id}.
   push(text) {
     const events = [];
     if (this.#endedWithReturn && text.startsWith("\n")) text = text.slice(1);
@@ -24,14 +23,9 @@ export class SseParser {
     return events;
   }
 
-  get comments() {
-    return this.#comments;
-  }
-
   #take(line, events) {
     if (line === "") this.#dispatch(events);
-    else if (line.startsWith(":")) this.#comments += 1;
-    else this.#field(...split(line));
+    else if (!line.startsWith(":")) this.#field(...split(line)); // else a heartbeat
   }
 
   #field(name, value) {

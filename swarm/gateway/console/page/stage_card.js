@@ -1,7 +1,7 @@
 // One stage as a card, and the link before it.
 
 import { h, set, svg, text } from "./dom.js";
-import { bytes, layers, layerWord, rate, seconds, share, short } from "./format.js";
+import { bytes, layers, rate, seconds, share, short } from "./format.js";
 import { badge, button, meter, setBadge, setMeter } from "./widgets.js";
 
 export function makeCard(onKill) {
@@ -90,8 +90,6 @@ function drawRuler(ruler, held, standby, total) {
   const span = ([from, to], kind) => h("i", { class: kind, vars: { "--from": from / total, "--to": to / total } });
   ruler.replaceChildren(...standby.map((range) => span(range, "warm")), span(held, "held"));
 }
-
-export const wordsOfLayers = (stage) => `${layerWord(stage.layers)} ${layers(stage.layers)}`;
 
 // The way from one stage to the next: latency above the line, rate below.
 export function makeLink() {

@@ -5,6 +5,7 @@ import { merge } from "./patch.js";
 import { Series } from "./series.js";
 
 const MOST_EVENTS = 500;
+const SET_MS = 2000; // by which the clocks of a machine part when one is set, or it sleeps
 
 export class Store {
   view = null;
@@ -15,6 +16,7 @@ export class Store {
   events = []; // oldest first
   series = new Series();
   #skew = 0; // seconds that the gateway's clock is ahead of this one
+  #lead = Date.now() - performance.now();
   #subscribers = new Set();
   #dirty = new Set();
   #scheduled = false;
@@ -75,8 +77,13 @@ export class Store {
     this.#touch("connection");
   }
 
-  // Once a second: charts go on although an idle swarm sends nothing, and have a gap while the broker is away.
+  // Once a second: charts go on although an idle swarm sends nothing, and have a gap while the broker is away. Returns
+  // whether the clock was set: what time it is by the gateway's, only a snapshot can tell.
   tick() {
+    const lead = Date.now() - performance.now();
+    const isSet = Math.abs(lead - this.#lead) > SET_MS;
+    this.#lead = lead;
+    if (isSet) return ["live", "reconnecting"].includes(this.connection);
     if (this.connection !== "live" || !this.view) return;
     this.series.add(this.now(), this.isFresh ? (this.view.rates ?? {}) : {});
     this.#touch("series");

@@ -12,6 +12,7 @@ const SAVE_S = 2; // at most so often while tokens come; leaving the page saves 
 const SAVE_SHARE = 50; // a long answer takes longer to save: then it is done more seldom
 const HEADERS_S = 30; // within which the gateway answers at all
 const SILENT_S = 10; // a stream has at least a comment each second
+const SLOW_MS = 16; // a drawing that takes longer, as of thousands of tokens, leaves twice its time to all else
 const STOP_S = 3; // from the order to cancel to the stream's end
 const MOST_TURNS = 400;
 
@@ -33,6 +34,7 @@ export class Talk {
   counted = null; // what the last answer's report said of the conversation's length
   former = null; // the conversation before this one, until something is asked
   model = null; // {id, chat, context} once it is known
+  lacks = ""; // why no model is known, in words
   wantsConfidence = false;
   repeats = false; // asks the same again whenever an answer ends, until Stop
   isStopping = false;
@@ -45,6 +47,7 @@ export class Talk {
   #isScheduled = false;
   #saving = 0;
   #saveTook = 0;
+  #drawTook = 0;
   #judged = { state: [], problems: {} };
   #reading = null; // AbortController of the stream that is open
   #wake = () => {};
@@ -58,7 +61,7 @@ export class Talk {
     globalThis.addEventListener?.("online", () => this.#wake());
   }
 
-  // Call `draw(talk)` soon, and after each change; at most once a frame.
+  // Call `draw(talk)` soon, and after changes; at most once a frame.
   subscribe(draw) {
     this.#subscribers.add(draw);
     this.#schedule();
@@ -73,11 +76,15 @@ export class Talk {
   #schedule() {
     if (this.#isScheduled) return;
     this.#isScheduled = true;
-    const frame = globalThis.requestAnimationFrame ?? ((draw) => setTimeout(draw));
-    frame(() => {
+    const frame = globalThis.requestAnimationFrame ?? setTimeout;
+    const draw = () => {
       this.#isScheduled = false;
-      for (const draw of this.#subscribers) draw(this);
-    });
+      const began = performance.now();
+      for (const each of this.#subscribers) each(this);
+      this.#drawTook = performance.now() - began;
+    };
+    if (this.#drawTook < SLOW_MS) frame(draw);
+    else setTimeout(() => frame(draw), 2 * this.#drawTook);
   }
 
   get isBusy() {
@@ -125,7 +132,7 @@ export class Talk {
 
   // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
   get problems() {
-    const state = [this.values, this.mode, this.draft, this.model, this.turns];
+    const state = [this.values, this.mode, this.draft, this.model, this.turns, this.lacks];
     if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
     return this.#judged.problems;
   }
@@ -133,7 +140,7 @@ export class Talk {
   #judge() {
     const problems = ask.problemsOf(this.values);
     const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
-    if (!this.model) problems.prompt = "The swarm serves no model yet: Generate works as soon as it does.";
+    if (!this.model) problems.prompt = this.lacks;
     else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
     else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
     return problems;

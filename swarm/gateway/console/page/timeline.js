@@ -40,7 +40,7 @@ export function mount(root, store, api) {
     nothing.hidden = shown.requestId !== "" && (!isEmpty || shown.problem !== "");
     text(nothing.firstElementChild, shown.requestId === "" ? "Nothing timed yet" : waitsFor(shown, talk));
     body.hidden = isEmpty;
-    text(problem, shown.problem);
+    text(problem, shown.problem).hidden = !shown.problem;
     const isOwn = shown.requestId === (talk.answer?.requestId ?? "");
     back.hidden = isOwn || !talk.answer;
     text(title, isOwn || !shown.requestId ? "" : `request ${shown.requestId.slice(0, 8)}`);

@@ -8,6 +8,9 @@ from swarm.gateway.console.pace import (
     BUSY_S,
     CALM_S,
     IDLE_S,
+    LEAST_LOAD,
+    LIST_SHARE,
+    MAX_LIST_S,
     MAX_S,
     MAX_TOLD,
     PRESSED_S,
@@ -130,12 +133,37 @@ def test_dear_looks_come_seldom() -> None:
     """All looks together take their share of the time, and no more: a small one where the gateway is pressed."""
     pace = begun(BUSY)
     assert pace.wait_s(0.0, 0.0, 1.0) == PRESSED_S
-    assert pace.wait_s(0.0, 0.002, 0.9) == 0.002 / SHARE
+    assert pace.wait_s(0.0, 0.001, 1.0) == 0.001 / SHARE
+    assert pace.wait_s(0.0, 0.001, 0.75) == 0.001 / SHARE / 0.75
+    assert pace.wait_s(0.0, 0.0, 0.3) == PRESSED_S / LEAST_LOAD
     assert pace.wait_s(0.0, 0.002, 0.1) == BUSY_S
     assert pace.wait_s(0.0, 0.01, 0.1) == 0.01 / ROOMY_SHARE
     assert pace.wait_s(0.0, 10.0, 0.1) == MAX_S
     pace.heard(IDLE, 0.0, is_recovering=False)
     assert pace.wait_s(0.0, 0.0, 0.0) == IDLE_S
+
+
+def test_a_long_list_of_requests_keeps_nothing_else_waiting() -> None:
+    """Where the gateway is pressed, it is asked for by its own cost, however often requests change; else as ever."""
+    pace = begun(BUSY)
+    pace.took(0.0005, 1.0, 0.0, has_requests=False)
+    assert pace.took(0.0025, 1.0, 0.0, has_requests=True) == 0.0005
+    assert pace.wait_s(0.0, 0.0005, 1.0) == PRESSED_S
+    for number, now in enumerate((0.3, 0.6, 0.9, 1.15)):
+        pace.heard(BUSY | {"num_queued": number}, now, is_recovering=False)
+        found = pace.due(now)
+        assert "stats" in found or now != 0.6
+        assert "requests" not in found
+    assert "requests" in pace.due(0.002 / LIST_SHARE)
+    pace.took(10.0, 1.0, 2.0, has_requests=True)
+    assert "requests" not in pace.due(1.99 + MAX_LIST_S)
+    assert "requests" in pace.due(2.0 + MAX_LIST_S)
+    pace.took(10.0, 1.0, 9.0, has_requests=True)
+    pace.ask_all()
+    assert "requests" in pace.due(9.1)
+    roomy = begun(BUSY)
+    assert roomy.took(0.0025, 0.1, 0.0, has_requests=True) == 0.0025
+    assert "requests" in roomy.due(0.3)
 
 
 def test_a_load_is_that_of_late() -> None:

@@ -149,6 +149,22 @@ test("a gateway whose clock differs moves the charts on, and is what moments are
   }
 });
 
+test("a clock that was set is noticed, adds no point, and is not told twice", (t) => {
+  t.mock.timers.enable({ apis: ["Date"], now: 10_000 });
+  const { store } = made();
+  store.setConnection("live");
+  store.replace({ rates: {} });
+  const told = [500, 3_600_000, 500, -3_600_000, 500].map((step) => {
+    t.mock.timers.setTime(Date.now() + step);
+    return Boolean(store.tick());
+  });
+  assert.deepEqual(told, [false, true, false, true, false]);
+  assert.ok(store.series.at.length <= 3);
+  store.setConnection("paused"); // nobody looks: what it will be told when somebody does is soon enough
+  t.mock.timers.setTime(Date.now() + 3_600_000);
+  assert.equal(store.tick(), false);
+});
+
 test("why it can't connect is told beside the connection, until it can", () => {
   const { store, frame } = made();
   const told = [];

@@ -54,8 +54,8 @@ test("a token and a continuation in words", () => {
       ]),
     )
     .replaceAll("\u202f", " ");
-  assert.equal(words, "“␣a”: 62 %, likely; else “␣b” 20 %");
+  assert.equal(words, "“\u2068␣a\u2069”: 62 %, likely; else “\u2068␣b\u2069” 20 %");
   const told = certainty.summary([chance(" a", 0.9), null, chance(" b", 0.1)]).replaceAll("\u202f", " ");
-  assert.equal(told, "2 tokens, 30 % on (geometric) average, 1 of them below 50 %; the least sure: “␣b” 10 %.");
+  assert.equal(told, "2 tokens, 30 % on (geometric) average, 1 of them below 50 %; the least sure: “\u2068␣b\u2069” 10 %.");
   assert.equal(certainty.summary([]), "");
 });

@@ -6,11 +6,12 @@ import { EXAMPLES, LONG, valuesFor } from "../../../../swarm/gateway/console/pag
 import { countedOf, isCutByContext, roomOf, roomWords } from "../../../../swarm/gateway/console/page/room.js";
 
 const CHAT = { context: 2048, mode: "chat", draft: "", system: "", turns: [], counted: null, wanted: 200 };
-const words = (room, mode = "chat") => roomWords(room, mode).replaceAll("\u202f", "");
+const words = (room) => roomWords(room).replaceAll("\u202f", "");
 
 test("what a prompt takes is told before anything was counted, about", () => {
   assert.equal(roomOf({ ...CHAT, context: null }), null);
-  assert.deepEqual(roomOf(CHAT), { used: 0, left: 2048, context: 2048, isCertain: false, level: "roomy" });
+  const nothing = { used: 0, left: 2048, context: 2048, isCertain: false, isAlone: true, level: "roomy" };
+  assert.deepEqual(roomOf(CHAT), nothing);
   const raw = roomOf({ ...CHAT, mode: "raw", draft: "x".repeat(400), turns: [{ content: "of a chat" }] });
   assert.deepEqual([raw.used, raw.level], [100, "roomy"]);
   assert.equal(words(raw), "About 1900 of 2048 tokens left");
@@ -44,9 +45,18 @@ test("where little is left it is said in time, and where nothing is, what to do"
   assert.equal(at(900, { wanted: 0 }).level, "roomy");
   assert.deepEqual([at(2048).level, at(9999).left], ["full", 0]);
   assert.equal(words(at(2048)), "The model's context of 2048 tokens is full: begin a new conversation.");
-  assert.match(words(at(2048), "raw"), /shorten the prompt/);
   const guessed = at(2000, { draft: "x".repeat(400) });
   assert.equal(words(guessed), "This may be too long for the model's 2048 tokens: begin a new conversation.");
+});
+
+test("where a new conversation would be no help, none is advised", () => {
+  const draft = "x".repeat(4 * 2048);
+  const counted = { numTurns: 1, tokens: 2048, each: 4 };
+  for (const more of [{ draft }, { draft, turns: [{}], counted }, { draft, mode: "raw" }]) {
+    const room = roomOf({ ...CHAT, ...more });
+    assert.ok(room.isAlone);
+    assert.equal(words(room), "This may be too long for the model's 2048 tokens: shorten the prompt.");
+  }
 });
 
 test("an answer that its context cut is told from one that its length cut", () => {

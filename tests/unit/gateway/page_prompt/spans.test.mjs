@@ -89,7 +89,7 @@ test("the slowest token and the slowest part are named in words", () => {
     words.map((line) => line.replaceAll("\u202f", " ")),
     [
       "To the first token: 21.5 ms, the largest part computing (20.0 ms, longest in w0).",
-      "The slowest after it, token 3 “ cat”: 256 ms, the largest part queueing (250 ms).",
+      "The slowest after it, token 3 “\u2068 cat\u2069”: 256 ms, the largest part queueing (250 ms).",
       "Over all tokens the largest part was queueing: 250 ms, 87 %; then computing 32.0 ms, on the wire 4.00 ms.",
     ],
   );

@@ -96,6 +96,24 @@ test("turns are kept, and the chosen continuation is the next prompt's past", as
   assert.equal(talk.answer.choices[0].text, "I am well.");
 });
 
+test("where a drawing takes long, most of the time is left to all else", async () => {
+  const talk = talkWith(new FakeApi());
+  let spent = 0;
+  talk.subscribe(() => {
+    const began = performance.now();
+    while (performance.now() < began + 30);
+    spent += performance.now() - began;
+  });
+  const began = performance.now();
+  while (performance.now() < began + 600) {
+    talk.changed();
+    await soon(1);
+  }
+  assert.ok(spent >= 30);
+  assert.ok(spent < 0.5 * (performance.now() - began), `${spent} ms of ${performance.now() - began}`);
+  talk.save(); // its timer is ended
+});
+
 test("a conversation outlives a plain prompt between two of its turns", async () => {
   const api = new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "plain"), DONE), play(said(1, "Well."), DONE));
   const talk = talkWith(api);
