@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError
@@ -225,11 +226,11 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
-            loop = self._running_loop()
-        except Unavailable:
-            work.close()
+            future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        except BaseException:  # an interrupt, too: nobody will wait for it, which Python would complain about
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
         except CancelledError:

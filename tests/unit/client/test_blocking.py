@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -36,3 +40,30 @@ def test_a_thread_that_is_gone() -> None:
         client.describe()
     client._thread = thread
     client.close()
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_an_interrupt_while_work_is_handed_over_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch, handed_over: bool
+) -> None:
+    """Ctrl-C just then: Python would say on stderr that a coroutine was never awaited."""
+    hand_over = asyncio.run_coroutine_threadsafe
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(1)
+
+    def interrupted(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+        if handed_over:
+            hand_over(coroutine, loop).result()
+        raise KeyboardInterrupt
+
+    client = Client("tcp://127.0.0.1:9")
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    coroutine = work()
+    with pytest.raises(KeyboardInterrupt):
+        client._run(coroutine)
+    monkeypatch.undo()
+    client.close()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+    assert done == [1] * handed_over
