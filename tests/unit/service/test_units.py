@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.main import run
+from swarm.cli.output import EXIT_USAGE
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.config import load
 from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, planned
@@ -19,6 +20,7 @@ from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, pl
 SHIPPED = Path(__file__).parents[3] / "systemd"
 SERVICES = ("swarm-broker.service", "swarm-gateway.service", "swarm-worker@.service")
 PROGRAM = Path("/opt/a place/swarm")
+HOPELESS = (str(EXIT_USAGE), str(EX_CONFIG))  # exit codes after which it would end the same way again
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="not installed: systemd (Debian)")
 
 
@@ -123,7 +125,7 @@ def test_a_broker_that_can_not_work_has_its_doors_shut_by_its_own_systemd() -> N
     """They would start it again; a user's systemd is asked by another word."""
     for target, word in (Target(), "systemctl"), (Target(is_user=True, home=Path("/home/ann")), "systemctl --user"):
         found = planned(target, Wanted(PROGRAM, 254))
-        assert f"|| {word} stop --no-block swarm-broker.socket" in found[target.units / "swarm-broker.service"]
+        assert f" {word} stop --no-block swarm-broker.socket" in found[target.units / "swarm-broker.service"]
         backoff = found[target.units / "swarm-broker.service.d/10-backoff.conf"]
         assert f"ExecStartPost=+-{word} reset-failed %n" in backoff
 
@@ -136,15 +138,19 @@ BOTH_KINDS = pytest.mark.parametrize(
 @BOTH_KINDS
 @pytest.mark.parametrize("name", SERVICES)
 def test_settings_that_can_not_work_are_not_tried_again(name: str, target: Target) -> None:
-    """All else is, however often: only the exit code by which a service says that it won't help is left out."""
+    """All else is, however often: only the exit codes are left out by which a service says that it won't help, since
+    its settings are wrong, or its options."""
     lines = planned(target, Wanted(PROGRAM, 252))[target.units / name].splitlines()
     assert {"Restart=on-failure", "StartLimitIntervalSec=0"} <= set(lines)
-    assert [line for line in lines if line.startswith("RestartPrevent")] == [f"RestartPreventExitStatus={EX_CONFIG}"]
-    assert not [line for line in lines if line.startswith("SuccessExitStatus=") and str(EX_CONFIG) in line]
+    assert [line for line in lines if line.startswith("RestartPrevent")] == [
+        f"RestartPreventExitStatus={' '.join(HOPELESS)}"
+    ]
+    good = [line.partition("=")[2].split() for line in lines if line.startswith("SuccessExitStatus=")]
+    assert not {*HOPELESS} & {code for codes in good for code in codes}
 
 
 @BOTH_KINDS
-@pytest.mark.parametrize("status", [str(EX_CONFIG), "0", "1", "KILL", ""])
+@pytest.mark.parametrize("status", [*HOPELESS, "0", "1", "KILL", ""])
 def test_a_broker_shuts_its_doors_only_if_it_can_not_work(target: Target, status: str, tmp_path: Path) -> None:
     """The line of its unit is run, with somebody else in systemctl's place. EXIT_STATUS: as systemd sets it; a signal's
     name if one has ended it."""
@@ -162,7 +168,7 @@ def test_a_broker_shuts_its_doors_only_if_it_can_not_work(target: Target, status
     )
     assert (done.returncode, done.stderr) == (0, b"")
     words = "--user " if target.is_user else ""
-    expected = f"{words}stop --no-block swarm-broker.socket\n" if status == str(EX_CONFIG) else None
+    expected = f"{words}stop --no-block swarm-broker.socket\n" if status in HOPELESS else None
     assert (told.read_text() if told.exists() else None) == expected
 
 
