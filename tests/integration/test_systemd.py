@@ -209,6 +209,7 @@ def test_the_doctor_names_who_dies_again_and_again(serving: BootedSwarm, expecte
     serving.systemctl("daemon-reload")
     with under_way(serving, expected):
         serving.systemctl("restart", "--no-block", unit)
+        serving.until(lambda: serving.shown(unit, "ActiveState") == "activating", "it has stopped, and tries to start")
         serving.until(lambda: int(serving.shown(unit, "NRestarts")) >= MANY_RESTARTS, "it is started again and again")
         (found,) = [each for each in systemd_findings(serving) if each["level"] == "trouble"]
     assert found["text"].startswith(f"{unit} is activating")
