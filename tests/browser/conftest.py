@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.browser.chromium import launched, must_be_here, why_none
 from tests.browser.console import Console
+from tests.browser.feed import View, feed, first_view
 from tests.browser.guards import Guards
 from tests.browser.swarms import Swarm
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 OpenContext = Callable[..., "BrowserContext"]
+Fed = Callable[..., Console]
 
 
 @pytest.fixture(scope="package")
@@ -67,6 +70,33 @@ def open_context(chromium: Browser, guards: Guards) -> Iterator[OpenContext]:
 @pytest.fixture
 def page(open_context: OpenContext) -> Page:
     return open_context(viewport={"width": 1280, "height": 900}).new_page()
+
+
+@pytest.fixture(scope="module")
+def view(swarms: Swarm) -> View:
+    """Of the shared swarm, with a request under way."""
+    swarms.until_well()
+    body = {"model": "village", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
+    asker = threading.Thread(target=swarms.ask, args=("/v1/completions", body))
+    asker.start()
+    try:
+        return swarms.until(lambda: view if (view := first_view(swarms.url))["requests"] else None, "it has a request")
+    finally:
+        asker.join()
+
+
+@pytest.fixture
+def fed(open_context: OpenContext, swarm: Swarm) -> Fed:
+    """Opens the page in a window of its own, where it hears of a view in place of the gateway's."""
+
+    def opened(view: View, **options: Any) -> Console:
+        context = open_context(**options)
+        feed(context, view)
+        console = Console(context.new_page(), swarm.url)
+        console.open()
+        return console
+
+    return opened
 
 
 @pytest.fixture

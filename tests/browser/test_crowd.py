@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +12,12 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import expect
 
 from tests.browser.console import Console
-from tests.browser.feed import crowded, feed, first_view, heap, hurry, tell
+from tests.browser.feed import crowded, heap, hurry, tell
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from tests.browser.conftest import OpenContext
-    from tests.browser.swarms import Swarm
+    from tests.browser.conftest import Fed
 
 NUM_WORKERS, NUM_REQUESTS = 100, 1000
 MOST_NODES = 12_000  # a row a request with a dozen parts each would be more
@@ -29,31 +27,9 @@ MINUTES = 10  # of news, by their own clock
 NUM_ANSWERS = 300
 
 
-@pytest.fixture(scope="module")
-def view(swarms: Swarm) -> dict[str, Any]:
-    """Of the shared swarm, with a request under way."""
-    swarms.until_well()
-    body = {"model": "village", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
-    asker = threading.Thread(target=swarms.ask, args=("/v1/completions", body))
-    asker.start()
-    try:
-        return swarms.until(lambda: _with_a_request(swarms), "the view has a request")
-    finally:
-        asker.join()
-
-
-def _with_a_request(swarm: Swarm) -> dict[str, Any] | None:
-    view = first_view(swarm.url)
-    return view if view["requests"] else None
-
-
 @pytest.fixture
-def crowd(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> Console:
-    context = open_context(viewport={"width": 1280, "height": 900})
-    feed(context, crowded(view, NUM_WORKERS, NUM_REQUESTS))
-    console = Console(context.new_page(), swarm.url)
-    console.open()
-    return console
+def crowd(fed: Fed, view: dict[str, Any]) -> Console:
+    return fed(crowded(view, NUM_WORKERS, NUM_REQUESTS), viewport={"width": 1280, "height": 900})
 
 
 def test_a_crowd_stays_usable(crowd: Console) -> None:
@@ -88,16 +64,13 @@ def test_a_crowd_stays_usable(crowd: Console) -> None:
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
-def test_no_word_is_broken_in_a_narrow_stage(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+def test_no_word_is_broken_in_a_narrow_stage(fed: Fed, view: dict[str, Any]) -> None:
     """What a worker does stands beside its button, or above it: on whole lines, whatever its width."""
     for width in (1000, 1280):
-        context = open_context(viewport={"width": width, "height": 900})
         few = crowded(view, 4, 1)
         for row in few["workers"].values():
             row["evidence"] = "computing"
-        feed(context, few)
-        console = Console(context.new_page(), swarm.url)
-        console.open()
+        console = fed(few, viewport={"width": width, "height": 900})
         evidence = console.stages.locator(".stage-evidence")
         expect(evidence).to_have_text(["computing"] * 4)
         for each in evidence.all():
@@ -108,12 +81,9 @@ def test_no_word_is_broken_in_a_narrow_stage(open_context: OpenContext, swarm: S
             assert lines == 1, width
 
 
-def test_the_memory_is_flat(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+def test_the_memory_is_flat(fed: Fed, view: dict[str, Any]) -> None:
     """Once ten minutes of news have filled all that is kept, as many again add nothing."""
-    context = open_context()
-    feed(context, view)
-    console = Console(context.new_page(), swarm.url)
-    console.open()
+    console = fed(view)
     hurry(console.page, MINUTES * 600, 20)
     before = heap(console.page)
     hurry(console.page, MINUTES * 600, 20)
@@ -123,14 +93,11 @@ def test_the_memory_is_flat(open_context: OpenContext, swarm: Swarm, view: dict[
     assert after["JSEventListeners"] < before["JSEventListeners"] + 100, (before, after)
 
 
-def test_answers_leave_nothing_behind(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+def test_answers_leave_nothing_behind(fed: Fed, view: dict[str, Any]) -> None:
     """After 300 short answers all is full that has a bound: 100 events in the list, 8 recoveries, 20 requests that
     ended. 150 more change the words of what is there. What is written by hand is another matter: a browser keeps for
     its own Undo what was typed into a field."""
-    context = open_context()
-    feed(context, view)
-    console = Console(context.new_page(), swarm.url)
-    console.open()
+    console = fed(view)
     page = console.page
     page.evaluate("window.feed.words = ['One', ' two', ' three']")
     console.choose("Raw")
@@ -161,12 +128,9 @@ def _held_after(page: Page, num: int) -> dict[str, float]:
     return counted | heap(page)
 
 
-def test_a_recovery_is_told_while_it_happens(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+def test_a_recovery_is_told_while_it_happens(fed: Fed, view: dict[str, Any]) -> None:
     """The stage goes dark, the phases tick off one by one with what was predicted beside, and one sentence stays."""
-    context = open_context()
-    feed(context, view)
-    console = Console(context.new_page(), swarm.url)
-    console.open()
+    console = fed(view)
     lost = view["plan"]["stages"][1]["worker"]
     incarnation = next(own for own, row in view["workers"].items() if row["name"] == lost)
     names = ["verdict", "plan", "load", "activate", "replay", "resume"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,31 +14,18 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import expect
 
 from tests.browser.console import SLOW_MS, SOME_WORDS, Console, until_seen
-from tests.browser.feed import feed, first_view, tell
+from tests.browser.feed import tell
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from tests.browser.conftest import OpenContext
+    from tests.browser.conftest import Fed, OpenContext
     from tests.browser.swarms import Swarm
 
 ENDLESS = "W" * 120
 BEYOND = """[...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > innerWidth + 1
 && !one.closest(".scroller, .unseen, .skip, [role=tablist], .code, .sums")).map((one) => one.outerHTML.slice(0, 90))"""
 ZOOMED = {"width": 320, "height": 225}  # 1280 × 900 at 400 %
-
-
-@pytest.fixture(scope="module")
-def view(swarms: Swarm) -> dict[str, Any]:
-    """Of the shared swarm, with a request under way."""
-    swarms.until_well()
-    body = {"model": "village", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
-    asker = threading.Thread(target=swarms.ask, args=("/v1/completions", body))
-    asker.start()
-    try:
-        return swarms.until(lambda: view if (view := first_view(swarms.url))["requests"] else None, "it has a request")
-    finally:
-        asker.join()
 
 
 def named_without_end(view: dict[str, Any]) -> dict[str, Any]:
@@ -57,15 +43,10 @@ def named_without_end(view: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_name_makes_the_page_wider(
-    open_context: OpenContext, swarm: Swarm, view: dict[str, Any], width: int
-) -> None:
+def test_no_name_makes_the_page_wider(fed: Fed, view: dict[str, Any], width: int) -> None:
     """Of a model, a worker, a host, a key, in an event and a recovery; what a worker may be ordered is in sight."""
-    context = open_context(viewport={"width": width, "height": 900})
     endless = named_without_end(view)
-    feed(context, endless)
-    console = Console(context.new_page(), swarm.url)
-    console.open()
+    console = fed(endless, viewport={"width": width, "height": 900})
     page = console.page
     running = endless["recoveries"][0] | {"key": "2", "workers": [ENDLESS], "lost": [[3, 6]], "choice": ENDLESS}
     tell(page, "delta", {"recovery": running})
@@ -175,12 +156,9 @@ def test_a_clock_that_is_set_moves_no_moment_and_stops_no_chart(open_context: Op
         expect(age).to_have_text(re.compile(r"^([1-9]\d*.s|[1-9] min.*) ago$"))
 
 
-def test_words_from_right_to_left_turn_nothing_around(open_context: OpenContext, swarm: Swarm, view: Any) -> None:
+def test_words_from_right_to_left_turn_nothing_around(fed: Fed, view: Any) -> None:
     """A token is quoted among figures: these stay behind it, in the order in which they are written."""
-    context = open_context()
-    feed(context, view)
-    console = Console(context.new_page(), swarm.url)
-    console.open()
+    console = fed(view)
     page = console.page
     page.evaluate("window.feed.words = ['שלום', ' עולם']")
     console.choose("Raw")

@@ -7,10 +7,11 @@ from typing import Final
 
 from swarm.errors import SwarmError
 
+FOR_MODELS: Final = ("torch", "transformers", "safetensors", "huggingface_hub")
 _NEEDED: Final = {
     "broker": ("uvloop",),
     "gateway": ("fastapi", "uvicorn", "uvloop", "aiohttp", "prometheus_client"),
-    "worker": ("torch", "transformers", "safetensors", "huggingface_hub", "uvloop"),
+    "worker": (*FOR_MODELS, "uvloop"),
 }
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from swarm.cli.about.packages import FOR_MODELS
 from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port, Reach, Unit
 from swarm.cli.doctor.places import state_dirs
 from swarm.cli.systemd import manager
@@ -31,7 +32,6 @@ from swarm.wire.addresses import own
 if TYPE_CHECKING:
     from swarm.config import Settings, WorkerSettings
 
-PACKAGES: Final = ("torch", "transformers", "safetensors", "huggingface_hub")
 _KEYS: Final = ("broker.key", "keys.json", "roll.json", "joined/*.json")
 _FEATURES: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 _TIME_ERROR: Final = 5  # adjtimex: nobody keeps the clock right
@@ -56,7 +56,7 @@ def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -
     memory, found = psutil.virtual_memory(), model(settings.model)
     return Facts(
         python=sys.version_info[:2],
-        packages={name: _version(name) for name in PACKAGES},
+        packages={name: _version(name) for name in FOR_MODELS},
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         quota=quota.cores(),
