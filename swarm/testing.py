@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
-from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob, Stopped
 from swarm.wire.messages import (
     BLOCK,
     LayerCost,
@@ -159,12 +159,10 @@ class FakeExecutor:
         self.prepared = layers
         return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
 
-    def keep(
-        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
-    ) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)
         for layer in sorted(layers_of(ranges)):
-            if stopped():
+            if stopped(ranges_of(self.kept)):
                 break
             self.kept |= {layer}
         progress(1, 1)

@@ -55,6 +55,7 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "clock_ahead_s",
     "last_layers",
     "here_for_s",
+    "warming",  # swarmctl standby and plan tell it
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -113,10 +114,10 @@ def nodes(body: Body) -> RenderableType:
 def standby(body: Body) -> RenderableType:
     """Draw who keeps what, then what nobody keeps."""
     rows = rows_of(body.get("workers"))
-    table = table_of(rows, _NODE_COLUMNS, set()) if rows else Text("no workers")
+    table = table_of(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
     lost = _list(body.get("nobody_may_load"))
     bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
-    told = []
+    told = [_warming(row, row["warming"]) for row in rows if isinstance(row.get("warming"), Mapping)]
     if bare:
         told.append(f"{_by_nobody(bare)}, and would be loaded if the holder died")
     if lost:
@@ -125,6 +126,13 @@ def standby(body: Body) -> RenderableType:
     if not any(row.get("layers") for row in rows):
         told.append("no worker has layers: there is nothing to keep")
     return Group(table, *(Text(f"· {each}") for each in told or ["every layer is kept by somebody else, too"]))
+
+
+def _warming(row: Mapping[str, object], warming: Mapping[str, object]) -> str:
+    loaded = f"{in_bytes(warming['warm_bytes'])} of {in_bytes(warming['wanted_bytes'])}"
+    ready = warming["ready_in_s"]
+    rest = "as steps leave time for it" if ready is None else f"in about {value_of('ready_in_s', ready)}"
+    return f"{row['name']} has loaded {loaded} of what it is to keep; the rest follows {rest}"
 
 
 def _by_nobody(layers: list[object]) -> str:

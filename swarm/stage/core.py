@@ -44,6 +44,7 @@ from swarm.stage.events import (
     LoadFailed,
     OrderArrived,
     StandbyLoaded,
+    StandbyProgressed,
     StepArrived,
     StepRefused,
     Tick,
@@ -190,7 +191,7 @@ class StageCore:
                 self.membership.heard(now)
                 self._take_order(order, now)
                 self.epochs.tell_door()
-            case Loaded() | LoadFailed() | StandbyLoaded():
+            case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
                 self._loaded(event)
             case BrokerConnected():
                 self.membership.connected(now)
@@ -201,12 +202,14 @@ class StageCore:
         self._out.clear()
         return actions
 
-    def _loaded(self, event: Loaded | LoadFailed | StandbyLoaded) -> None:
+    def _loaded(self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded) -> None:
         match event:
             case Loaded(epoch, capacity):
                 self._out.extend(self.preparation.loaded(epoch, capacity))
             case LoadFailed(epoch, reason, cant_reach):
                 self._out.extend(self.preparation.failed(epoch, reason, cant_reach))
+            case StandbyProgressed(layers, load_s):
+                self._out.extend(self.preparation.standby_progressed(layers, load_s))
             case StandbyLoaded(layers, load_s, problem):
                 self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
         self.epochs.tell_door()

@@ -107,8 +107,17 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyProgressed:
+    """Loading for others goes on: these layers are warm by now. ``load_s``: what the newest took, without rests."""
+
+    layers: tuple[LayerRange, ...]
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StandbyLoaded:
-    """Loading for others has ended: these layers are warm beside those of the plan. ``problem``: why not more."""
+    """Loading for others has ended: these layers are warm beside those of the plan. ``problem``: why not more.
+    ``load_s``: what those took that no ``StandbyProgressed`` reported, without rests."""
 
     layers: tuple[LayerRange, ...]
     load_s: float
@@ -133,6 +142,7 @@ Event = (
     | AsideFailed
     | Loaded
     | LoadFailed
+    | StandbyProgressed
     | StandbyLoaded
     | Tick
 )

@@ -93,6 +93,12 @@ class Capacity:
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)
 
 
+class Stopped(Protocol):
+    """Asked before each layer is loaded: whether loading is to end here. ``warm``: the layers loaded so far."""
+
+    def __call__(self, warm: tuple[LayerRange, ...], /) -> bool: ...
+
+
 class Executor(Protocol):
     """One device's share of the model."""
 
@@ -114,11 +120,9 @@ class Executor(Protocol):
         """Load and warm what is not loaded yet of ``layers``, and leave room for those on ``standby``. Raises
         ModelError; then nothing has changed."""
 
-    def keep(
-        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
-    ) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
         """Load and warm these layers beside those in use, without KV; forget others that were kept. Returns what is
-        kept, which is less if ``stopped`` (asked between layers) says so. Raises ModelError. A loader's call, too."""
+        kept, which is less if ``stopped`` says so. Raises ModelError. A loader's call, too."""
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         """Compute with these (prepared) layers from now on, keep ``kept``, which are loaded, without KV; drop all

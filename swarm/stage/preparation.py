@@ -110,6 +110,13 @@ class Preparation:
             return [StopStandby()] if isinstance(self._loading, Keep) else []
         return self._load_standby(order)
 
+    def standby_progressed(self, kept: tuple[LayerRange, ...], load_s: float) -> list[Action]:
+        """Report the layers that are warm so far: the broker counts on them from now on."""
+        order = self._loading
+        assert isinstance(order, Keep)
+        self.kept = kept
+        return [Tell(Kept(epoch=order.epoch, incarnation=self.incarnation, layers=kept, wanted=kept, load_s=load_s))]
+
     def standby_loaded(self, kept: tuple[LayerRange, ...], load_s: float, problem: str) -> list[Action]:
         order, self._loading = self._loading, None
         assert isinstance(order, Keep)

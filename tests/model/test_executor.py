@@ -71,7 +71,7 @@ def test_nothing_is_loaded_twice(llama: Path) -> None:
     prepared(executor, 2, 6, LayerRange(6, 7))
     layer = executor.manifest.layer_bytes[0]
     assert executor.stats()["loaded_bytes"] - first == layer
-    assert executor.keep((LayerRange(6, 7),), nothing, lambda: False) == (LayerRange(6, 7),)
+    assert executor.keep((LayerRange(6, 7),), nothing, lambda _: False) == (LayerRange(6, 7),)
     assert executor.stats()["loaded_bytes"] - first == 2 * layer
     assert executor.weight_bytes == 5 * layer
     prepared(executor, 3, 7)
@@ -87,7 +87,7 @@ def test_layers_kept_for_others(llama: Path) -> None:
     executor.prepare(LayerRange(2, 4), (LayerRange(4, 6),), 8, nothing)
     executor.activate(LayerRange(2, 4))
     assert executor.kv_capacity() <= capacity
-    assert executor.keep((LayerRange(4, 6), LayerRange(0, 1)), nothing, lambda: False) == (
+    assert executor.keep((LayerRange(4, 6), LayerRange(0, 1)), nothing, lambda _: False) == (
         LayerRange(0, 1),
         LayerRange(4, 6),
     )
@@ -102,7 +102,7 @@ def test_layers_kept_for_others(llama: Path) -> None:
     executor.prepare(LayerRange(0, 4), (LayerRange(4, 6),), 8, nothing)
     assert executor.stats()["loaded_bytes"] == loaded + executor.manifest.layer_bytes[1]
     executor.activate(LayerRange(0, 4), (LayerRange(4, 6),))
-    assert executor.keep((), nothing, lambda: False) == ()
+    assert executor.keep((), nothing, lambda _: False) == ()
     with pytest.raises(IllegalMove, match="was not loaded"):
         prepared_with(executor, LayerRange(0, 4), (LayerRange(4, 6),))
 
@@ -111,9 +111,9 @@ def test_keeping_stops_for_what_is_waited_for(llama: Path) -> None:
     """Between two layers, with what is there."""
     executor = ready(llama, LayerRange(0, 2))
     answers = iter((False, False, True))
-    assert executor.keep((LayerRange(2, 8),), nothing, lambda: next(answers)) == (LayerRange(2, 4),)
+    assert executor.keep((LayerRange(2, 8),), nothing, lambda _: next(answers)) == (LayerRange(2, 4),)
     with pytest.raises(ModelError, match="layers"):
-        executor.keep((LayerRange(2, 9),), nothing, lambda: False)
+        executor.keep((LayerRange(2, 9),), nothing, lambda _: False)
 
 
 def prepared_with(executor: TorchExecutor, layers: LayerRange, kept: tuple[LayerRange, ...]) -> None:

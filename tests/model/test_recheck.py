@@ -62,7 +62,7 @@ def test_standby_layers_compute_the_same_bits(llama: Path, chunks: tuple[int, ..
     )
     hidden = first_run(first)
     behind = first_run(second, hidden)
-    checker.keep((LayerRange(0, 6),), nothing, lambda: False)
+    checker.keep((LayerRange(0, 6),), nothing, lambda _: False)
     checker.open(7, 128)  # a sequence of the same number, which it holds
     held = checker.kv_used()
     assert digest(again(checker, LayerRange(0, 3), None, chunks)) == digest_of(hidden)
@@ -76,7 +76,7 @@ def test_standby_layers_compute_the_same_bits(llama: Path, chunks: tuple[int, ..
 def test_the_last_layers_draw_the_same_token(llama: Path) -> None:
     """What is drawn again is what was drawn, with its seed and history."""
     whole, checker = ready(llama, LayerRange(0, 8)), ready(llama, LayerRange(0, 3))
-    checker.keep((LayerRange(3, 8),), nothing, lambda: False)
+    checker.keep((LayerRange(3, 8),), nothing, lambda _: False)
     params = SamplingParams(temperature=0.9, repetition_penalty=1.2)
     job = SampleJob(0, params, 11, list(TOKENS), 20)
     tokens = np.asarray(TOKENS, np.int64)

@@ -7,6 +7,7 @@ from swarm.broker.planner.explain import as_json, of_one_more, sentences
 from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent
+from swarm.broker.questions.standby_report import warming_of
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
 from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
@@ -80,7 +81,9 @@ def _kept(state: State, incarnation: str, ranges: tuple[LayerRange, ...], manife
     size = _mib(sum(manifest.weight_bytes(layers) for layers in ranges), 1)
     named = ranges[0].in_words if len(ranges) == 1 else f"layers {', '.join(map(str, ranges))}"
     name = state.workers[incarnation].name
-    return f"{name} keeps {named} warm in case their holder dies: {size} (plan.standby)"
+    warming = warming_of(state.workers[incarnation], manifest, state.now)
+    progress = "" if warming is None else f"; {warming.in_words}"
+    return f"{name} keeps {named} warm in case their holder dies: {size} (plan.standby){progress}"
 
 
 def _mib(num_bytes: int, digits: int = 0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from swarm.broker.members.vigil import VitalSigns
+from swarm.broker.questions.standby_report import warming_as_json
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State, Worker, WorkerState
@@ -96,6 +97,7 @@ def nodes(
                 "last_layers": _last_layers(worker),
                 "here_for_s": None if worker.is_gone else round(max(0.0, now - worker.joined_at), 3),
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
+                "warming": warming_as_json(worker, state.manifest, now),
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_lies,
                 "confirmed": worker.num_confirmed,

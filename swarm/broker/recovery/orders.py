@@ -119,7 +119,7 @@ class Standby:
             layers = current.standby_of(worker.incarnation) if is_member else spares.get(worker.incarnation, ())
             known = worker.kept if worker.asked_to_keep is None else worker.asked_to_keep
             if layers != known:
-                worker.asked_to_keep = layers
+                worker.ask_to_keep(layers, self.state.now)
                 self.out.append(OrderWorker(worker.peer, Keep(epoch=self.state.book.written, layers=layers)))
 
     def forget(self) -> None:
@@ -128,14 +128,15 @@ class Standby:
             worker.asked_to_keep = None
 
     def told(self, worker: Worker, message: Kept) -> None:
-        """A worker says what it has."""
+        """Take a worker's report of the layers that it keeps warm: all that it was asked for, or some so far."""
         new = layers_of(message.layers) - layers_of(worker.kept)
-        worker.hold(message.layers, worker.believed)
-        took = sum(self._bytes(layer) for layer in new)
-        self.loaded(worker, took, message.load_s)
+        num_bytes = sum(self._bytes(layer) for layer in new)
+        worker.warm(message.layers, num_bytes)
+        self.loaded(worker, num_bytes, message.load_s)
         missing = layers_of(message.wanted) - layers_of(message.layers)
         self.out.note(
             "standby_warm",
+            "info" if message.wanted == worker.asked_to_keep else "debug",
             worker=worker.name,
             layers=[str(layers) for layers in message.layers],
             missing=sorted(missing),

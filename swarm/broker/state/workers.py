@@ -145,6 +145,8 @@ class Worker:
     believed: dict[int, int] | None = None
     kept: tuple[LayerRange, ...] = ()  # what it said is warm there beside that
     asked_to_keep: tuple[LayerRange, ...] | None = None  # since the plan in force began
+    warms_since: float = 0.0  # when it was last asked to keep layers warm
+    warmed_bytes: int = 0  # weights of those that it has loaded since
     load_bytes_per_s: float = LOAD_BYTES_PER_S  # as it was last seen
     stats: dict[str, float] = field(default_factory=dict)
     pulse: Pulse = field(init=False)
@@ -178,6 +180,15 @@ class Worker:
         """The broker stood still for so long: it could hear neither its beats nor who was started with it."""
         self.pulse.forgive(pause_s, now)
         self.waits_since = min(now, self.waits_since + pause_s)
+
+    def ask_to_keep(self, layers: tuple[LayerRange, ...], now: float) -> None:
+        """Note what it is to keep warm from now on."""
+        self.asked_to_keep, self.warms_since, self.warmed_bytes = layers, now, 0
+
+    def warm(self, layers: tuple[LayerRange, ...], num_bytes: int) -> None:
+        """Note what it keeps warm by now, and how many bytes of that are new."""
+        self.kept = layers
+        self.warmed_bytes += num_bytes
 
     def hold(self, kept: tuple[LayerRange, ...], believed: dict[int, int] | None) -> None:
         """Note what it has beside its layers: warm ones, and what counts of the sequences that it held before."""

@@ -36,6 +36,8 @@ from swarm.wire.messages import (
     Step,
     Welcome,
     WorkerMessage,
+    layers_of,
+    ranges_of,
 )
 
 STAGE_TICK_S = 0.1  # of a worker's shell
@@ -377,5 +379,13 @@ class WorkerNode:
             self.post(stage_event.Loaded(action.epoch, capacity))
 
     def _load_standby(self, layers: tuple[LayerRange, ...]) -> None:
-        kept = self.executor.keep(layers, lambda a, b: None, lambda: self._stop_standby)
-        self.post(stage_event.StandbyLoaded(kept, 0.01))
+        """Load one more layer, and come back for the next one."""
+        wanted = layers_of(layers)
+        warm = wanted & self.executor.kept
+        missing = () if self._stop_standby else sorted(wanted - warm)[:1]
+        kept = self.executor.keep(ranges_of(warm.union(missing)), lambda a, b: None, lambda _: False)
+        if not missing:
+            self.post(stage_event.StandbyLoaded(kept, 0.01))
+            return
+        self.post(stage_event.StandbyProgressed(kept, 0.01))
+        self._world.at(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))

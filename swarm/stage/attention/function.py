@@ -35,7 +35,8 @@ from swarm.stage.products.probe import Cut, Product, Proof, cuts, prove
 from swarm.stage.products.steady import steadily
 
 NAME = "swarm"
-_TRIED_KEYS = (CELL, 3 * CELL)  # how many there are depends on a row's own position, so any number is one of its own
+# How many keys there are depends on a row's own position. Long sums may be split over threads where short ones are not.
+_TRIED_KEYS = (CELL, 3 * CELL, 17 * CELL)
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
 _HARMLESS = frozenset(
     {

@@ -117,8 +117,13 @@ def _experts(skeleton: Skeleton) -> str:
 
 
 def _attention(skeleton: Skeleton) -> str:
-    _, key, _ = _heads(skeleton)
-    return "native" if own.serves(key) else f"torch on cells of {CELL}"
+    query, key, value = _heads(skeleton)
+    if own.serves(key):
+        return "native"
+    # Where long sums are split over threads, another number of threads gives other bits.
+    threads = attention.shown(query, key, value)[0].threads
+    by = f" by {' or '.join(map(str, threads))} threads" if threads else ""
+    return f"torch on cells of {CELL}{by}"
 
 
 def _heads(skeleton: Skeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ from swarm.stage.engine.grammars import Grammars
 from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
-from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, Stopped
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, dtype_of
 from swarm.stage.model.checkpoint import Checkpoint, resolve
 from swarm.stage.model.loading import Loader, Modules, say_fetching
@@ -186,9 +186,7 @@ class TorchExecutor:
             bits=bits(self._skeleton, left_to_torch, kernels),
         )
 
-    def keep(
-        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
-    ) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
         for layers in ranges:
             self._check_range(layers)
         wanted = layers_of(ranges)
@@ -198,7 +196,7 @@ class TorchExecutor:
         self._kept = {layer: modules for layer, modules in self._kept.items() if layer in wanted}
         give_back()
         for layer in sorted(wanted - self._kept.keys()):
-            if stopped():
+            if stopped(ranges_of(self._kept)):
                 break
             stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
             self._warm(stage)

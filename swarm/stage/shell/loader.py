@@ -1,10 +1,16 @@
-"""Loads the layers of a plan, and those kept warm for others, in a thread that comes and goes with each order."""
+"""Load the layers of a plan, and those kept warm for others, in a thread that comes and goes with each order.
+
+A plan is waited for, so it loads at full speed. Layers for others load in the background: beside steps they take a
+small share of the time.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from swarm import failpoints
@@ -12,7 +18,7 @@ from swarm.clock import Clock
 from swarm.errors import ModelError, whatever_ends_it
 from swarm.log import get_logger
 from swarm.stage import actions as act
-from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded
+from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded, StandbyProgressed
 from swarm.stage.executor import Executor
 from swarm.stage.shell.vitals import Vitals
 from swarm.wire.door.keys import reached
@@ -21,6 +27,11 @@ from swarm.wire.messages import LayerRange, Lineage, LoadProgress
 
 REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
 PROGRESS_EVERY_S = 0.2
+SHARE = 0.05  # of the time that background work may take, while steps are computed
+# A worker that has computed nothing for this long is idle. Between two tokens of one sequence, the other stages
+# compute, often on the same cores, so a short gap is no idleness.
+IDLE_AFTER_S = 2.0
+LOOK_S = 0.1  # between two looks at whether the worker has become idle
 
 log = get_logger(__name__)
 
@@ -39,6 +50,48 @@ class Owner(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
+@dataclass(slots=True)
+class Throttle:
+    """Rests after each piece of background work, in proportion to the time that the piece took.
+
+    While the worker is idle, work goes on at full speed.
+    """
+
+    clock: Clock
+    num_computed: Callable[[], int]  # layers that steps have gone through so far
+    wait: Callable[[float], bool]  # wait so many seconds; True as soon as the work is to end
+    worked_s: float = 0.0  # time in pieces, without the rests
+    rested_s: float = 0.0
+    _piece_began_at: float = field(init=False)
+    _last_num_computed: int = field(init=False)
+    _computed_at: float = -inf  # when a step was last seen to make progress
+
+    def __post_init__(self) -> None:
+        self._piece_began_at = self.clock.now()
+        self._last_num_computed = self.num_computed()
+
+    def rest(self) -> None:
+        """End a piece of work, rest as long as it asks for, and begin the next piece."""
+        now = self.clock.now()
+        piece_s = now - self._piece_began_at
+        self.worked_s += piece_s
+        began, until = now, now + piece_s * (1 / SHARE - 1)
+        while now < until and self._is_beside_steps(now) and not self.wait(min(until - now, LOOK_S)):
+            now = self.clock.now()
+        self._piece_began_at = self.clock.now()
+        self.rested_s += self._piece_began_at - began
+
+    def finish(self) -> None:
+        """End the last piece of work; nothing rests for it."""
+        self.worked_s += self.clock.now() - self._piece_began_at
+
+    def _is_beside_steps(self, now: float) -> bool:
+        num_computed = self.num_computed()
+        if num_computed != self._last_num_computed:
+            self._last_num_computed, self._computed_at = num_computed, now
+        return now - self._computed_at < IDLE_AFTER_S
+
+
 class PlanLoader:
     """Carries out ``Load`` and ``LoadStandby``, and posts what came of it."""
 
@@ -52,17 +105,17 @@ class PlanLoader:
         self._executor = executor
         self._vitals = vitals
         self._clock = clock
-        self._stop_standby = False
+        self._stop_standby = threading.Event()
 
     def load(self, action: act.Load, lineage: Lineage) -> None:
         self._begin(functools.partial(self._loaded, action, lineage))
 
     def load_standby(self, layers: tuple[LayerRange, ...]) -> None:
-        self._stop_standby = False
+        self._stop_standby.clear()
         self._begin(functools.partial(self._standby_loaded, layers))
 
     def stop_standby(self) -> None:
-        self._stop_standby = True
+        self._stop_standby.set()
 
     def _begin(self, load: Callable[[], Event]) -> None:
         threading.Thread(target=self._run, args=(load,), name="loader", daemon=True).start()
@@ -114,13 +167,31 @@ class PlanLoader:
         return Loaded(action.epoch, capacity)
 
     def _standby_loaded(self, layers: tuple[LayerRange, ...]) -> Event:
+        """Load layers for others, a piece at a time, and rest in between while steps are computed."""
+        throttle = Throttle(self._clock, lambda: self._vitals.computed, self._is_to_stop_within)
+        reported: tuple[LayerRange, ...] | None = None
+        reported_s = 0.0
+
         def progressed(_: int, __: int) -> None:
             self._vitals.loaded += 1
+            throttle.rest()
 
-        began = self._clock.now()
+        def stopped(kept: tuple[LayerRange, ...]) -> bool:
+            nonlocal reported, reported_s
+            throttle.rest()
+            if reported is not None and kept != reported:
+                self._owner.post(StandbyProgressed(kept, throttle.worked_s - reported_s))
+                reported_s = throttle.worked_s
+            reported = kept
+            return self._is_to_stop_within(0.0)
+
         problem = ""
         try:
-            kept = self._executor.keep(layers, progressed, lambda: self._stop_standby or self._owner.is_stopping)
+            kept = self._executor.keep(layers, progressed, stopped)
         except REFUSALS as error:
-            kept, problem = self._executor.keep((), progressed, lambda: True), str(error)
-        return StandbyLoaded(kept, self._clock.now() - began, problem)
+            kept, problem = self._executor.keep((), progressed, lambda _: True), str(error)
+        throttle.finish()
+        return StandbyLoaded(kept, throttle.worked_s - reported_s, problem)
+
+    def _is_to_stop_within(self, seconds: float) -> bool:
+        return self._stop_standby.wait(seconds) or self._owner.is_stopping

@@ -39,6 +39,20 @@ def test_what_is_warm_is_told_when_it_is() -> None:
     assert preparation.kept == (LayerRange(3, 4),)
 
 
+def test_layers_count_as_soon_as_each_is_warm() -> None:
+    """A load in the background takes long beside steps; a plan made meanwhile finds what is warm by then."""
+    preparation = serving(NEXT)
+    preparation.keep(Keep(epoch=1, layers=(NEXT,)))
+    first = LayerRange(3, 4)
+    told = kept(preparation.standby_progressed((first,), 0.5))
+    assert (told.epoch, told.layers, told.wanted, told.load_s) == (1, (first,), (first,), 0.5)
+    preparation.want(prepare(2, OWN, NEXT))
+    preparation.standby_loaded((first,), 0.1, "")
+    preparation.loaded(2, CAPACITY)
+    assert preparation.take(2, OWN) is not None
+    assert preparation.kept == (first,)
+
+
 def test_a_plan_goes_before() -> None:
     """A load for others is cut short when a plan comes, and the plan is loaded at its end, once."""
     preparation = serving(NEXT)

@@ -29,6 +29,7 @@ from swarm.wire.messages import (
     Edge,
     Fence,
     Finished,
+    Kept,
     LayerRange,
     Leaving,
     LoadProgress,
@@ -1048,6 +1049,30 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
         "w1 keeps layers 0–2 warm in case their holder dies: 4.0 MiB (plan.standby)",
         "one more worker like w0, on a machine of its own, would give no quicker step",
     ]
+
+
+def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., Bench]) -> None:
+    """Beside steps, they load slowly: the plan says how far that is, and when it ends at the rate so far."""
+    bench = make_bench()
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.mute.add("w0")
+    bench.tick()
+    waits = "w0 keeps layers 3–5 warm in case their holder dies: 4.0 MiB (plan.standby); 0 % of it is loaded, "
+    assert waits + "the rest as steps leave time for it" in why_of(bench)
+    bench.tick(6.0)
+    first = LayerRange(3, 4)
+    bench.tell("w0", Kept(epoch=1, incarnation="w0.1", layers=(first,), wanted=(first,), load_s=0.2))
+    size = bench.state.manifest.weight_bytes
+    loaded = size(first) / size(LayerRange(3, 6))
+    warming = bench.ask(Query(what="nodes")).body["workers"][0]["warming"]
+    assert (warming["warm_bytes"], warming["wanted_bytes"]) == (size(first), size(LayerRange(3, 6)))
+    assert warming["ready_in_s"] == pytest.approx(6.0 * (1 - loaded) / loaded, rel=0.1)
+    assert any(f"{100 * loaded:.0f} % of it is loaded, the rest in about" in line for line in why_of(bench))
+    assert bench.state.workers["w0.1"].load_bytes_per_s == pytest.approx(size(first) / 0.2)
+    both = (LayerRange(3, 6),)
+    bench.tell("w0", Kept(epoch=1, incarnation="w0.1", layers=both, wanted=both, load_s=0.4))
+    assert bench.ask(Query(what="nodes")).body["workers"][0]["warming"] is None
 
 
 def test_the_plan_says_when_stages_share_cores(make_bench: Callable[..., Bench]) -> None:
