@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     rows, facts = run(measure(model_of(arguments, arguments.shape), arguments.rounds))
-    tell("one sequence beside work in the background", rows, facts, as_json=arguments.json)
+    tell(rows, "one sequence beside work in the background", facts, as_json=arguments.json)
 
 
 if __name__ == "__main__":
