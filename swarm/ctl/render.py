@@ -117,7 +117,7 @@ def standby(body: Body) -> RenderableType:
     table = table_of(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
     lost = _list(body.get("nobody_may_load"))
     bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
-    told = [_warming(row, row["warming"]) for row in rows if isinstance(row.get("warming"), Mapping)]
+    told = [_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
     if bare:
         told.append(f"{_by_nobody(bare)}, and would be loaded if the holder died")
     if lost:
@@ -128,8 +128,8 @@ def standby(body: Body) -> RenderableType:
     return Group(table, *(Text(f"· {each}") for each in told or ["every layer is kept by somebody else, too"]))
 
 
-def _warming(row: Mapping[str, object], warming: Mapping[str, object]) -> str:
-    loaded = f"{in_bytes(warming['warm_bytes'])} of {in_bytes(warming['wanted_bytes'])}"
+def _warming(row: Body, warming: Body) -> str:
+    loaded = " of ".join(value_of(name, warming[name]) for name in ("warm_bytes", "wanted_bytes"))
     ready = warming["ready_in_s"]
     rest = "as steps leave time for it" if ready is None else f"in about {value_of('ready_in_s', ready)}"
     return f"{row['name']} has loaded {loaded} of what it is to keep; the rest follows {rest}"

@@ -58,7 +58,7 @@ class SendAssets:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Try whether the next stage's door can be reached, and the relay by which steps are to come here, if they are;
-    then load and warm these layers, in the background."""
+    then load and warm these layers, in the background. ``gently``: another plan serves meanwhile, so nobody waits."""
 
     epoch: int
     layers: LayerRange
@@ -66,6 +66,7 @@ class Load:
     max_sequences: int
     edge: Edge
     relay: str = ""
+    gently: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class Epochs:
         if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
             self.count("stale_orders")
         else:
-            self.out.extend(self.preparation.want(order))
+            # The broker raises the fence before it asks for a plan only where none is in force any more.
+            self.out.extend(self.preparation.want(order, gently=order.epoch > self.fence))
 
     def raise_fence(self, epoch: int) -> None:
         if epoch < self.fence:

@@ -23,6 +23,7 @@ class Preparation:
     kept: tuple[LayerRange, ...] = ()
     _loading: Prepare | Keep | None = field(default=None, init=False)
     _standby: Keep | None = field(default=None, init=False)
+    _gently: bool = field(default=False, init=False)  # another plan serves until the wanted one is ready
     _refused: Refused | None = field(default=None, init=False)  # the last plan that could not be prepared
 
     def is_newer_than(self, epoch: int) -> bool:
@@ -32,13 +33,15 @@ class Preparation:
         """Forget the plans of a broker that is no more. What is loading comes to its end, and is wanted by nobody."""
         self.wanted = self.capacity = self._standby = self._refused = None
 
-    def want(self, order: Prepare) -> list[Action]:
+    def want(self, order: Prepare, *, gently: bool = False) -> list[Action]:
+        """Prepare a plan. ``gently``: another one is in force until then."""
         if self._refused is not None and order.epoch == self._refused.epoch:  # said again before it was heard
             return [Tell(self._refused)]
         if self.wanted is not None and order.epoch == self.wanted.epoch:  # the broker has not heard of it
             return [] if self.capacity is None else [self._prepared(self.capacity)]
         self.wanted = order
         self.capacity = None
+        self._gently = gently
         match self._loading:
             case None:
                 return self._load(order)
@@ -153,4 +156,6 @@ class Preparation:
 
     def _load(self, order: Prepare) -> list[Action]:
         self._loading = order
-        return [Load(order.epoch, order.layers, order.standby, order.max_sequences, order.edge, order.relay)]
+        return [
+            Load(order.epoch, order.layers, order.standby, order.max_sequences, order.edge, order.relay, self._gently)
+        ]

@@ -189,7 +189,7 @@ class Procedure:
         worker = self._state.workers[message.incarnation]
         worker.comply()
         stage = book.coming.stage_of(message.incarnation) if book.coming is not None else None
-        if stage is not None:
+        if stage is not None and book.current is None:  # beside steps, workers load more slowly than they could
             self.standby.loaded(worker, stage.load_bytes, message.load_s + message.warm_up_s)
         book.prepared[message.incarnation] = message
         book.awaited.discard(message.incarnation)

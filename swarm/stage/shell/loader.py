@@ -1,17 +1,20 @@
 """Load the layers of a plan, and those kept warm for others, in a thread that comes and goes with each order.
 
-A plan is waited for, so it loads at full speed. Layers for others load in the background: beside steps they take a
-small share of the time.
+A plan loads at full speed if none is in force. If another plan serves meanwhile, steps go before. Layers for others
+load in the background: beside steps they take a small share of the time.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
+
+import psutil
 
 from swarm import failpoints
 from swarm.clock import Clock
@@ -27,11 +30,15 @@ from swarm.wire.messages import LayerRange, Lineage, LoadProgress
 
 REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
 PROGRESS_EVERY_S = 0.2
-SHARE = 0.05  # of the time that background work may take, while steps are computed
+SHARE = 0.05  # of the time that background work may take beside steps
 # A worker that has computed nothing for this long is idle. Between two tokens of one sequence, the other stages
 # compute, often on the same cores, so a short gap is no idleness.
 IDLE_AFTER_S = 2.0
-LOOK_S = 0.1  # between two looks at whether the worker has become idle
+LOOK_S = 0.1  # between two looks at whether there are steps
+# Cores that other processes of this machine keep busy. Below, they rest: a swarm without work takes a few hundredths.
+OTHERS_BUSY = 0.5
+LONGEST_REST_S = 5.0  # after one piece: the broker waits for a sign of progress
+GENTLE_FOR_S = 60.0  # a plan that is loaded beside another one rests for this long in all
 
 log = get_logger(__name__)
 
@@ -51,32 +58,58 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
+class StepsNearby:
+    """Whether steps would be slowed down: this worker computes some, or other processes keep the machine busy."""
+
+    num_computed: Callable[[], int]  # layers that this worker's steps have gone through so far
+    busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
+    looked_at: float = field(init=False)
+    _num_computed: int = field(init=False)
+    _busy_s: float = field(init=False)
+    _computed_at: float = -inf  # when this worker's steps were last seen to make progress
+    _others_are_busy: bool = False
+
+    def start(self, now: float) -> None:
+        self.looked_at, self._num_computed, self._busy_s = now, self.num_computed(), self.busy_s()
+
+    def are_seen(self, now: float) -> bool:
+        num_computed, passed_s = self.num_computed(), now - self.looked_at
+        if num_computed != self._num_computed:
+            self._num_computed, self._computed_at = num_computed, now
+        if passed_s >= LOOK_S:  # the system counts in hundredths of a second
+            busy_s = self.busy_s()
+            self._others_are_busy = busy_s - self._busy_s >= OTHERS_BUSY * passed_s
+            self.looked_at, self._busy_s = now, busy_s
+        return self._others_are_busy or now - self._computed_at < IDLE_AFTER_S
+
+
+@dataclass(slots=True)
 class Throttle:
     """Rests after each piece of background work, in proportion to the time that the piece took.
 
-    While the worker is idle, work goes on at full speed.
+    Where no steps are nearby, work goes on at full speed.
     """
 
     clock: Clock
-    num_computed: Callable[[], int]  # layers that steps have gone through so far
-    wait: Callable[[float], bool]  # wait so many seconds; True as soon as the work is to end
+    steps: StepsNearby
+    wait: Callable[[float], bool]  # wait so many seconds; True as soon as the work is to end or to hurry
+    most_rest_s: float = inf  # in all
     worked_s: float = 0.0  # time in pieces, without the rests
     rested_s: float = 0.0
     _piece_began_at: float = field(init=False)
-    _last_num_computed: int = field(init=False)
-    _computed_at: float = -inf  # when a step was last seen to make progress
 
     def __post_init__(self) -> None:
         self._piece_began_at = self.clock.now()
-        self._last_num_computed = self.num_computed()
+        self.steps.start(self._piece_began_at)
 
     def rest(self) -> None:
         """End a piece of work, rest as long as it asks for, and begin the next piece."""
         now = self.clock.now()
         piece_s = now - self._piece_began_at
         self.worked_s += piece_s
-        began, until = now, now + piece_s * (1 / SHARE - 1)
-        while now < until and self._is_beside_steps(now) and not self.wait(min(until - now, LOOK_S)):
+        rest_s = min(piece_s * (1 / SHARE - 1), LONGEST_REST_S, self.most_rest_s - self.rested_s)
+        began, until = now, now + rest_s
+        while now < until and self.steps.are_seen(now) and not self.wait(min(until - now, LOOK_S)):
             now = self.clock.now()
         self._piece_began_at = self.clock.now()
         self.rested_s += self._piece_began_at - began
@@ -85,11 +118,11 @@ class Throttle:
         """End the last piece of work; nothing rests for it."""
         self.worked_s += self.clock.now() - self._piece_began_at
 
-    def _is_beside_steps(self, now: float) -> bool:
-        num_computed = self.num_computed()
-        if num_computed != self._last_num_computed:
-            self._last_num_computed, self._computed_at = num_computed, now
-        return now - self._computed_at < IDLE_AFTER_S
+
+def _others_busy_s() -> float:
+    """Processor time of all processes of this machine but this one."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - time.process_time()
 
 
 class PlanLoader:
@@ -136,10 +169,13 @@ class PlanLoader:
     def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
         """Load a plan. What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
         told_at = 0.0
+        throttle = self._throttle(functools.partial(self._is_wanted_now_within, action.epoch), GENTLE_FOR_S)
 
         def progressed(loaded_bytes: int, total_bytes: int) -> None:
             nonlocal told_at
             self._vitals.loaded += 1
+            if action.gently:
+                throttle.rest()
             if failpoints.armed:
                 failpoints.reached("load.tensor")
             now = self._clock.now()
@@ -168,7 +204,7 @@ class PlanLoader:
 
     def _standby_loaded(self, layers: tuple[LayerRange, ...]) -> Event:
         """Load layers for others, a piece at a time, and rest in between while steps are computed."""
-        throttle = Throttle(self._clock, lambda: self._vitals.computed, self._is_to_stop_within)
+        throttle = self._throttle(self._is_to_stop_within)
         reported: tuple[LayerRange, ...] | None = None
         reported_s = 0.0
 
@@ -192,6 +228,14 @@ class PlanLoader:
             kept, problem = self._executor.keep((), progressed, lambda _: True), str(error)
         throttle.finish()
         return StandbyLoaded(kept, throttle.worked_s - reported_s, problem)
+
+    def _throttle(self, wait: Callable[[float], bool], most_rest_s: float = inf) -> Throttle:
+        return Throttle(self._clock, StepsNearby(lambda: self._vitals.computed, _others_busy_s), wait, most_rest_s)
+
+    def _is_wanted_now_within(self, epoch: int, seconds: float) -> bool:
+        """Whether the plan that is in force until then has come to its end: its steps are waited for no more."""
+        time.sleep(seconds)
+        return self._vitals.fence >= epoch or self._owner.is_stopping
 
     def _is_to_stop_within(self, seconds: float) -> bool:
         return self._stop_standby.wait(seconds) or self._owner.is_stopping

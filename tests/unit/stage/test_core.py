@@ -101,7 +101,7 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     inventory, in this order."""
     stage = make_stage()
     prepare = Prepare(epoch=3, layers=LayerRange(0, 3), standby=(LayerRange(4, 5),), edge=EDGE, max_sequences=4)
-    assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4, prepare.edge)]
+    assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4, prepare.edge, gently=True)]
     note, told = stage.feed(Loaded(3, CAPACITY))
     assert isinstance(note, act.Note)
     assert (note.event, note.fields["epoch"], note.fields["layers"]) == ("plan_prepared", 3, "0–2")
@@ -154,6 +154,14 @@ def test_stale_orders_are_counted(stage: StageBench) -> None:
     assert stage.core.counters["stale_orders"] == 4
 
 
+def test_a_plan_that_everybody_waits_for_is_loaded_in_haste(make_stage: MakeStage) -> None:
+    """The broker raises the fence before it asks for a plan where none is in force any more."""
+    stage = make_stage()
+    stage.order(Fence(epoch=3))
+    (load,) = stage.order(Prepare(epoch=3, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4))
+    assert load == act.Load(3, LayerRange(0, 3), (), 4, EDGE, gently=False)
+
+
 def test_a_load_that_fails_is_refused(make_stage: MakeStage) -> None:
     """The broker is told in the loader's words; an activation of it is ignored then."""
     stage = make_stage()
@@ -170,7 +178,7 @@ def test_a_load_that_is_overtaken(make_stage: MakeStage, first_fails: bool) -> N
     stage.order(Prepare(epoch=1, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4))
     assert stage.order(Prepare(epoch=2, layers=LayerRange(0, 2), standby=(), edge=EDGE, max_sequences=4)) == []
     done = LoadFailed(1, "no room") if first_fails else Loaded(1, CAPACITY)
-    assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4, EDGE)]
+    assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4, EDGE, gently=True)]
     *_, told = stage.feed(Loaded(2, CAPACITY))
     assert isinstance(told, act.Tell)
     assert told.message.epoch == 2

@@ -46,6 +46,7 @@ def test_layers_count_as_soon_as_each_is_warm() -> None:
     first = LayerRange(3, 4)
     told = kept(preparation.standby_progressed((first,), 0.5))
     assert (told.epoch, told.layers, told.wanted, told.load_s) == (1, (first,), (first,), 0.5)
+    assert preparation.kept == (first,)
     preparation.want(prepare(2, OWN, NEXT))
     preparation.standby_loaded((first,), 0.1, "")
     preparation.loaded(2, CAPACITY)
