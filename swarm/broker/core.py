@@ -72,6 +72,7 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
+    LookUp,
     Query,
     Recall,
     RequestMessage,
@@ -296,7 +297,7 @@ class BrokerCore:
     def _client_said(self, client: bytes, message: ClientMessage, account: Account | None, now: float) -> None:
         self._procedure.look_again(now)
         match message:
-            case Submit() | Recall() | Attach() | Ack() | Stop() | Cancel() | Detach():
+            case Submit() | Recall() | LookUp() | Attach() | Ack() | Stop() | Cancel() | Detach():
                 self._about_request(client, message, account, now)
             case Describe():
                 self._inquiries.describe(client)
@@ -334,8 +335,8 @@ class BrokerCore:
         match message:
             case Submit():
                 self._requests.submit(client, message, account, now)
-            case Recall():
-                self._requests.recall(client, message, account)
+            case Recall() | LookUp():
+                self._requests.look_up(client, message, account)
             case Attach():
                 self._requests.attach(client, message, account)
             case Ack():

@@ -13,6 +13,7 @@ from swarm.client.events import Ask, Failed, Question, Reply, Revoke
 from swarm.client.governing import Governor
 from swarm.client.link import Link, Mailbox
 from swarm.client.model import ASK_TIMEOUT_S, ModelSource
+from swarm.client.ongoing import refused
 from swarm.client.request import (
     Conversation,
     Params,
@@ -25,22 +26,15 @@ from swarm.client.request import (
     check_wish,
     wishes_of,
 )
-from swarm.client.results import Completion, Piece
+from swarm.client.results import Completion, Piece, Progress
 from swarm.client.session import Session
-from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream
+from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream, progress, read_pages
 from swarm.client.text.checking import GrammarChecks
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
 from swarm.lock.access import Access, access_to
 from swarm.params import SamplingParams
-from swarm.wire.messages import (
-    Describe,
-    Description,
-    Recall,
-    Recalled,
-    Report,
-    Submit,
-)
+from swarm.wire.messages import Describe, Description, Recall, Recalled, Report, Submit
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -169,6 +163,16 @@ class AsyncClient(Governor):
         check_attach(request_id, 0, None)
         return (await self._recall(request_id, None)).submit
 
+    async def look_up(self, request_id: str, *, visible: Sequence[int] = ()) -> Progress:
+        """Read what has come so far of a request that was made before, and change nothing: whoever reads it reads on.
+        ``visible`` is as in :meth:`attach`.
+
+        InvalidRequest (code "unknown") if nobody knows such a request (any more), Overloaded if the broker can't look
+        now, and what the request failed with if it has failed."""
+        shown, link = check_attach(request_id, 0, None, visible), self._connect()
+        submit, continuations = await read_pages(link, request_id)
+        return await progress(Call(submit, Wish.behind(submit, None, shown), link, self._model.get), continuations)
+
     async def cancel(self, request_id: str) -> None:
         """End a request, whoever made it. One that has ended already stays as it is.
 
@@ -286,7 +290,7 @@ class AsyncClient(Governor):
         limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
         answer = await self._ask(Recall(request_id=request_id), limit_s)
         if isinstance(answer, Report):
-            raise InvalidRequest(str(answer.body.get("error")), code="unknown")
+            raise refused(request_id, answer)
         assert isinstance(answer, Recalled)
         return Call(answer.submit, Wish.behind(answer.submit, timeout_s, visible), self._connect(), self._model.get)
 

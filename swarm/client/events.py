@@ -15,20 +15,22 @@ from swarm.wire.messages import (
     Hop,
     Join,
     LockMessage,
+    LookUp,
     Query,
     Recall,
     Recalled,
     Report,
     ServerMessage,
     ShowSettings,
+    Snapshot,
     Steer,
     StopWorker,
     Submit,
     TokenLogprob,
 )
 
-Question = Describe | GetAsset | Query | Recall | Join | StopWorker | Steer | ShowSettings | LockMessage
-Reply = Description | AssetPart | Recalled | Report
+Question = Describe | GetAsset | Query | Recall | LookUp | Join | StopWorker | Steer | ShowSettings | LockMessage
+Reply = Description | AssetPart | Recalled | Snapshot | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------
 

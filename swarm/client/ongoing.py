@@ -28,6 +28,7 @@ from swarm.wire.messages import (
     Detach,
     Finished,
     Rejected,
+    Report,
     Stop,
     Submit,
     Tokens,
@@ -81,6 +82,7 @@ class Ongoing:
     attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
     nudge_at: float = 0.0  # when it is told again if nothing is heard of it
     held_up: str = ""  # why the broker can't let it be read at the moment
+    revoked: bool = False  # to be cancelled, whoever reads it
     left_at: float | None = None  # since when only the broker's confirmation is awaited
 
     @property
@@ -90,7 +92,7 @@ class Ongoing:
     @property
     def outlives_caller(self) -> bool:
         """Does the request go on when its caller leaves?"""
-        return self.submit.detached or self.attached
+        return self.submit.detached or self.attached or self.submit.keep_s > 0
 
     @property
     def left(self) -> bool:
@@ -159,6 +161,10 @@ class Ongoing:
         next_index = tuple(c.expected for c in self.continuations)
         return Attach(request_id=self.id, next_index=next_index, again=self.is_reader)
 
+    def cancel(self) -> Cancel:
+        """Cancel it. If another client has come to read it meanwhile, it goes on for that one."""
+        return Cancel(request_id=self.id, if_reader=not self.revoked)
+
     def stops(self) -> list[Stop]:
         return [
             Stop(request_id=self.id, index=index, at_index=continuation.stop_at)
@@ -205,12 +211,12 @@ class Conversation:
             del self.requests[request_id]
             return self.say(request.last_acks())
         request.left_at, request.deadline = now, None
-        return self.say([Cancel(request_id=request_id)])
+        return self.say([request.cancel()])
 
     def tell_again(self, request: Ongoing, now: float) -> Actions:
         request.sent, request.nudge_at = True, now + NUDGE_S
         if request.left:
-            return [Send(Cancel(request_id=request.id))]
+            return [Send(request.cancel())]
         if request.ended:
             return []  # the broker owes it nothing, and may have forgotten it
         if not request.accepted:
@@ -361,3 +367,15 @@ def refusal(message: Rejected, accepted: bool) -> ClientError:
             return RequestFailed(message.reason)  # it was taken, and then forgotten: not the caller's fault
         case _:
             return InvalidRequest(message.reason, code=message.code)
+
+
+def refused(request_id: str, report: Report) -> ClientError:
+    """Make the error of a refused question. A broker of before version 3 gives the reason alone."""
+    code, after_s = report.body.get("code"), report.body.get("retry_after_s")
+    rejected = Rejected(
+        request_id=request_id,
+        code=code if isinstance(code, str) else "unknown",
+        reason=str(report.body.get("error")),
+        retry_after_s=after_s if isinstance(after_s, float) else None,
+    )
+    return refusal(rejected, accepted=False)

@@ -21,6 +21,7 @@ from swarm.wire.messages import (
     GetAsset,
     Invite,
     Join,
+    LookUp,
     Query,
     Recall,
     Recalled,
@@ -30,6 +31,7 @@ from swarm.wire.messages import (
     RotateBroker,
     RotateMember,
     ShowSettings,
+    Snapshot,
     Steer,
     StopWorker,
 )
@@ -62,7 +64,7 @@ class _Question:
     def line(self) -> object:
         """In which it stands. None, in none: its answer says whose it is, or is right for all who ask."""
         question = self.ask.question
-        if isinstance(question, Describe | Recall):
+        if isinstance(question, Describe | Recall | LookUp):
             return None
         return question.what if isinstance(question, Query) else type(question)
 
@@ -103,10 +105,11 @@ class Questions:
         return [question.ask.question for question in self._asked.values() if question.is_said]
 
     def answered_by(self, message: Reply) -> list[int]:
-        """Forget the questions that this message answers; returns the keys of those that somebody waits for."""
+        """Forget the questions that this message answers; returns the keys of those that somebody waits for. What is
+        told of the broker, or of a request's submission, is right for all who asked it."""
         said = [(key, question) for key, question in self._asked.items() if question.is_said]
         found = [(key, question) for key, question in said if _answers(message, question.ask.question)]
-        if not isinstance(message, Description):
+        if not found or not isinstance(found[0][1].ask.question, Describe | Recall):
             found = found[:1]
         for key, _ in found:
             del self._asked[key]
@@ -141,7 +144,18 @@ class Questions:
         return self.fail(list(self._asked), error)
 
 
-def _answers(message: Reply, question: object) -> bool:
+def _named(message: Recalled | Snapshot | Report, name: str) -> object:
+    """The request or the question that an answer names."""
+    match message:
+        case Report(body=body):
+            return body.get(name)
+        case Snapshot(question=number):
+            return number
+        case Recalled(submit=submit):
+            return submit.request_id
+
+
+def _answers(message: Reply, question: object) -> bool:  # noqa: PLR0911 (one line per kind of answer)
     match message, question:
         case Description(), Describe():
             return True
@@ -150,8 +164,9 @@ def _answers(message: Reply, question: object) -> bool:
         case Report(what=what), Query():
             return question.what == what
         case ((Recalled() | Report(what="recall")), Recall()):
-            of = message.submit.request_id if isinstance(message, Recalled) else message.body.get("request_id")
-            return of == question.request_id
+            return _named(message, "request_id") == question.request_id
+        case ((Snapshot() | Report(what="look_up")), LookUp()):
+            return _named(message, "question") == question.question
         case (
             Report(what=what),
             GetAsset()

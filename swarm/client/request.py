@@ -12,7 +12,7 @@ import msgspec
 
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES, Grammar, SamplingParams
-from swarm.wire.messages import MAX_MEMO, MAX_TOKENS, Submit
+from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None  # of a batch: one set for all prompts, or one for each
@@ -39,7 +39,8 @@ class RequestOptions(TypedDict, total=False):
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
     ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
-    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back;
+    vanishes, and anybody who knows its id may read on (``attach``); ``keep_s``: it runs on for so many seconds, each
+    time that a reader leaves it or vanishes; ``memo``: a text that ``recall`` gives back;
     ``visible``: special tokens that have a text in the answer, as marks of tool calls must (all others stay silent;
     this is never sent).
     """
@@ -51,6 +52,7 @@ class RequestOptions(TypedDict, total=False):
     request_id: str | None
     hops: bool
     detached: bool
+    keep_s: float
     memo: str
     visible: Sequence[int]
 
@@ -83,6 +85,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     hops: bool = False
     detached: bool = False
+    keep_s: float = 0.0
     memo: str = ""
     visible: tuple[int, ...] = ()
 
@@ -103,6 +106,7 @@ class Wish:
     request_id: str | None = None
     hops: bool = False
     detached: bool = False
+    keep_s: float = 0.0
     memo: str = ""
     visible: tuple[int, ...] = ()
 
@@ -115,6 +119,7 @@ class Wish:
             request_id=submit.request_id,
             hops=submit.hops,
             detached=submit.detached,
+            keep_s=submit.keep_s,
             visible=visible,
         )
 
@@ -131,6 +136,7 @@ class Wish:
             tenant=self.tenant,
             hops=self.hops,
             detached=self.detached,
+            keep_s=self.keep_s,
             memo=self.memo,
         )
 
@@ -160,6 +166,7 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         request_id=own.request_id,
         hops=own.hops,
         detached=own.detached,
+        keep_s=own.keep_s,
         memo=own.memo,
         visible=own.visible,
     )
@@ -213,6 +220,8 @@ def _check_own(own: _Own) -> None:
         value = getattr(own, name)
         if value is not None and not 0 < value < float("inf"):
             raise InvalidRequest(f"{name} must be a positive number of seconds, not {value}", code=name)
+    if not 0 <= own.keep_s <= MAX_KEEP_S:
+        raise InvalidRequest(f"keep_s must be between 0 and {MAX_KEEP_S:g} seconds, not {own.keep_s}", code="keep_s")
     if len(own.tenant) > 128:
         raise InvalidRequest("tenant must have at most 128 characters", code="tenant")
     if len(own.memo) > MAX_MEMO:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from swarm.wire.messages import Hop, Timing, TokenLogprob
+from swarm.wire.messages import Hop, Submit, Timing, TokenLogprob
 
 Logprobs = tuple[TokenLogprob, ...]
 
@@ -117,3 +117,13 @@ class Completion:
     @property
     def hops(self) -> tuple[tuple[Hop, ...], ...]:
         return self.choices[0].hops
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What has come of a request so far. ``pieces``: what a reader would have had by now; ``completion``: what they add
+    up to, None before the end."""
+
+    submit: Submit
+    pieces: tuple[Piece, ...]
+    completion: Completion | None

@@ -66,7 +66,6 @@ from swarm.errors import (
 from swarm.wire.messages import (
     Accepted,
     AssetPart,
-    Cancel,
     Describe,
     Description,
     Finished,
@@ -74,6 +73,7 @@ from swarm.wire.messages import (
     Recalled,
     Rejected,
     Report,
+    Snapshot,
     Tokens,
 )
 
@@ -222,8 +222,9 @@ class Session:
         self._wake(now)
         continuations = [Continuation() for _ in range(submit.params.n)]
         request = Ongoing(submit, now, None, continuations, attached=True, sent=True, accepted=True, left_at=now)
+        request.revoked = True
         self._requests[submit.request_id] = request
-        return self._talk.say([Cancel(request_id=submit.request_id)])
+        return self._talk.say([request.cancel()])
 
     # --- the connection
 
@@ -263,7 +264,7 @@ class Session:
                     self._talk.num_ignored += 1
                     return []
                 return self._talk.about(request, message, now)
-            case Description() | AssetPart() | Recalled() | Report():
+            case Description() | AssetPart() | Recalled() | Snapshot() | Report():
                 return self._answer(message, event.payload)
             case Malformed(reason=reason):
                 return self._misunderstood(reason)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
+from swarm.client.events import Ask, Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
 from swarm.client.link import Link, Mailbox, News
-from swarm.client.model import Model
+from swarm.client.model import ASK_TIMEOUT_S, Model
+from swarm.client.ongoing import ended_badly, refused
 from swarm.client.request import Wish
-from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
+from swarm.client.results import BatchPiece, Choice, Completion, Piece, Progress, Usage
 from swarm.client.text.assemble import Assembler
-from swarm.errors import ClientError
-from swarm.wire.messages import Finished, Submit
+from swarm.errors import ClientError, Unavailable
+from swarm.wire.messages import Finished, Hop, LookUp, Report, Snapshot, Submit, TokenLogprob
+
+_AT_ONCE = 256  # tokens of a look-up whose text is made before others have their turn
 
 
 @dataclass(slots=True)
@@ -304,3 +308,75 @@ class BatchStream:
 
     def close(self) -> None:
         self._stream.close()
+
+
+# --- look-ups --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Continuation:
+    """Tokens of a continuation, page by page."""
+
+    ids: list[int]
+    logprobs: list[tuple[TokenLogprob, ...]]
+    hops: list[tuple[Hop, ...]]
+    finished: Finished | None = None
+
+
+async def read_pages(link: Link, request_id: str) -> tuple[Submit, list[_Continuation]]:
+    """Ask for all continuations of a request. Raises what ``Link.ask`` does, and why there is no answer."""
+    first = await _ask(link, request_id, 0, 0)
+    if first.submit is None:
+        raise Unavailable("the broker answered a look-up without what was asked for")
+    return first.submit, [await _read(link, request_id, index, first) for index in range(first.submit.params.n)]
+
+
+async def _ask(link: Link, request_id: str, index: int, start: int) -> Snapshot:
+    key = link.new_key()
+    question = LookUp(question=key, request_id=request_id, index=index, start=start)
+    answer, _ = await link.ask(Ask(key, question, ASK_TIMEOUT_S))
+    if isinstance(answer, Report):
+        raise refused(request_id, answer)
+    assert isinstance(answer, Snapshot)  # the session matches answers to questions
+    return answer
+
+
+async def _read(link: Link, request_id: str, index: int, first: Snapshot) -> _Continuation:
+    read = _Continuation([], [], [])
+    page = first if index == 0 else await _ask(link, request_id, index, 0)
+    while True:
+        # A stop string found by the reader takes back tokens of a page before this one.
+        del read.ids[page.start :], read.logprobs[page.start :], read.hops[page.start :]
+        read.ids += page.ids
+        read.logprobs += page.logprobs
+        read.hops += page.hops
+        read.finished = page.finished
+        if not page.ids or len(read.ids) >= page.num_tokens:
+            return read
+        page = await _ask(link, request_id, index, len(read.ids))
+
+
+async def progress(call: Call, continuations: list[_Continuation]) -> Progress:
+    """Make the pieces of what was read. Raises what the request failed with."""
+    pieces: list[Piece] = []
+    for index, read in enumerate(continuations):
+        if read.finished is not None and read.finished.reason in ("failed", "cancelled"):
+            raise ended_badly(read.finished)
+        for start in range(0, len(read.ids), _AT_ONCE):
+            pieces += await call.take(_part(call.submit.request_id, index, start, read))
+            await asyncio.sleep(0)
+        if read.finished is not None:
+            pieces += await call.take(Ended(call.submit.request_id, index, read.finished))
+    return Progress(call.submit, tuple(pieces), call.completion(pieces) if call.done else None)
+
+
+def _part(request_id: str, index: int, start: int, read: _Continuation) -> Deliver:
+    stop = start + _AT_ONCE
+    return Deliver(
+        request_id,
+        index,
+        start,
+        tuple(read.ids[start:stop]),
+        tuple(read.logprobs[start:stop]),
+        tuple(read.hops[start:stop]),
+    )

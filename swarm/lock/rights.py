@@ -18,6 +18,7 @@ from swarm.wire.messages import (
     HostHello,
     Invite,
     Join,
+    LookUp,
     Query,
     Recall,
     Revoke,
@@ -31,7 +32,21 @@ from swarm.wire.messages import (
     Submit,
 )
 
-_CLIENT: Final = (Submit, Recall, Attach, Ack, Stop, Cancel, Detach, Describe, GetAsset, Query, Rotate, BrokerKeyKept)
+_CLIENT: Final = (
+    Submit,
+    Recall,
+    LookUp,
+    Attach,
+    Ack,
+    Stop,
+    Cancel,
+    Detach,
+    Describe,
+    GetAsset,
+    Query,
+    Rotate,
+    BrokerKeyKept,
+)
 _MAY: Final[dict[str, tuple[type[ClientMessage], ...]]] = {
     "client": _CLIENT,
     "gateway": _CLIENT,
@@ -41,6 +56,7 @@ _CLIENT_ASKS: Final = frozenset({"status", "nodes", "plan", "stats", "requests",
 _WORDS: Final[dict[type[ClientMessage], str]] = {
     Submit: "submit requests",
     Recall: "read requests",
+    LookUp: "read requests",
     Attach: "read requests",
     Ack: "read requests",
     Stop: "end requests",

@@ -31,6 +31,13 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "shun": False,
         "stop_worker.again": False,
     },
+    3: {
+        "cancel.if_reader": True,
+        "look_up": False,
+        "recalled.submit.keep_s": True,
+        "snapshot": False,
+        "submit.keep_s": False,
+    },
 }
 
 
@@ -46,19 +53,22 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
         return header
     fields: dict[str, Any] = msgspec.msgpack.decode(header)
     for newer, name in added:
-        value = _taken_out(fields, name.split(".")[1:])
+        value = _taken_out(fields, name.split(".")[1:], version)
         if value and not ADDED[newer][name]:
             raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
-    fields["v"] = version
+    fields["v"] = min(fields["v"], version)
     return msgspec.msgpack.encode(fields)
 
 
-def _taken_out(fields: dict[str, Any], path: list[str]) -> object:
-    """Take a field out; return its value. One that is not there has its default; a whole kind (no path) is said."""
+def _taken_out(fields: dict[str, Any], path: list[str], version: int) -> object:
+    """Take a field out; return its value. One that is not there has its default; a whole kind (no path) is said. A
+    message within the message is then of that version, too."""
     if not path:
         return True
     for part in path[:-1]:
         fields = fields.get(part) or {}
+        if "v" in fields:
+            fields["v"] = min(fields["v"], version)
     return fields.pop(path[-1], False)
 
 

@@ -39,7 +39,8 @@ class Durability:
     # --- after a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, past: Past, now: float) -> None:
-        """Take up again what the journal knows. Every client has to come back, and has the grace for it."""
+        """Take up again what the journal knows. Every client has to come back, and has the grace for it; what is kept
+        without a reader is kept for as long again."""
         self._state.next_sequence = past.next_sequence
         blames = dict(past.blames)
         for record in past.requests:
@@ -49,7 +50,7 @@ class Durability:
             for sequence in request.sequences:
                 sequence.be_present_at_death(blames.get(sequence.id, 0))
             self.enter(request, now)
-            self._ends.await_client(request, now)
+            self._ends.leave_alone(request, now)
             self._ends.keep_deadline(request)
 
     def enter(self, request: Request, now: float) -> None:

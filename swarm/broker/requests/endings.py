@@ -85,19 +85,18 @@ class Ends:
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def leave_alone(self, request: Request, now: float) -> None:
-        """Note that nobody reads it."""
-        request.client, request.stuck, request.detached_at = None, False, now
-        self.await_client(request, now)
+    def leave_alone(self, request: Request, now: float, *, on_purpose: bool = False) -> None:
+        """Note that nobody reads it. A reader whose connection broke (not ``on_purpose``) may come back within the
+        grace, also where less than that was asked for."""
+        keep_s = request.submit.keep_s
+        for_s = keep_s if on_purpose and keep_s else max(keep_s, self._settings.client_grace_s)
+        request.be_left(for_s, now)
+        self._state.timers.add(now + for_s, request.id)
 
     def keep_deadline(self, request: Request) -> None:
         """End it at its deadline, if it has one."""
         if request.deadline_at is not None:
             self._state.timers.add(request.deadline_at, request.id)
-
-    def await_client(self, request: Request, now: float) -> None:
-        """Somebody has to come for it, and has the grace for that."""
-        self._state.timers.add(now + self._settings.client_grace_s, request.id)
 
     def tick(self, now: float) -> None:
         """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
@@ -123,7 +122,7 @@ class Ends:
     def _is_abandoned(self, request: Request, now: float) -> bool:
         if request.submit.detached or request.detached_at is None:
             return False
-        return now - request.detached_at >= self._settings.client_grace_s
+        return now - request.detached_at >= request.left_for_s
 
     def _is_old(self, request: Request, now: float) -> bool:
         kept_from = request.ended_at if request.read_at is None else request.read_at

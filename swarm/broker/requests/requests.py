@@ -12,20 +12,23 @@ journal, what is said about an id that memory doesn't know waits until the journ
 
 from __future__ import annotations
 
-from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
+from swarm.broker.actions import Outbox, ReadRequest, WriteAcceptance
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.durability import Durability, derive_seed, remembered, was_taken_back
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.intake import Intake, limit_of, no_journal, taken, tenant_of
+from swarm.broker.requests.lookups import LookUps
 from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery, Growth, finished
 from swarm.broker.state import Request, Sequence, SequenceState, State
-from swarm.broker.state.archive import RETRY_S, SUPERSEDED, About, Account, Refusal, may_see
+from swarm.broker.state.archive import RETRY_S, SUPERSEDED, About, Account, Question, Refusal, may_see
 from swarm.broker.state.past import RequestRecord
-from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, Recall, Recalled, Report, Stop, Submit
+from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, LookUp, Recall, Stop, Submit
 
 __all__ = ["MAX_TOKENS_PER_MESSAGE", "WINDOW", "RequestSettings", "Requests", "derive_seed"]
 
+_CROWDED = Refusal("overloaded", "too many requests are being looked up in the journal", 1.0)
+_SLOW = Refusal("journal", "this request can't be looked up now: the journal is slow", RETRY_S)
 TRY_AGAIN_S = 0.5  # until a client whose queue was full is told again what it has not acknowledged
 
 
@@ -41,6 +44,7 @@ class Requests:
         self._out = out
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
+        self._lookups = LookUps(out, self._delivery)
         self.ends = Ends(state, settings, out, tracer=tracer, latencies=latencies, delivery=self._delivery)
         self.growth = Growth(state, out, delivery=self._delivery, end=self.ends.end, latencies=latencies)
         self.durability = Durability(
@@ -125,17 +129,13 @@ class Requests:
 
     # --- who reads ---------------------------------------------------------------------------------------------------
 
-    def recall(self, client: bytes, recall: Recall, account: Account | None = None) -> None:
-        """Tell what was asked for to somebody who wants to read the answer."""
-        request = self._seen(recall.request_id, account)
+    def look_up(self, client: bytes, question: Question, account: Account | None = None) -> None:
+        """Answer a question about a request, whoever reads it."""
+        request = self._seen(question.request_id, account)
         if request is not None:
-            self._out.append(SayClient(client, Recalled(submit=request.submit)))
-        elif not self._ask_journal(client, recall, account):
-            self._answer_recall(client, recall, self._absence(recall.request_id, account))
-
-    def _answer_recall(self, client: bytes, recall: Recall, why: Refusal) -> None:
-        body: dict[str, object] = {"request_id": recall.request_id, "error": why.reason}
-        self._out.append(SayClient(client, Report(what="recall", ok=False, body=body)))
+            self._lookups.answer(client, question, request)
+        elif not self._ask_journal(client, question, account):
+            self._lookups.refuse(client, question, self._absence(question.request_id, account))
 
     def attach(self, client: bytes, attach: Attach, account: Account | None = None) -> None:
         request = self._seen(attach.request_id, account)
@@ -173,6 +173,8 @@ class Requests:
         sequence = self._find(ack.request_id, ack.index, account)
         if sequence is None:
             return
+        if sequence.request.client is None and self._state.archive.dropped.get(ack.request_id) == client:
+            self._adopt(sequence.request, client)  # a look-up has brought it back into memory meanwhile
         if sequence.request.client not in (None, client):
             self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
             return
@@ -201,7 +203,7 @@ class Requests:
         if request is None:
             self._state.count("unknown_requests")
         elif request.client == client:
-            self.ends.leave_alone(request, now)
+            self.ends.leave_alone(request, now, on_purpose=True)
 
     def unreachable(self, client: bytes, now: float) -> None:
         """Keep what could not be sent: it will be sent again after the client's Attach, if that comes within the
@@ -226,6 +228,8 @@ class Requests:
             for request in self._state.requests.values():
                 if request.stuck and request.client == client:
                     self._go_on(request)
+        for client, question in self._state.archive.overdue(now):
+            self._lookups.refuse(client, question, _SLOW)
         self.ends.tick(now)
 
     # --- what shall end ----------------------------------------------------------------------------------------------
@@ -245,7 +249,8 @@ class Requests:
         self.ends.end(sequence, "stop", now)
 
     def cancel(self, client: bytes, cancel: Cancel, account: Account | None, now: float) -> None:
-        """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once."""
+        """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once. A former reader
+        that leaves (``if_reader``) ends nothing: it has not heard yet that another one reads."""
         if self._state.archive.withdraw(client, cancel.request_id):
             self._delivery.reject(
                 client, cancel.request_id, Refusal("cancelled", "it was cancelled before it was accepted")
@@ -253,6 +258,9 @@ class Requests:
         request = self._seen(cancel.request_id, account)
         if request is None:
             self._state.count("unknown_requests")
+            return
+        if cancel.if_reader and request.client not in (None, client):
+            self._delivery.reject(client, request.id, SUPERSEDED)
             return
         by_reader = request.client == client
         self.ends.end_all(request, "cancelled", "" if by_reader else "another client cancelled it", now)
@@ -304,10 +312,10 @@ class Requests:
                 self._delivery.reject(client, message.request_id, no_journal(problem))
             case Submit():
                 self._admit(client, message, account, now)
-            case Recall() if request is not None:
-                self._out.append(SayClient(client, Recalled(submit=request.submit)))
-            case Recall():
-                self._answer_recall(client, message, refusal)
+            case Recall() | LookUp() if request is not None:
+                self._lookups.answer(client, message, request)
+            case Recall() | LookUp():
+                self._lookups.refuse(client, message, refusal)
             case Attach() if request is not None:
                 self._attach(request, client, message)
             case Ack() if request is not None:
@@ -329,10 +337,11 @@ class Requests:
         """False: there is none to ask."""
         if not self._settings.has_journal:
             return False
-        first = self._state.archive.ask(client, message, account)
-        if first is None:
-            reason = "too many requests are being looked up in the journal"
-            self._delivery.reject(client, message.request_id, Refusal("overloaded", reason, 1.0))
+        first = self._state.archive.ask(client, message, account, now=self._state.now)
+        if first is None and isinstance(message, Question):
+            self._lookups.refuse(client, message, _CROWDED)
+        elif first is None:
+            self._delivery.reject(client, message.request_id, _CROWDED)
         elif first:
             self._out.append(ReadRequest(message.request_id))
         return True

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarm.broker.state.sequences import Request
-from swarm.wire.messages import Ack, Attach, Recall, Submit
+from swarm.wire.messages import Ack, Attach, LookUp, Recall, Submit
 
 # Of ended requests, together: as many as a busy minute makes, and some 20 MB (a token takes about 40 bytes, counted as
 # one; an alternative of its log-probabilities three times that, a hop eight times).
@@ -27,14 +27,16 @@ LOGPROB_WEIGHT = 3
 HOP_WEIGHT = 8
 
 MAX_ASKED = 4096  # messages that wait for the journal
-MAX_PER_REQUEST = 16  # of them about one request: more readers than that at a time have no business with it
+MAX_PER_REQUEST = 256  # of them about one request
+PATIENCE_S = 5.0  # for the journal, until a question is told that it is slow: less than any client waits
 MAX_DROPPED = 4096  # ids; a reader whose request is not among them attaches by itself after a while
 
 RETRY_S = 5.0  # a disk that is full is made room on by people
 MAX_ANSWERS = 4096  # requests of which more can be said than that they are not known
 MAX_UNWRITTEN = 1 << 16  # sequences; while the journal can't be written nobody is let in, so there are hardly more
 
-About = Submit | Attach | Ack | Recall
+Question = Recall | LookUp  # these only read
+About = Submit | Attach | Ack | Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,38 +113,60 @@ class Archive:
     dropped: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _asked: dict[str, list[Asked]] = field(default_factory=dict)
     num_asked: int = 0
+    _asked_at: dict[str, float] = field(default_factory=dict)  # when the journal was asked
 
-    def ask(self, client: bytes, message: About, account: Account | None = None) -> bool | None:
+    def ask(self, client: bytes, message: About, account: Account | None = None, *, now: float = 0.0) -> bool | None:
         """True: it is the first about this request, which is to be read now; False: it waits with others; None: there
-        is no room for it. What the same client said before of the same kind is out of date."""
+        is no room for it. What the same client said before of the same kind is out of date. But each question gets an
+        answer of its own."""
         request_id = message.request_id
         waiting = self._asked.get(request_id, [])
         for place, (who, earlier, _) in enumerate(waiting):
-            if who == client and type(earlier) is type(message) and _same_part(earlier, message):
+            if who == client and _replaces(message, earlier):
                 waiting[place] = (client, message, account)
                 return False
-        if self.num_asked >= MAX_ASKED or len(waiting) >= MAX_PER_REQUEST:
+        if max(self.num_asked, len(self._asked)) >= MAX_ASKED or len(waiting) >= MAX_PER_REQUEST:
             return None
         self._asked[request_id] = waiting
         waiting.append((client, message, account))
         self.num_asked += 1
-        return len(waiting) == 1
+        if request_id in self._asked_at:
+            return False
+        self._asked_at[request_id] = now
+        return True
+
+    def overdue(self, now: float) -> list[tuple[bytes, Question]]:
+        """Hand over the questions about requests that the journal is too slow to find."""
+        late: list[tuple[bytes, Question]] = []
+        for request_id, asked_at in self._asked_at.items():
+            waiting = self._asked[request_id]
+            if now - asked_at >= PATIENCE_S and waiting:
+                late += [(client, message) for client, message, _ in waiting if isinstance(message, Question)]
+                waiting[:] = [item for item in waiting if not isinstance(item[1], Question)]
+        self.num_asked -= len(late)
+        return late
+
+    def forgive(self, pause_s: float) -> None:
+        """Give the journal more time, by a pause of the broker."""
+        self._asked_at = {request_id: at + pause_s for request_id, at in self._asked_at.items()}
 
     def take(self, request_id: str) -> list[Asked]:
         """Hand over who waits for this answer of the journal."""
         waiting = self._asked.pop(request_id, [])
+        self._asked_at.pop(request_id, None)
         self.num_asked -= len(waiting)
         return waiting
 
     def withdraw(self, client: bytes, request_id: str) -> bool:
-        """Forget that this client wants something of it. Returns whether it had submitted it."""
+        """Forget that this client wants to submit or to read it; whoever asked through the same client still gets an
+        answer. Returns whether it had submitted it."""
         waiting = self._asked.get(request_id)
         if waiting is None:
             return False
-        mine = [message for who, message, _ in waiting if who == client]
+        mine = [item for item in waiting if item[0] == client and not isinstance(item[1], Question)]
         self.num_asked -= len(mine)
-        waiting[:] = [item for item in waiting if item[0] != client]
-        return any(isinstance(message, Submit) for message in mine)
+        waiting[:] = [item for item in waiting if item not in mine]
+        return any(isinstance(message, Submit) for _, message, _ in mine)
 
     def withdraw_keyed(self, client: bytes) -> None:
         """This client is gone, and somebody with another key may come by its routing id: what it asked for on an
@@ -165,8 +189,14 @@ class Archive:
             self.dropped.popitem(last=False)
 
 
-def _same_part(earlier: About, later: About) -> bool:
-    return not isinstance(earlier, Ack) or not isinstance(later, Ack) or earlier.index == later.index
+def _replaces(later: About, earlier: About) -> bool:
+    """Whether the earlier message of the same client needs no answer any more. A look-up that is said again, after the
+    connection broke, has the same number; recalls have none, so each is answered."""
+    if type(later) is not type(earlier) or isinstance(later, Recall):
+        return False
+    if isinstance(later, Ack) and isinstance(earlier, Ack):
+        return earlier.index == later.index
+    return later == earlier if isinstance(later, LookUp) else True
 
 
 # --- what is told of those that are nowhere --------------------------------------------------------------------------

@@ -351,7 +351,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     accepted: bool = False
     owner: bytes | None = None  # who submitted it last
-    detached_at: float | None = None
+    detached_at: float | None = None  # when its last reader left
+    left_for_s: float = 0.0  # for how long after that it runs on without a reader
     stuck: bool = False  # its reader is there and does not read: what was sent last did not go out
     restored: bool = False  # it was in the journal only, for a while
     read_at: float | None = None  # when it was read from there because somebody asked for it
@@ -359,6 +360,11 @@ class Request:
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    def be_left(self, for_s: float, now: float) -> None:
+        """Go on without a reader, for so long."""
+        self.client, self.stuck = None, False
+        self.detached_at, self.left_for_s = now, for_s
 
     def forgive(self, pause_s: float) -> None:
         """The broker stood still for so long: its deadline, and the grace of its client, end so much later."""

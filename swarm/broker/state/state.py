@@ -238,6 +238,7 @@ class State:
         self.book.changed_at += pause_s
         self.rebuilding.ordered_at += pause_s
         self.timers.forgive(pause_s)
+        self.archive.forgive(pause_s)
         self.newcomers.forgive(pause_s)
         for worker in self.workers.values():
             worker.forgive(pause_s, now)

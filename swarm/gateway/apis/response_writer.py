@@ -173,6 +173,8 @@ class ResponseWriter:
     def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
         for part in parts:
             self.write(part)
+        if self._end is None:  # looked up while it runs
+            return self._response("in_progress", output=self._items)
         return self._ended(counts)
 
 

@@ -11,21 +11,22 @@ import msgspec
 
 from swarm.client.client import AsyncClient
 from swarm.errors import ClientError, SwarmError
+from swarm.gateway.answer import Counts, Part
 from swarm.gateway.ask import Ask, Tool, ToolUse
-from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
-from swarm.gateway.desk.reading import Keep, Reading
+from swarm.gateway.desk.reading import Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of, wrong
 from swarm.gateway.memo import Memo
 from swarm.gateway.tools.chat import prepare
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description
+from swarm.wire.messages import Description, Submit
 
 SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
 USABLE_S = 60.0  # for which it is good enough for requests
 FRESH_S = 0.5  # for which what the broker said of itself is believed
 WARM_S = 0.8 * FRESH_S
+TURN = 256  # pieces of an answer that are read before others have their turn
 ALL_LEFT = 0  # as ``max_tokens``: as many as the model's context leaves
 
 
@@ -48,12 +49,21 @@ class Order:
     served: Served
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An answer as it was when it was looked up."""
+
+    memo: Memo
+    parts: list[Part]
+    counts: Counts
+    has_ended: bool
+
+
 class Desk:
     """One for a gateway; on one client."""
 
     def __init__(self, client: AsyncClient, aliases: Sequence[str] = ()) -> None:
         self.client = client
-        self.keeping = Keeping(client)
         self._aliases = tuple(aliases)
         self._served: Served | None = None
         self._described: Description | None = None
@@ -106,7 +116,6 @@ class Desk:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
-        await self.keeping.aclose()
 
     async def served(self) -> Served:
         """The model that is served now. Raises Problem while there is none."""
@@ -155,9 +164,6 @@ class Desk:
         """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
         to its end; with ``keep_s`` for as long as that says. ``told`` hears how many tokens came."""
         ask = order.ask
-        keep = None
-        if ask.keep_s and request_id is not None and not detached:
-            keep = Keep(self.keeping, request_id, ask.keep_s)
         if memo is not None:
             memo = msgspec.structs.replace(memo, num_prompt=len(order.ids))
         try:
@@ -170,17 +176,51 @@ class Desk:
                 deadline_s=ask.deadline_s,
                 timeout=ask.timeout_s,
                 hops=ask.hops,
-                detached=detached or keep is not None,
+                detached=detached,
+                keep_s=ask.keep_s,
                 memo="" if memo is None else memo.text(),
                 visible=order.served.marks if ask.tools.offered else (),
             )
         except ClientError as error:
             raise problem_of(error) from None
         parts = Parts(request_id or "", ask.tools, order.served.family, order.params.n)
-        return Reading(stream, parts, keep, num_prompt=len(order.ids), told=told)
+        return Reading(stream, parts, num_prompt=len(order.ids), told=told)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
-        """Read an answer that was asked for before, from its beginning."""
+        """Read an answer that was asked for before, from its beginning. Nothing is taken from another reader before the
+        first part is asked for."""
+        submit, memo = await self._recall(request_id, owner)
+        served = await self.served()
+        stream = self.client.attach(request_id, visible=_shown(memo, served))
+        parts = Parts(request_id, _offered(memo), served.family, submit.params.n)
+        runs_on = submit.detached or submit.keep_s > 0
+        return memo, Reading(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
+
+    async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Seen:
+        """Read what has come of an answer so far, beside whoever reads it, if ``may`` says so. Raises Problem."""
+        submit, memo = await self._recall(request_id, owner)
+        if not may(memo):
+            raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
+        served = await self.served()
+        try:
+            progress = await self.client.look_up(request_id, visible=_shown(memo, served))
+        except ClientError as error:
+            raise problem_of(error) from None
+        reader = Parts(request_id, _offered(memo), served.family, submit.params.n)
+        parts: list[Part] = []
+        for number, piece in enumerate(progress.pieces):
+            parts += reader.take(piece)
+            if number % TURN == TURN - 1:
+                await asyncio.sleep(0)
+        if progress.completion is None:
+            num_tokens = sum(piece.token is not None for piece in progress.pieces)
+            return Seen(memo, parts, Counts(memo.num_prompt, num_tokens), has_ended=False)
+        usage = progress.completion.usage
+        return Seen(memo, parts, Counts(usage.num_prompt, usage.num_tokens, usage.num_cached), has_ended=True)
+
+    async def _recall(self, request_id: str, owner: Owner) -> tuple[Submit, Memo]:
+        """What was asked for, and what was noted beside it. Raises Problem: to anybody but its owner it is one that
+        nobody knows."""
         try:
             submit = await self.client.recall(request_id)
         except ClientError as error:
@@ -188,13 +228,17 @@ class Desk:
         memo = Memo.read(submit.memo)
         if memo is None or submit.tenant != owner.tenant:
             raise Problem(404, f"nobody knows an answer {request_id!r} that can be read on", code="not_found")
-        served = await self.served()
-        tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
-        use = ToolUse(tools, parallel=memo.parallel)
-        self.keeping.forget(request_id)
-        stream = self.client.attach(request_id, visible=served.marks if tools else ())
-        parts = Parts(request_id, use, served.family, submit.params.n)
-        return memo, Reading(stream, parts, Keep(self.keeping, request_id, memo.keep_s), num_prompt=memo.num_prompt)
+        return submit, memo
+
+
+def _shown(memo: Memo, served: Served) -> tuple[int, ...]:
+    """Special tokens whose text the reader of calls needs."""
+    return served.marks if memo.tools else ()
+
+
+def _offered(memo: Memo) -> ToolUse:
+    tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
+    return ToolUse(tools, parallel=memo.parallel)
 
 
 def size_of(ask: Ask) -> int:

@@ -1,46 +1,37 @@
-"""Answers under way: their parts, as they come. Whoever closes one early cancels its request."""
+"""Answers under way: their parts, as they come. Whoever closes one early cancels its request, or leaves it to the
+broker for as long as it is to be kept."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from swarm.client.stream import PromptStream
 from swarm.errors import ClientError
 from swarm.gateway.answer import Counts, Part
-from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.errors import problem_of
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """How a request is kept that nobody reads: for so long, and then it is cancelled."""
-
-    keeping: Keeping
-    request_id: str
-    keep_s: float
-
-
 class Reading:
-    """The answer to one prompt of ``num_prompt`` tokens. ``keep``: what becomes of a request that goes on without
-    its reader, when it is closed before its end. Without it, closing the stream cancels the request."""
+    """The answer to one prompt of ``num_prompt`` tokens. ``cancels``: closing it before its end cancels also a request
+    that was made elsewhere."""
 
     def __init__(
         self,
         stream: PromptStream,
         parts: Parts,
-        keep: Keep | None = None,
         *,
         num_prompt: int = 0,
+        cancels: bool = False,
         told: Callable[[int], None] | None = None,
     ) -> None:
-        self._stream, self._parts, self._keep, self._told = stream, parts, keep, told
+        self._stream, self._parts, self._cancels, self._told = stream, parts, cancels, told
         self.num_prompt, self._num_tokens = num_prompt, 0
         self._ahead: list[Part] = []
-        self._over = self._failed = False  # over: nobody reads it here any more
+        self._failed = False
         self.num_choices = parts.num_choices
 
     async def look(self) -> None:
@@ -56,7 +47,7 @@ class Reading:
             try:
                 pieces = await self._stream.take_ready()
             except ClientError as error:
-                self._over = self._failed = True
+                self._failed = True
                 raise problem_of(error) from None
             if not pieces:
                 return []
@@ -91,10 +82,7 @@ class Reading:
 
     def close(self) -> None:
         """Nobody reads it here any more."""
-        self._stream.close()
-        if self._keep is not None and not self._over and self._stream.completion is None:
-            self._keep.keeping.keep(self._keep.request_id, self._keep.keep_s)
-        self._over = True
+        self._stream.close(cancel=self._cancels)
 
 
 class Lot:

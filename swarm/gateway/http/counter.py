@@ -104,18 +104,16 @@ class Counter:
 
         return close
 
-    async def again(self, request: Request, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
-        """Give an answer once more, whole, once it has ended, if ``may`` says so. Raises Problem."""
-        memo, reading = await self._desk.resume(request_id, owner)
-        if not may(memo):
-            reading.close()
-            raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
+    async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
+        """Give an answer as it is now, if ``may`` says so; its reader reads on. Raises Problem. What has ended is
+        accounted for as if it had been read."""
+        seen = await self._desk.look_up(request_id, owner, may)
         served = await self._desk.served()
-        writer = self._writers[memo.api](memo, served, request_id)
-        begun: asyncio.Future[Reading | Lot] = asyncio.get_running_loop().create_future()
-        begun.set_result(reading)
-        close = self._resumed(owner, memo.api, served.name, request_id, reading, num_known=0)
-        return await _whole(request, begun, Job(request_id, (), memo, writer, stream=False), close)
+        writer = self._writers[seen.memo.api](seen.memo, served, request_id)
+        if seen.has_ended:
+            account = self._accounts.open(owner, seen.memo.api, served.name, request_id, None, traced=False)
+            account.close("done", Counts(0, seen.counts.answer))
+        return JsonResponse(writer.whole(seen.parts, seen.counts), headers=_headers(request_id))
 
     async def _orders(self, served: Served, job: Job) -> list[Order]:
         orders: list[Order] = []

@@ -31,13 +31,13 @@ async def fetch(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=10**8)] = None,
 ) -> Response:
-    """Read an answer again while the swarm remembers it: whole, if it was asked for with ``store``, or as a stream
-    behind the event of this ``sequence_number``."""
+    """Look up an answer as far as it has come, if it was asked for with ``store``; its reader reads on. With
+    ``stream``, read on in that one's place, behind the event of this ``sequence_number``."""
     request_id, owner = response_id.removeprefix(PREFIX), owner_of(request)
     if stream:
         seen = 0 if starting_after is None else starting_after + 1
         return await counter_of(request).resume(f"{request_id}:{seen}.0", owner)
-    return await counter_of(request).again(request, request_id, owner, responses.may_be_fetched)
+    return await counter_of(request).look_up(request_id, owner, responses.may_be_fetched)
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -17,6 +17,7 @@ What all of them share is in ``common``, ``records`` and ``manifest``.
 from __future__ import annotations
 
 from swarm.wire.messages.clients import (
+    MAX_KEEP_S,
     MAX_MEMO,
     TOO_LATE,
     TOO_SHORT,
@@ -30,16 +31,13 @@ from swarm.wire.messages.clients import (
     Describe,
     Description,
     Detach,
-    Enrol,
-    Enrolled,
     Finished,
     FinishReason,
     GetAsset,
     HostDone,
     HostHello,
-    Invite,
     Join,
-    LockMessage,
+    LookUp,
     Malformed,
     Pin,
     Query,
@@ -48,13 +46,9 @@ from swarm.wire.messages.clients import (
     Rejected,
     Report,
     RequestMessage,
-    Revoke,
-    Role,
-    Rotate,
-    RotateBroker,
-    RotateMember,
     ServerMessage,
     ShowSettings,
+    Snapshot,
     StartWorkers,
     Steer,
     Stop,
@@ -119,7 +113,20 @@ from swarm.wire.messages.data import (
     Trial,
     WeightPart,
 )
-from swarm.wire.messages.locks import BrokerKey, BrokerKeyKept, RotateYours
+from swarm.wire.messages.locks import (
+    BrokerKey,
+    BrokerKeyKept,
+    Enrol,
+    Enrolled,
+    Invite,
+    LockMessage,
+    Revoke,
+    Role,
+    Rotate,
+    RotateBroker,
+    RotateMember,
+    RotateYours,
+)
 from swarm.wire.messages.manifest import Asset, AssetPart, Manifest
 from swarm.wire.messages.orders import (
     Activate,

@@ -13,7 +13,6 @@ from swarm.wire.messages.common import (
     Name,
     Names,
     Position,
-    PublicKey,
     Record,
     RequestId,
     Seconds,
@@ -22,11 +21,12 @@ from swarm.wire.messages.common import (
     Version,
     Whole,
 )
-from swarm.wire.messages.locks import BrokerKey, BrokerKeyKept, RotateYours
+from swarm.wire.messages.locks import BrokerKey, Enrolled, LockMessage, RotateYours
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import Hop, LayerRange, TokenLogprob
 
 MAX_MEMO = 64 << 10  # characters
+MAX_KEEP_S = 86_400.0  # for which a request may run on without a reader
 
 
 class Suppose(Record, frozen=True):
@@ -38,10 +38,11 @@ class Suppose(Record, frozen=True):
     like: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
-class Submit(Message, frozen=True):
+class Submit(Message, frozen=True, kw_only=True):
     """A request. The same id with the same body is the same request; with another body it is a conflict. ``tenant``: on
     whose account it is computed; tenants get equal shares. Empty: that of the connection. ``detached``: it runs on when
-    its client vanishes."""
+    its client vanishes. ``keep_s``: each time that a reader leaves it, the broker lets it run on for so many seconds,
+    and cancels it if nobody has attached to it by then. 0: a reader that leaves has no such time."""
 
     request_id: RequestId
     prompt: TokenIds
@@ -53,6 +54,8 @@ class Submit(Message, frozen=True):
     hops: bool = False
     detached: bool = False
     memo: Annotated[str, msgspec.Meta(max_length=MAX_MEMO)] = ""
+    keep_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_KEEP_S)] = 0.0
+    v: Version = 3
 
 
 class Recall(Message, frozen=True):
@@ -60,6 +63,18 @@ class Recall(Message, frozen=True):
     ``Recalled``, or a ``Report`` ("recall") that says why there is none."""
 
     request_id: RequestId
+
+
+class LookUp(Message, frozen=True, kw_only=True):
+    """Read tokens of continuation ``index`` from ``start`` on, and change nothing: the request keeps its reader, and
+    the reader its place. The answer is a ``Snapshot``, or a ``Report`` ("look_up") that says why there is none.
+    ``question``: a number of the asker's own that comes back with the answer."""
+
+    question: Whole
+    request_id: RequestId
+    index: Position = 0
+    start: Position = 0
+    v: Version = 3
 
 
 class Attach(Message, frozen=True):
@@ -88,12 +103,18 @@ class Stop(Message, frozen=True):
     at_index: Position
 
 
-class Cancel(Message, frozen=True):
+class Cancel(Message, frozen=True, kw_only=True):
+    """End a request. ``if_reader``: only if nobody but this client reads it; else the answer is ``Rejected``
+    ("superseded")."""
+
     request_id: RequestId
+    if_reader: bool = False
+    v: Version = 3
 
 
 class Detach(Message, frozen=True):
-    """I read no further. A detached request runs on, another one for as long as a client may be away."""
+    """I read no further. A detached request runs on; another one for its ``keep_s``, or without that for as long as a
+    client may be away."""
 
     request_id: RequestId
 
@@ -195,55 +216,7 @@ class HostDone(Message, frozen=True):
     error: Text = ""
 
 
-Role = Literal["client", "gateway", "worker", "admin"]
-
-
-class Enrol(Message, frozen=True):
-    """Who has an invitation, and knocked with its key, makes its own key known. ``name``: what it would like to be
-    called; empty: the broker finds one."""
-
-    key: PublicKey
-    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-
-class Invite(Message, frozen=True):
-    """``swarmctl`` asks for an invitation, whose secret it has drawn itself: ``key`` is the public half. ``name``: what
-    who comes by it is called; empty: what it calls itself."""
-
-    key: PublicKey
-    role: Role
-    uses: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    valid_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] = 3600.0
-    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-
-class Revoke(Message, frozen=True):
-    """``swarmctl`` takes a key or an invitation away, by its name or by how the key begins."""
-
-    name: Name
-
-
-class Rotate(Message, frozen=True):
-    """I shall knock with this key from now on: the one of this connection counts until I have."""
-
-    key: PublicKey
-
-
-class RotateBroker(Message, frozen=True):
-    """``swarmctl`` asks for another key for the broker itself, or how far that is. ``now``: the old one is put away,
-    whoever does not know the new one yet."""
-
-    now: bool = False
-
-
-class RotateMember(Message, frozen=True):
-    """``swarmctl`` asks for another key for a member's machine, which draws it itself."""
-
-    name: Name
-
-
-RequestMessage = Submit | Recall | Attach | Ack | Stop | Cancel | Detach
-LockMessage = Enrol | Invite | Revoke | Rotate | RotateBroker | RotateMember | BrokerKeyKept
+RequestMessage = Submit | Recall | LookUp | Attach | Ack | Stop | Cancel | Detach
 ClientMessage = (
     RequestMessage
     | Describe
@@ -326,6 +299,24 @@ class Finished(Message, frozen=True):
     num_cached: Position = 0
 
 
+class Snapshot(Message, frozen=True, kw_only=True):
+    """The answer to ``LookUp``: tokens ``start`` … of continuation ``index``, as many as one message holds.
+    ``num_tokens``: how many the continuation has. ``finished``: how it ended; given with its last tokens. ``submit``:
+    what was asked for; given with the first tokens of the first continuation."""
+
+    question: Whole
+    request_id: RequestId
+    index: Position
+    start: Position
+    ids: TokenIds
+    num_tokens: Position
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    hops: tuple[tuple[Hop, ...], ...] = ()
+    finished: Finished | None = None
+    submit: Submit | None = None
+    v: Version = 3
+
+
 class Description(Message, frozen=True):
     """The model and the limits. ``manifest`` is None until a worker has brought one."""
 
@@ -353,13 +344,6 @@ class StartWorkers(Message, frozen=True):
     memory_limit: Whole | None = None
 
 
-class Enrolled(Message, frozen=True):
-    """The answer to ``Enrol``. Whoever has it knocks with its own key from now on."""
-
-    name: Name
-    role: Role
-
-
 class Malformed(Message, frozen=True):
     """The answer to a message that can't be understood. ``field`` names what is wrong."""
 
@@ -369,6 +353,7 @@ class Malformed(Message, frozen=True):
 ServerMessage = (
     Accepted
     | Recalled
+    | Snapshot
     | Rejected
     | Tokens
     | Finished

@@ -64,7 +64,7 @@ def test_leaving_can_cancel_all_the_same() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     session.handle(Start(submit_of("d", detached=True)), 0.0)
-    assert session.handle(Leave("d", cancel=True), 0.1) == [Send(Cancel(request_id="d"))]
+    assert session.handle(Leave("d", cancel=True), 0.1) == [Send(Cancel(request_id="d", if_reader=True))]
 
 
 def test_an_attached_request_is_read_and_let_go_of() -> None:
@@ -175,7 +175,7 @@ def test_a_bad_end_of_what_outlives_its_reader(attached: bool) -> None:
         assert failed.request_id == "d"
         said = [action.message for action in actions if isinstance(action, Send)]
         assert (Detach(request_id="d") in said) == (ends[0] == "failed")
-        assert Cancel(request_id="d") not in said
+        assert Cancel(request_id="d", if_reader=True) not in said
         assert session.idle
 
 

@@ -291,7 +291,7 @@ def test_a_stop_string(driver: Driver) -> None:
 def test_leaving_cancels_until_the_broker_confirms(driver: Driver) -> None:
     """What still comes is acknowledged, so that the end can come, but delivered no more."""
     driver.running()
-    assert driver.do(Leave("r")) == [Send(Cancel(request_id="r"))]
+    assert driver.do(Leave("r")) == [Send(Cancel(request_id="r", if_reader=True))]
     assert driver.get(tokens(0, 4)) == [ack(4)]
     assert driver.get(finished(4, reason="cancelled")) == [ack(4)]
     assert driver.session.idle
@@ -310,7 +310,7 @@ def test_leaving_while_the_connection_is_gone(driver: Driver) -> None:
     driver.running()
     driver.do(Disconnected())
     assert driver.do(Leave("r")) == []
-    assert driver.do(Connected()) == [Send(Cancel(request_id="r"))]
+    assert driver.do(Connected()) == [Send(Cancel(request_id="r", if_reader=True))]
     assert driver.get(Rejected(request_id="r", code="unknown", reason="")) == []
     assert driver.session.idle
 
@@ -342,7 +342,7 @@ def test_a_time_limit(driver: Driver) -> None:
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, RequestTimeout)
     assert "3 s" in str(failed.error)
-    assert cancel == Send(Cancel(request_id="r"))
+    assert cancel == Send(Cancel(request_id="r", if_reader=True))
     driver.get(finished(0, reason="cancelled"))
     driver.running(timeout_s=3.0)
     driver.get(tokens(0, 1))
@@ -409,7 +409,7 @@ def test_a_broker_that_stays_away(driver: Driver) -> None:
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Unavailable)
     assert "has not come back" in str(failed.error)
-    assert driver.do(Connected()) == [Send(Cancel(request_id="r"))]  # it may still be at work
+    assert driver.do(Connected()) == [Send(Cancel(request_id="r", if_reader=True))]  # it may still be at work
 
 
 def test_a_silent_broker(driver: Driver) -> None:
@@ -561,7 +561,7 @@ def test_one_bad_end_ends_all_continuations(driver: Driver) -> None:
     failed, acked, cancel = driver.get(finished(3, reason="failed", detail="lost", index=1))
     assert isinstance(failed, Failed)
     assert acked == ack(3, index=1)
-    assert cancel == Send(Cancel(request_id="r"))
+    assert cancel == Send(Cancel(request_id="r", if_reader=True))
     assert driver.get(finished(0, reason="cancelled")) == [ack(0)]
     assert driver.session.idle
 
@@ -622,7 +622,7 @@ def test_what_cannot_be_understood_fails_whom_it_is_about(driver: Driver) -> Non
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Unavailable)
     assert "understand each other (finished.cost: unknown field): install the same version on both" in str(failed.error)
-    assert cancel == Send(Cancel(request_id="r"))
+    assert cancel == Send(Cancel(request_id="r", if_reader=True))
     assert driver.do(NotUnderstood("?", "somebody else's")) == []
     assert driver.do(NotUnderstood("?")) == []
     driver.do(Ask(1, Describe(), 60.0))

@@ -51,7 +51,7 @@ class Stream:
         self.completion = SimpleNamespace(usage=usage)
         return [Piece(9, "", 2, finish_reason="stop")]
 
-    def close(self) -> None:
+    def close(self, *, cancel: bool = False) -> None:
         self.closed = True
 
 

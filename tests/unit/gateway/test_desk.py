@@ -86,17 +86,18 @@ class Asked:
     def __init__(self, owner: str = "") -> None:
         self.fields: dict[str, Any] = {}
         memo = Memo("chat", 7).text()
-        self._kept = SimpleNamespace(tenant=owner, memo=memo, params=SamplingParams(max_tokens=5))
+        params = SamplingParams(max_tokens=5)
+        self._kept = SimpleNamespace(tenant=owner, memo=memo, params=params, detached=False, keep_s=0.0)
 
     def stream(self, ids: Any, params: Any, **fields: Any) -> Any:
         self.fields = fields
-        return SimpleNamespace(completion=None, close=lambda: None)
+        return SimpleNamespace(completion=None, close=lambda cancel=False: None)
 
     async def recall(self, request_id: str) -> Any:
         return self._kept
 
     def attach(self, request_id: str, **fields: Any) -> Any:
-        return SimpleNamespace(completion=None, close=lambda: None)
+        return SimpleNamespace(completion=None, close=lambda cancel=False: None)
 
 
 @pytest.mark.parametrize(("wanted", "most", "given"), [(50, 10, 10), (5, 10, 5), (-5, -20, -20), (0, 100, 0)])

@@ -51,7 +51,7 @@ class Stream:
             return [Piece(None, "", 1, 0, "stop", (), ())]
         return []
 
-    def close(self) -> None:
+    def close(self, *, cancel: bool = False) -> None:
         pass
 
 

@@ -299,6 +299,7 @@ def test_a_member_is_told_to_change_its_key_until_it_has() -> None:
 
 CLIENTS = {
     "Submit",
+    "LookUp",
     "Recall",
     "Attach",
     "Ack",

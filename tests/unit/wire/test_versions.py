@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from swarm.errors import WireError
+from swarm.params import SamplingParams
 from swarm.wire import schema, versions
-from swarm.wire.codec import CLIENT, ORDER, Door
-from swarm.wire.messages import PROTOCOL_VERSION, Release, StopWorker
+from swarm.wire.codec import CLIENT, ORDER, SERVER, Door
+from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Recalled, Release, StopWorker, Submit
 from swarm.wire.tensors import Bytes
 from swarm.wire.versions import ADDED, VERSIONS
 from tests.unit.wire.any_message import DOORS
@@ -20,7 +21,7 @@ from tests.unit.wire.any_message import DOORS
 OLD = Path(__file__).parents[2] / "old"
 
 # By version: names of all its messages, and of those at the client door.
-NAMES = {2: ("0e99e58ce3c77eca", "1e9b694a5ff1d762")}
+NAMES = {3: ("e9573e27fe0c6fe4", "d9497a947f6c7063")}
 
 
 def test_a_version_s_messages_don_t_change() -> None:
@@ -71,6 +72,7 @@ def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
 def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new way to draw would be, within what ``Submit`` carries whole."""
     header = msgspec.msgpack.encode({"v": 2, "params": {"top_k": 3, "seed": 7}})
+    monkeypatch.setattr(versions, "VERSIONS", (1, 2))
     monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": True}})
     said = msgspec.msgpack.decode(versions.as_of(1, "submit", header))
     assert said == {"v": 1, "params": {"top_k": 3}}
@@ -79,3 +81,21 @@ def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatc
         versions.as_of(1, "submit", header)
     bare = msgspec.msgpack.encode({"v": 2})
     assert msgspec.msgpack.decode(versions.as_of(1, "submit", bare)) == {"v": 1}
+
+
+def test_a_message_within_a_message_is_of_the_older_version_too() -> None:
+    """A client of the version before reads what was asked for with a field that it does not know."""
+    asked = Submit(request_id="r", prompt=(5,), params=SamplingParams(), seed=1, keep_s=5.0)
+    (theirs, _) = said(SERVER.encode(Recalled(submit=asked), version=2), SERVER)
+    inner = theirs["submit"]
+    assert isinstance(inner, dict)
+    assert inner["v"] == 2
+    assert "keep_s" not in inner
+    with pytest.raises(WireError, match=r"submit\.keep_s is of version 3"):
+        CLIENT.encode(asked, version=2)
+
+
+def test_a_cancel_of_a_reader_is_a_cancel_to_an_older_broker() -> None:
+    (theirs, _) = said(CLIENT.encode(Cancel(request_id="r", if_reader=True), version=2))
+    assert theirs["v"] == 2
+    assert "if_reader" not in theirs

@@ -1,0 +1,72 @@
+"""Answers to questions about requests: what was asked for, and what has come of it so far.
+
+A look-up changes nothing: the request keeps its reader, the reader its place and its window, and a request without a
+reader the time that it is kept for. So everything here reads, and says something to the asker alone. A refusal is an
+answer to the question, never a ``Rejected``, which would be for a reader.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.actions import Outbox, SayClient
+from swarm.broker.requests.tokens import Delivery, finished
+from swarm.broker.state import Request, Sequence, SequenceState
+from swarm.broker.state.archive import HOP_WEIGHT, LOGPROB_WEIGHT, Question, Refusal
+from swarm.wire.messages import Json, LookUp, Recall, Recalled, Report, Snapshot, Submit
+
+PAGE_WEIGHT = 1 << 15  # of the tokens of one answer, as ``archive`` weighs them: some hundred kilobytes on the wire
+
+
+class LookUps:
+    """Answers for requests that are in memory. Appends what is to be said to ``out``."""
+
+    def __init__(self, out: Outbox, delivery: Delivery) -> None:
+        self._out = out
+        self._delivery = delivery
+
+    def answer(self, client: bytes, question: Question, request: Request) -> None:
+        """Say what is asked for."""
+        if isinstance(question, Recall):
+            self._out.append(SayClient(client, Recalled(submit=request.submit)))
+        elif question.index >= len(request.sequences):
+            reason = f"the request has {len(request.sequences)} continuations, there is no number {question.index}"
+            self.refuse(client, question, Refusal("invalid", reason))
+        else:
+            self._out.append(SayClient(client, self._snapshot(question, request.sequences[question.index])))
+
+    def refuse(self, client: bytes, question: Question, refusal: Refusal) -> None:
+        """Say why there is no answer, and when there may be one."""
+        body: Json = {"request_id": question.request_id, "error": refusal.reason, "code": refusal.code}
+        if refusal.retry_after_s is not None:
+            body["retry_after_s"] = refusal.retry_after_s
+        if isinstance(question, LookUp):
+            body["question"] = question.question
+        what = "recall" if isinstance(question, Recall) else "look_up"
+        self._out.append(SayClient(client, Report(what=what, ok=False, body=body)))
+
+    def _snapshot(self, asked: LookUp, sequence: Sequence) -> Snapshot:
+        """Tokens that a client may see: those that are committed."""
+        submit = sequence.request.submit
+        num_tokens = sequence.committed - sequence.num_prompt
+        start = min(asked.start, num_tokens)
+        stop = min(num_tokens, start + _page(submit, sequence))
+        has_ended = sequence.state is SequenceState.ENDED and self._delivery.is_safe(sequence)
+        return Snapshot(
+            question=asked.question,
+            request_id=submit.request_id,
+            index=sequence.index,
+            start=start,
+            ids=tuple(sequence.tokens[sequence.num_prompt + start : sequence.num_prompt + stop]),
+            num_tokens=num_tokens,
+            logprobs=tuple(sequence.logprobs[start:stop]) if submit.params.logprobs is not None else (),
+            hops=tuple(sequence.hops[start:stop]),
+            finished=finished(sequence) if has_ended and stop == sequence.num_generated else None,
+            submit=submit if (asked.index, asked.start) == (0, 0) else None,
+        )
+
+
+def _page(submit: Submit, sequence: Sequence) -> int:
+    """How many tokens one answer holds: at least one."""
+    wanted = submit.params.logprobs
+    weight = 1 + (0 if wanted is None else LOGPROB_WEIGHT * (1 + wanted))
+    weight += HOP_WEIGHT * max(map(len, sequence.hops), default=0)
+    return max(1, PAGE_WEIGHT // weight)
