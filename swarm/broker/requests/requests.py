@@ -12,6 +12,8 @@ journal, what is said about an id that memory doesn't know waits until the journ
 
 from __future__ import annotations
 
+import msgspec
+
 from swarm.broker.actions import Outbox, ReadRequest, WriteAcceptance
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
@@ -101,7 +103,7 @@ class Requests:
         return request
 
     def _resubmit(self, known: Request, client: bytes, submit: Submit) -> None:
-        if known.submit != submit:
+        if known.submit != msgspec.structs.replace(submit, v=known.submit.v):
             reason = f"request id {submit.request_id} is in use for another request: choose a new one"
             self._delivery.reject(client, submit.request_id, Refusal("conflict", reason))
             return
