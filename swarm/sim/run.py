@@ -10,6 +10,7 @@ from swarm.client.events import Leave, Revoke
 from swarm.errors import IllegalMove
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.cluster import Cluster
+from swarm.sim.actors.onlooker import Onlooker
 from swarm.sim.actors.reader import Reader
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import strike
@@ -103,6 +104,10 @@ def _set_up(world: World, schedule: Schedule) -> Cluster:
     clients = [ClientNode(cluster, f"c{i}", consume_s) for i, consume_s in enumerate(schedule.clients)]
     for request in schedule.requests:
         _plan_request(world, cluster, clients[request.client], request)
+    if schedule.looks:
+        onlooker = Onlooker(cluster, "onlooker")
+        for look in schedule.looks:
+            world.at(look.at, lambda plan=look: onlooker.look(plan))  # type: ignore[misc]
     for fault in schedule.faults:
         world.at(fault.at, lambda f=fault: strike(cluster, clients, f))  # type: ignore[misc]
     world.at(schedule.quiet_from, cluster.heal)

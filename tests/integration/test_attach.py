@@ -70,6 +70,32 @@ async def test_read_while_it_runs_after_it_ended_and_from_the_journal(swarm: Pro
     assert (completion.tokens, completion.finish_reason, completion.seed) == (expected, "length", 3)
 
 
+async def test_looked_up_beside_its_reader(swarm: Processes, client: AsyncClient) -> None:
+    """What has come so far, as often as somebody asks, while it runs, after its end and from the journal; and its
+    reader reads it all."""
+    expected = (await client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, seed=3)).tokens
+    async with AsyncClient(swarm.url) as another:
+        stream = client.stream(PROMPT, max_tokens=LONG, ignore_eos=True, seed=3, request_id="seen")
+        told = [(await anext(stream)).token]
+        found = await asyncio.gather(*(another.look_up("seen") for _ in range(8)))
+        for progress in found:
+            assert progress.submit.prompt == tuple(PROMPT)
+            tokens = [piece.token for piece in progress.pieces]
+            assert tokens == list(expected[: len(tokens)])
+        told += [piece.token async for piece in stream if piece.token is not None]
+        assert told == list(expected)
+        await until_gone(swarm, client)
+        questions = [another.look_up("seen") for _ in range(8)]
+        submits = [another.recall("seen") for _ in range(8)]
+        for progress in await asyncio.wait_for(asyncio.gather(*questions), 20):
+            assert progress.completion is not None
+            assert (progress.completion.tokens, progress.completion.finish_reason) == (expected, "length")
+        await until_gone(swarm, client)
+        assert {submit.request_id for submit in await asyncio.wait_for(asyncio.gather(*submits), 20)} == {"seen"}
+        with pytest.raises(InvalidRequest, match="not known"):
+            await another.look_up("nobodys")
+
+
 async def test_read_on_after_the_broker_died(swarm: Processes, client: AsyncClient) -> None:
     """In the middle of an answer that nobody reads; the one who reads then gets what an undisturbed run gives."""
     expected = (await client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, temperature=1.0, seed=4)).tokens

@@ -1,6 +1,6 @@
 """Builds of two versions beside each other, and the step from one to the other while a swarm serves.
 
-``tests/old`` has the wheel of the version before, without its compiled kernels and the demo model, which are ours.
+``tests/old`` has wheels of the versions before, without its compiled kernels and the demo model, which are ours.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.integration.test_up import StartUp, up  # noqa: F401 (a fixture)
 
-WHEEL = Path(__file__).parents[1] / "old" / "swarm-0.1.0.whl"
+WHEELS = {1: "swarm-0.1.0.whl", 2: "swarm-0.2.0-protocol-2.whl"}  # by version of the protocol
 OLD = "WITH_THE_OLD_BUILD"
 PROMPT = list(range(5, 25))
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
+@pytest.fixture(scope="module", params=WHEELS)
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The former build, unpacked, with our compiled kernels."""
+def old(version: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A former build, unpacked, with our compiled kernels."""
     root = tmp_path_factory.mktemp("old")
-    with zipfile.ZipFile(WHEEL) as wheel:
+    with zipfile.ZipFile(Path(__file__).parents[1] / "old" / WHEELS[version]) as wheel:
         wheel.extractall(root)
     for library in Path(native.__file__).parent.glob("_native*.so"):
         shutil.copy(library, root / "swarm/stage/native")
@@ -88,7 +93,7 @@ async def builds(client: AsyncClient) -> dict[str, object]:
     return {row["name"]: row["build"] for row in report["workers"] if row["state"] == "member"}
 
 
-async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path) -> None:
+async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path, version: int) -> None:
     """The same tokens as of one build, and to a client of the former build, too; who is which is told. The new worker
     can be told to come again, the old one is left alone, in words."""
     swarm.start_broker(min_workers=2)
@@ -97,10 +102,11 @@ async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path)
     async with AsyncClient(swarm.url) as client:
         await swarm.until_serving(client, 2)
         tokens = await answer(client)
-        assert await builds(client) == {"w0": "0.2.0", "w1": None}
+        assert await builds(client) == {"w0": "0.2.0", "w1": None if version == 1 else "0.2.0"}
         assert await asyncio.to_thread(generated, old, swarm.url) == tokens
-        with pytest.raises(RequestFailed, match="w1 is of an older build, which can't be told to come again"):
-            await client.stop_worker("w1", again=True)
+        if version == 1:
+            with pytest.raises(RequestFailed, match="w1 is of an older build, which can't be told to come again"):
+                await client.stop_worker("w1", again=True)
         await client.stop_worker("w0", again=True)
         assert await asyncio.to_thread(swarm.workers.pop("w0").wait, 60) == 75
         await swarm.until_serving(client, 1)
@@ -140,7 +146,7 @@ async def builds_and_processes(client: AsyncClient) -> dict[str, object]:
     return {row["name"]: (row["build"], row["pid"]) for row in report["workers"] if row["state"] == "member"}
 
 
-async def test_a_broker_of_the_former_build(swarm: Processes) -> None:
+async def test_a_broker_of_the_former_build(swarm: Processes, version: int) -> None:
     """Workers and clients of this one serve there; what it doesn't know is not said to it."""
     swarm.start_broker(**{OLD: "1"})
     swarm.start_worker("w0")
@@ -148,6 +154,17 @@ async def test_a_broker_of_the_former_build(swarm: Processes) -> None:
         await swarm.until_serving(client, 1)
         tokens = await answer(client)
         assert len(tokens) == 24
-        with pytest.raises(Exception, match=r"stop_worker\.again is of version 2 of the protocol, the peer speaks 1"):
-            await client.stop_worker("w0", again=True)
+        if version == 1:
+            told = r"stop_worker\.again is of version 2 of the protocol, the peer speaks 1"
+            with pytest.raises(Exception, match=told):
+                await client.stop_worker("w0", again=True)
+        stream = client.stream(PROMPT, max_tokens=500, ignore_eos=True, request_id="left")
+        await anext(stream)
+        submits = await asyncio.wait_for(asyncio.gather(*(client.recall("left") for _ in range(4))), 20)
+        assert {submit.request_id for submit in submits} == {"left"}
+        with pytest.raises(Exception, match=rf"look_up is of version 3 of the protocol, the peer speaks {version}"):
+            await client.look_up("left")
+        with pytest.raises(Exception, match=r"submit\.keep_s is of version 3"):
+            await client.generate(PROMPT, max_tokens=1, keep_s=5.0)
+        await stream.aclose()
         assert await answer(client) == tokens

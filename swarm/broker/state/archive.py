@@ -135,6 +135,10 @@ class Archive:
         self._asked_at[request_id] = now
         return True
 
+    def only_questions(self, request_id: str) -> bool:
+        """Whether nobody waits for the journal but to read."""
+        return all(isinstance(message, Question) for _, message, _ in self._asked.get(request_id, []))
+
     def overdue(self, now: float) -> list[tuple[bytes, Question]]:
         """Hand over the questions about requests that the journal is too slow to find."""
         late: list[tuple[bytes, Question]] = []

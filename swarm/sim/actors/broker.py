@@ -14,7 +14,7 @@ from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.actors.ways import RELAY
-from swarm.sim.checks import guard
+from swarm.sim.checks import fates, guard
 from swarm.sim.checks.neighbours import BROKER
 from swarm.sim.doors import Door, key_of
 from swarm.sim.journal import Disk, Fact, Journal
@@ -68,6 +68,7 @@ class BrokerNode:
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
         self._writes_again = False
+        self._keeping = fates.Keeping(settings.requests.client_grace_s)
         self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
         self.started_at = 0.0
         self._held_back: list[broker_event.Event] = []
@@ -118,6 +119,7 @@ class BrokerNode:
         news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
         self.journal = Journal(self.disk, news, self._take, self.springs)
         self.core = BrokerCore(settings, self._world.now, past)
+        self._keeping.restarted(self.core.state, self._world.now)
         self._at_door = set()
         self.started_at = self._world.now
         life = self.life
@@ -214,7 +216,10 @@ class BrokerNode:
         if isinstance(event, broker_event.StepFinished):
             self._cluster.audit.step_came(event.done, self.core.state)
         guarded = guard.before(event, self.core.state)
+        was = fates.before(event, self.core.state, self._world.now)
         actions = self.core.handle(event, self._world.now)
+        fates.after(was, self.core.state)
+        self._keeping.look(self.core.state, self._world.now)
         for action in actions:
             if not self._perform_or_die(action):
                 return
@@ -315,6 +320,8 @@ class BrokerNode:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
             case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:
                 audit.too_late(state.sequences[sequence].request, state, self._world.now)
+            case broker_act.WriteEnd(sequence, "cancelled", _, detail) if "did not come back" in detail:
+                self._keeping.given_up(state.sequences[sequence].request, self._world.now, self._went_on_at)
             case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
                 audit.quarantined(state.sequences[sequence].request)
             case _:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 
 from swarm.sim.schedules.draw import OTHER_FAULTS, fault_of, make_schedule, request_of, with_fields
-from swarm.sim.schedules.schedule import Fault, FaultKind, Schedule
+from swarm.sim.schedules.schedule import Fault, FaultKind, Look, Schedule
 
 LARGE = 0.03  # how often a schedule has many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
@@ -26,6 +26,8 @@ NO_KEYS = 0.1  # how often doors go by no keys
 HIDDEN = 0.2  # how often some workers can only connect outwards, where doors go by keys
 KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
 LATE_DRAWS = 0.2
+LOOKED_UP = 0.3  # how often answers are looked up beside their readers
+KEPT = 0.15  # how often some answers are kept when their readers leave
 OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 
@@ -40,6 +42,8 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
     habits.append(_late_draws)
     for number, habit in enumerate(habits):
         schedule = habit(Random(f"habit {number} {seed}"), schedule)
+    schedule = _looked_up(Random(f"looks {seed}"), schedule)
+    schedule = _kept(Random(f"kept {seed}"), schedule)
     if schedule.keys:
         schedule = _with_hidden(Random(f"hidden {seed}"), schedule)
     return _with_revoked_keys(keys, schedule) if faults and schedule.keys else schedule
@@ -59,6 +63,34 @@ def _late_draws(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= LATE_DRAWS:
         return schedule
     return replace(schedule, put_off_every=random.choice([2, 3, 7, 20]))
+
+
+def _looked_up(random: Random, schedule: Schedule) -> Schedule:
+    """Have others look answers up while they come, and after their ends."""
+    if random.random() >= LOOKED_UP:
+        return schedule
+    looks: list[Look] = []
+    for _ in range(random.randint(3, 25)):
+        at = looks[-1].at if looks and random.random() < 0.3 else random.uniform(0.4, 6.0)
+        reads_s = random.uniform(0.0, 1.0) if random.random() < 0.1 else None
+        looks.append(
+            Look(at, random.randrange(1 << 20), random.choice([1, 1, 2, 3, 6]), random.random() < 0.2, reads_s)
+        )
+    return replace(schedule, looks=tuple(looks))
+
+
+def _kept(random: Random, schedule: Schedule) -> Schedule:
+    """Have some requests kept for a while when their readers leave; half of these are left."""
+    if random.random() >= KEPT:
+        return schedule
+    requests = []
+    for spec in schedule.requests:
+        if random.random() < 0.5 and not spec.submit.detached:
+            spec = with_fields(spec, keep_s=random.choice([0.5, 2.0, 5.0, 40.0]))  # noqa: PLW2901 (the same, but kept)
+            if random.random() < 0.5:
+                spec = replace(spec, leaves_after=random.uniform(0.0, 2.0))  # noqa: PLW2901
+        requests.append(spec)
+    return replace(schedule, requests=tuple(requests))
 
 
 def _with_hops(random: Random, schedule: Schedule) -> Schedule:

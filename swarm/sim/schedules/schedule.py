@@ -92,6 +92,18 @@ class RequestSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Somebody looks a request up, so often at once. ``whom``: chance, to choose among the requests. ``reads_s``: reads
+    it beside that for so long, in its reader's place."""
+
+    at: float
+    whom: int
+    times: int
+    gives_up: bool
+    reads_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """``who`` and ``whom``: chance, to choose among those who are there then."""
 
@@ -127,10 +139,12 @@ class Schedule:
     keys: bool = False  # doors go by keys
     hidden: tuple[str, ...] = ()  # workers whose doors nobody reaches, since they are behind a router
     put_off_every: int = 0  # of the last stage's draws, one in so many is put off; 0: none
+    looks: tuple[Look, ...] = ()
     recalls: bool = False  # who reads elsewhere asks first what was submitted
 
     @property
     def quiet_from(self) -> float:
         """When the last planned thing has happened."""
         times = [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.ends_at for f in self.faults]
+        times += [look.at for look in self.looks]
         return max(times)
