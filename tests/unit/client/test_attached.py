@@ -36,11 +36,13 @@ from swarm.wire.messages import (
     Cancel,
     Detach,
     Finished,
+    LookUp,
     Malformed,
     Recall,
     Recalled,
     Rejected,
     Report,
+    Snapshot,
     Submit,
     Timing,
     Tokens,
@@ -158,8 +160,52 @@ def test_recalling_is_a_question() -> None:
     assert session.handle(Received(missing), 0.1) == [Answered(1, missing)]
 
 
-def submit_of(request_id: str, *, detached: bool = False, n: int = 1) -> Submit:
-    return Submit(request_id=request_id, prompt=(1,), params=SamplingParams(n=n), seed=1, detached=detached)
+def submit_of(request_id: str, *, detached: bool = False, keep_s: float = 0.0, n: int = 1) -> Submit:
+    params = SamplingParams(n=n)
+    return Submit(request_id=request_id, prompt=(1,), params=params, seed=1, detached=detached, keep_s=keep_s)
+
+
+def test_equal_look_ups_get_an_answer_each() -> None:
+    """By their numbers, in any order; a refusal is one. Asked again after a reconnect, they keep them."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    for number in (1, 2, 3):
+        session.handle(Ask(number, LookUp(question=number, request_id="r"), 9.0), 0.0)
+    refused = Report(
+        what="look_up", ok=False, body={"question": 2, "request_id": "r", "error": "no", "code": "unknown"}
+    )
+    assert session.handle(Received(refused), 0.1) == [Answered(2, refused)]
+    session.handle(Disconnected(), 0.2)
+    again = [LookUp(question=number, request_id="r") for number in (1, 3)]
+    assert session.handle(Connected(), 0.3) == [Send(message) for message in again]
+    for number in (3, 1):
+        page = Snapshot(question=number, request_id="r", index=0, start=0, ids=(), num_tokens=0)
+        assert session.handle(Received(page), 0.4) == [Answered(number, page)]
+        assert session.handle(Received(page), 0.4) == []
+    assert session.idle
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_one_recall_answers_all_who_ask_for_the_same(found: bool) -> None:
+    """A broker of a former version says it once, for equal questions."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    for key, name in enumerate(("r", "s", "r")):
+        session.handle(Ask(key, Recall(request_id=name), 9.0), 0.0)
+    refused = Report(what="recall", ok=False, body={"request_id": "r", "error": "no"})
+    told = Recalled(submit=submit_of("r")) if found else refused
+    assert session.handle(Received(told), 0.1) == [Answered(0, told), Answered(2, told)]
+    assert not session.idle
+
+
+def test_what_is_to_be_kept_is_let_go_of() -> None:
+    """Whoever asked for that leaves the rest to the broker."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    session.handle(Start(submit_of("k", keep_s=5.0)), 0.0)
+    session.handle(Received(Accepted(request_id="k")), 0.1)
+    assert session.handle(Leave("k"), 0.2) == [Send(Detach(request_id="k"))]
+    assert session.idle
 
 
 @pytest.mark.parametrize("attached", [True, False])

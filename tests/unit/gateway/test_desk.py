@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from swarm.client.results import Piece, Progress
 from swarm.errors import Unavailable
+from swarm.gateway.answer import Text
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk import desk as module
 from swarm.gateway.desk.desk import Desk, Order, Owner
@@ -83,11 +85,13 @@ async def test_whether_it_is_ready_is_asked_and_not_remembered(broker: Broker) -
 class Asked:
     """A client that notes what it is asked for, and remembers one answer."""
 
-    def __init__(self, owner: str = "") -> None:
+    def __init__(self, owner: str = "", *, keep_s: float = 0.0) -> None:
         self.fields: dict[str, Any] = {}
         memo = Memo("chat", 7).text()
         params = SamplingParams(max_tokens=5)
-        self._kept = SimpleNamespace(tenant=owner, memo=memo, params=params, detached=False, keep_s=0.0)
+        self._kept = SimpleNamespace(tenant=owner, memo=memo, params=params, detached=False, keep_s=keep_s)
+        self.told: list[object] = []  # what is said to the broker about the answer
+        self.progress = Progress(self._kept, (Piece(5, "once", 0), Piece(6, " upon", 1)), None)
 
     def stream(self, ids: Any, params: Any, **fields: Any) -> Any:
         self.fields = fields
@@ -96,8 +100,11 @@ class Asked:
     async def recall(self, request_id: str) -> Any:
         return self._kept
 
+    async def look_up(self, request_id: str, **fields: Any) -> Progress:
+        return self.progress
+
     def attach(self, request_id: str, **fields: Any) -> Any:
-        return SimpleNamespace(completion=None, close=lambda cancel=False: None)
+        return SimpleNamespace(completion=None, close=lambda cancel=False: self.told.append(cancel))
 
 
 @pytest.mark.parametrize(("wanted", "most", "given"), [(50, 10, 10), (5, 10, 5), (-5, -20, -20), (0, 100, 0)])
@@ -124,3 +131,45 @@ async def test_an_answer_is_read_on_by_its_owner_alone(monkeypatch: pytest.Monke
         with pytest.raises(Problem) as caught:
             await desk.resume("r", Owner(other))
         assert (caught.value.status, caught.value.code) == (404, "not_found")
+
+
+@pytest.mark.parametrize("keep_s", [0.0, 5.0])
+async def test_how_long_an_answer_is_kept_is_the_brokers_to_know(keep_s: float) -> None:
+    """It is told with the request, whatever becomes of this gateway."""
+    client = Asked()
+    ask = Ask(params=SamplingParams(max_tokens=5), prompt="x", keep_s=keep_s)
+    served = Served.of(manifest_of({}), None, 100, ())
+    Desk(client).begin(Order(ask, (1,), ask.params, served), Owner("alice"), "r", None)  # type: ignore[arg-type]
+    assert (client.fields["keep_s"], client.fields["detached"]) == (keep_s, False)
+
+
+@pytest.fixture
+def knows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def served(_: Desk) -> Served:
+        return Served.of(manifest_of({}), None, 100, ())
+
+    monkeypatch.setattr(Desk, "served", served)
+
+
+@pytest.mark.usefixtures("knows_the_model")
+@pytest.mark.parametrize(("keep_s", "cancels"), [(0.0, True), (5.0, False)])
+async def test_who_read_on_and_leaves_ends_it_unless_it_is_kept(keep_s: float, cancels: bool) -> None:
+    client = Asked("alice", keep_s=keep_s)
+    _, reading = await Desk(client).resume("r", Owner("alice"))  # type: ignore[arg-type]
+    reading.close()
+    assert client.told == [cancels]
+
+
+@pytest.mark.usefixtures("knows_the_model")
+async def test_an_answer_is_looked_up_beside_its_reader() -> None:
+    """As far as it has come, by its owner, if it may be; nobody attaches to it."""
+    client = Asked("alice")
+    desk = Desk(client)  # type: ignore[arg-type]
+    seen = await desk.look_up("r", Owner("alice"), lambda _: True)
+    assert ("".join(part.text for part in seen.parts if isinstance(part, Text))) == "once upon"
+    assert (seen.counts.answer, seen.has_ended) == (2, False)
+    for owner, may in (("bob", True), ("alice", False)):
+        with pytest.raises(Problem) as caught:
+            await desk.look_up("r", Owner(owner), lambda _, may=may: may)  # type: ignore[misc]
+        assert caught.value.status == 404
+    assert client.told == []

@@ -47,6 +47,14 @@ def refused(**fields: Any) -> Problem:
     return caught.value
 
 
+def test_what_is_looked_up_before_its_end_is_in_progress() -> None:
+    """With what has come so far."""
+    answer = writer().whole(said("Once ", "upon"), COUNTS)
+    assert (answer["status"], answer["usage"]) == ("in_progress", None)
+    (item,) = answer["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("in_progress", "Once upon")
+
+
 # --- bodies
 
 
