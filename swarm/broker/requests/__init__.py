@@ -6,6 +6,6 @@ who reads slowly, or has left on purpose, holds up nobody.
 
 ``requests`` takes what clients say; ``intake`` says who is let in; ``tokens`` takes what was drawn to the journal, and
 from there to the client, within its window; ``durability`` hears that ends are written, and makes requests again of
-what the journal has; ``endings`` ends sequences; who comes late is answered from ``state.archive``; ``allowance``
-bounds what one member may take of the broker's time.
+what the journal has; ``endings`` ends sequences; ``lookups`` answers questions, which change nothing; who comes late is
+answered from ``state.archive``; ``allowance`` bounds what one member may take of the broker's time.
 """

@@ -1,8 +1,8 @@
-"""Answers to questions about requests: what was asked for, and what has come of it so far.
+"""Answer questions about requests: what was asked for, and what has come of it so far.
 
 A look-up changes nothing: the request keeps its reader, the reader its place and its window, and a request without a
-reader the time that it is kept for. So everything here reads, and says something to the asker alone. A refusal is an
-answer to the question, never a ``Rejected``, which would be for a reader.
+reader the time that it is kept for. So this module only reads, and sends each answer to the client that asked. A
+refusal is an answer to the question. It is never a ``Rejected``: that message ends a reader's request.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ PAGE_WEIGHT = 1 << 15  # of the tokens of one answer, as ``archive`` weighs them
 
 
 class LookUps:
-    """Answers for requests that are in memory. Appends what is to be said to ``out``."""
+    """Answers about requests that are in memory. Methods append messages to ``out``."""
 
     def __init__(self, out: Outbox, delivery: Delivery) -> None:
         self._out = out
         self._delivery = delivery
 
     def answer(self, client: bytes, question: Question, request: Request) -> None:
-        """Say what is asked for."""
+        """Send what the question asks for."""
         if isinstance(question, Recall):
             self._out.append(SayClient(client, Recalled(submit=request.submit)))
         elif question.index >= len(request.sequences):
@@ -34,7 +34,7 @@ class LookUps:
             self._out.append(SayClient(client, self._snapshot(question, request.sequences[question.index])))
 
     def refuse(self, client: bytes, question: Question, refusal: Refusal) -> None:
-        """Say why there is no answer, and when there may be one."""
+        """Send the reason why there is no answer, and when to ask again."""
         body: Json = {"request_id": question.request_id, "error": refusal.reason, "code": refusal.code}
         if refusal.retry_after_s is not None:
             body["retry_after_s"] = refusal.retry_after_s
@@ -44,7 +44,7 @@ class LookUps:
         self._out.append(SayClient(client, Report(what=what, ok=False, body=body)))
 
     def _snapshot(self, asked: LookUp, sequence: Sequence) -> Snapshot:
-        """Tokens that a client may see: those that are committed."""
+        """Take the tokens that a client may see: those that are committed."""
         submit = sequence.request.submit
         num_tokens = sequence.committed - sequence.num_prompt
         start = min(asked.start, num_tokens)
@@ -65,7 +65,7 @@ class LookUps:
 
 
 def _page(submit: Submit, sequence: Sequence) -> int:
-    """How many tokens one answer holds: at least one."""
+    """Return how many tokens one answer holds: at least one."""
     wanted = submit.params.logprobs
     weight = 1 + (0 if wanted is None else LOGPROB_WEIGHT * (1 + wanted))
     weight += HOP_WEIGHT * max(map(len, sequence.hops), default=0)
