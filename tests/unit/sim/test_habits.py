@@ -6,16 +6,21 @@ from collections import Counter
 
 import pytest
 
+from swarm.broker.state import Request
+from swarm.client.events import Reply
 from swarm.errors import Overloaded
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.onlooker import Onlooker
 from swarm.sim.actors.reader import Reader
+from swarm.sim.checks.fates import Keeping
 from swarm.sim.run import Outcome, run
 from swarm.sim.schedules import habits
 from swarm.sim.schedules.draw import OTHER_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
+from swarm.wire.messages import Snapshot
 
-CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN")
+CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN", "LOOKED_UP", "KEPT")
 
 
 def play_only(patch: pytest.MonkeyPatch, chance: str, count: int, *, first: int = 0) -> list[Outcome]:
@@ -93,6 +98,38 @@ def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(habits, "OTHER_FAULTS", ("door_shut",))
     play_only(monkeypatch, "OFTEN", 8)
     assert set(opened) == {"client", "worker"}
+
+
+def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they come, after their ends, from the journal; also what nobody knows."""
+    told: Counter[str] = Counter()
+    real = Onlooker._answered
+
+    def watched(self: Onlooker, key: int, answer: Reply) -> None:
+        real(self, key, answer)
+        told[type(answer).__name__] += 1
+        told["in part"] += isinstance(answer, Snapshot) and bool(answer.ids) and answer.finished is None
+        told["whole"] += isinstance(answer, Snapshot) and answer.finished is not None
+
+    monkeypatch.setattr(Onlooker, "_answered", watched)
+    played = play_only(monkeypatch, "LOOKED_UP", 12)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert all(told[kind] > 10 for kind in ("Snapshot", "Recalled", "Report", "in part", "whole")), told
+
+
+def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of it; the rest ended before."""
+    given_up: list[float] = []
+    real = Keeping.given_up
+
+    def watched(self: Keeping, request: Request, now: float, went_on_at: float) -> None:
+        real(self, request, now, went_on_at)
+        given_up.append(request.submit.keep_s)
+
+    monkeypatch.setattr(Keeping, "given_up", watched)
+    played = play_only(monkeypatch, "KEPT", 30)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(keep_s > 0 for keep_s in given_up) > 2
 
 
 @pytest.mark.parametrize("chance", ["HOPS", "REVOKED", "LARGE"])
