@@ -219,7 +219,7 @@ class BrokerNode:
         was = fates.before(event, self.core.state, self._world.now)
         actions = self.core.handle(event, self._world.now)
         fates.after(was, self.core.state)
-        self._keeping.look(self.core.state, self._world.now)
+        self._keeping.look(event, self.core.state, self._world.now)
         for action in actions:
             if not self._perform_or_die(action):
                 return

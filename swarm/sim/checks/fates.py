@@ -9,7 +9,7 @@ from swarm.broker import events as broker_event
 from swarm.broker.core import PAUSE_S
 from swarm.broker.state import Request, SequenceState, State
 from swarm.sim.checks.audit import Violation
-from swarm.wire.messages import LookUp, Recall
+from swarm.wire.messages import Detach, LookUp, Recall
 
 LATE_S = 1.0  # until the broker's timer strikes
 
@@ -56,15 +56,29 @@ class Keeping:
 
     grace_s: float
     _read_at: dict[str, float] = field(default_factory=dict)
+    _is_read: set[str] = field(default_factory=set)
+    _left_on_purpose: set[str] = field(default_factory=set)
 
-    def look(self, state: State, now: float) -> None:
+    def look(self, event: broker_event.Event, state: State, now: float) -> None:
         """Called after every event of the broker."""
         for request in state.requests.values():
-            if request.submit.keep_s and (request.client is not None or request.id not in self._read_at):
-                self._read_at[request.id] = now
+            if not request.submit.keep_s:
+                continue
+            if request.client is not None:
+                self._is_read.add(request.id)
+                self._left_on_purpose.discard(request.id)
+            elif request.id in self._is_read:
+                self._is_read.remove(request.id)
+                if isinstance(event, broker_event.ClientSaid) and isinstance(event.message, Detach):
+                    self._left_on_purpose.add(request.id)
+            elif request.id in self._read_at:
+                continue
+            self._read_at[request.id] = now
 
     def restarted(self, state: State, now: float) -> None:
         """The time begins anew with a broker."""
+        self._is_read.clear()
+        self._left_on_purpose.clear()
         for request in state.requests.values():
             if request.submit.keep_s:
                 self._read_at[request.id] = now
@@ -77,5 +91,6 @@ class Keeping:
             return
         if now - left_at < keep_s - 1e-6:
             raise Violation(f"I13: {request.id} is given up after {now - left_at:.3f} s, {keep_s} were asked for")
-        if now - left_at > max(keep_s, self.grace_s) + LATE_S and went_on_at < left_at:
+        limit_s = keep_s if request.id in self._left_on_purpose else max(keep_s, self.grace_s)
+        if now - left_at > limit_s + LATE_S and went_on_at < left_at:
             raise Violation(f"I13: {request.id} is given up after {now - left_at:.3f} s, {keep_s} were asked for")
