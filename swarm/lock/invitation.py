@@ -70,6 +70,15 @@ def read(line: str) -> Invitation:
     return Invitation(written.addresses, written.broker.hex(), written.secret.hex(), written.role)
 
 
+def line_in(text: str) -> str:
+    """Find the invitation among the lines that ``swarmctl invite`` prints. Raises ConfigError if there is none."""
+    lines = (line.strip() for line in text.splitlines())
+    found = next((line for line in lines if line.startswith(PREFIX)), None)
+    if found is None:
+        raise ConfigError(f"there is no invitation in it: one begins with {PREFIX} (see swarmctl invite)")
+    return found
+
+
 def _unpacked(characters: str) -> bytes:
     damaged = ConfigError(f"this invitation is damaged or cut off: {_ASK}")
     if len(characters) > _MAX_CHARACTERS:
