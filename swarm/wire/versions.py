@@ -31,6 +31,9 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "shun": False,
         "stop_worker.again": False,
     },
+    3: {
+        "enrol.proof": True,
+    },
 }
 
 
@@ -49,7 +52,7 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
         value = _taken_out(fields, name.split(".")[1:])
         if value and not ADDED[newer][name]:
             raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
-    fields["v"] = version
+    fields["v"] = min(fields["v"], version)
     return msgspec.msgpack.encode(fields)
 
 

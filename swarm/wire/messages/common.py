@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 OLDEST_VERSION: Final = 1  # that is spoken with, too; what each added is in ``wire.versions``
 
 # Bounds. They are generous for any real use; what matters is that there are some, checked before anything is allocated.

@@ -12,7 +12,7 @@ import pytest
 from swarm.errors import WireError
 from swarm.wire import schema, versions
 from swarm.wire.codec import CLIENT, ORDER, Door
-from swarm.wire.messages import PROTOCOL_VERSION, Release, StopWorker
+from swarm.wire.messages import PROTOCOL_VERSION, Enrol, Release, StopWorker
 from swarm.wire.tensors import Bytes
 from swarm.wire.versions import ADDED, VERSIONS
 from tests.unit.wire.any_message import DOORS
@@ -20,7 +20,7 @@ from tests.unit.wire.any_message import DOORS
 OLD = Path(__file__).parents[2] / "old"
 
 # By version: names of all its messages, and of those at the client door.
-NAMES = {2: ("0e99e58ce3c77eca", "1e9b694a5ff1d762")}
+NAMES = {3: ("4bb1ce223f15fa1e", "5fb9303c6f4a02c7")}
 
 
 def test_a_version_s_messages_don_t_change() -> None:
@@ -68,9 +68,17 @@ def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
         ORDER.encode(Release(reason="", again=True), version=1)
 
 
+def test_an_older_broker_is_not_told_of_a_proof() -> None:
+    """It needs none, and takes the key."""
+    (theirs, _) = said(CLIENT.encode(Enrol(key="0" * 64, name="far", proof="1" * 168), version=2))
+    assert theirs["v"] == 2
+    assert "proof" not in theirs
+
+
 def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new way to draw would be, within what ``Submit`` carries whole."""
     header = msgspec.msgpack.encode({"v": 2, "params": {"top_k": 3, "seed": 7}})
+    monkeypatch.setattr(versions, "VERSIONS", (1, 2))
     monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": True}})
     said = msgspec.msgpack.decode(versions.as_of(1, "submit", header))
     assert said == {"v": 1, "params": {"top_k": 3}}
