@@ -54,7 +54,7 @@ async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: st
     """``links``: what has become of the connection is put there, for who gives up."""
     broker = invitation.broker
     pair = KeyPair(public_of(invitation.secret), invitation.secret)
-    said = Enrol(key=own.public, name=name, proof=prove(own, pair.public, broker))
+    enrolment = Enrol(key=own.public, name=name, proof=prove(own, pair.public, broker))
     async with _knocking(keyed(address, invitation.broker.encode()), pair) as channel:
         async for event in channel:
             if isinstance(event, Link):
@@ -70,7 +70,7 @@ async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: st
                 if (theirs := read_greeting(event)) is not None:
                     if (reason := why_strangers(theirs, client_schema())) is not None:
                         raise Unavailable(f"the swarm at {address} can't be joined: {reason}")
-                    channel.send(CLIENT.encode(said, version=spoken_with(theirs)))
+                    channel.send(CLIENT.encode(enrolment, version=spoken_with(theirs)))
                 elif isinstance(message := SERVER.decode(event)[0], BrokerKey):
                     broker = message.key  # it has another one than when it was invited
                 elif (enrolled := _answer(message)) is not None:

@@ -72,11 +72,10 @@ def read(line: str) -> Invitation:
 
 def line_in(text: str) -> str:
     """Find the invitation among the lines that ``swarmctl invite`` prints. Raises ConfigError if there is none."""
-    lines = (line.strip() for line in text.splitlines())
-    found = next((line for line in lines if line.startswith(PREFIX)), None)
-    if found is None:
-        raise ConfigError(f"there is no invitation in it: one begins with {PREFIX} (see swarmctl invite)")
-    return found
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(PREFIX):
+            return line
+    raise ConfigError(f"there is no invitation in it: one begins with {PREFIX} (see swarmctl invite)")
 
 
 def _unpacked(characters: str) -> bytes:
