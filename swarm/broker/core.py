@@ -185,8 +185,8 @@ class BrokerCore:
                 self._members.beat(beat, now, key)
             case ClientSaid(client, message, account):
                 self._client_said(client, message, account, now)
-            case WorkerSaid(peer, message, owner):
-                self._members.said(peer, message, now, owner)
+            case WorkerSaid(peer, message, owner, not_at):
+                self._members.said(peer, message, now, owner, not_at)
             case WorkerDisconnected() | KeyRevoked():
                 self._worker_missed(event, now)
             case ClientUnreachable() | ClientStuck():

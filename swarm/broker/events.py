@@ -41,11 +41,13 @@ class ClientStuck:
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
     """A message came through the control door. ``peer`` is the connection's routing id. ``owner``: the member by whose
-    key it was let in; empty: it is on the broker's own machine, of which no key is asked."""
+    key it was let in; empty: it is on the broker's own machine, of which no key is asked. ``not_at``: why nobody may
+    connect to the address in its Hello; empty: everybody may."""
 
     peer: bytes
     message: WorkerMessage
     owner: str = ""
+    not_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from swarm.broker.locks import open_lock, without_keys
 from swarm.broker.requests.allowance import Allowance
 from swarm.errors import ConfigError
 from swarm.lock.discovery import announce, own_name
+from swarm.lock.whereabouts import why_not_at
 from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import ORDER, SERVER
@@ -44,6 +46,7 @@ class LockKeeper:
         self._locks = open_lock(settings)
         self._host, self._port = settings.broker.host, settings.broker.port
         self._is_discoverable = settings.broker.discoverable
+        self._worker_networks = tuple(map(ipaddress.ip_network, settings.broker.worker_networks))
         self._doors: Mapping[str, RouterChannel | AsyncPullChannel] = {}
         self._front: RouterChannel | None = None
         self._control: RouterChannel | None = None
@@ -143,6 +146,13 @@ class LockKeeper:
             if self._control is not None:
                 self._control.send(worker, ORDER.encode(Denied(reason=reason)))
         return bool(reason)
+
+    def why_not_at(self, worker: bytes, key: str, message: WorkerMessage) -> str:
+        """Return why nobody may connect to the address that a worker names; empty: everybody may. Who shows no key is
+        on this machine and may do all."""
+        if self._control is None or not key or not isinstance(message, Hello):
+            return ""
+        return why_not_at(message.endpoint, self._control.comes_from(worker), self._worker_networks)
 
     def greeted(self, door: RouterChannel, peer: bytes, key: str) -> None:
         """Somebody has come in: it is told what it missed."""

@@ -6,7 +6,6 @@ With it, those at loopback still may; from elsewhere only keys of the roll are h
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,9 +17,10 @@ from swarm.errors import ConfigError
 from swarm.lock import rights
 from swarm.lock.file import RollFile
 from swarm.lock.ownkeys import OwnKeys
+from swarm.lock.possession import NOT_PROVEN, is_proven
 from swarm.lock.roll import Refusal, Roll
 from swarm.log import Damper, get_logger
-from swarm.wire.addresses import own
+from swarm.wire.addresses import own, with_port
 from swarm.wire.channel import Place
 from swarm.wire.door.keys import Lock, new_pair
 from swarm.wire.messages import (
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 SERVED: Final = frozenset({"client", "gateway", "worker", "admin", "invited"})  # at the clients' door
 ROTATE_EVERY_S: Final = 10.0  # for each member
 LOCKED: Final = "locked"  # where keys are kept, in the state directory
-
 log = get_logger(__name__)
 
 
@@ -80,7 +79,7 @@ class Locks:
         self.ordered: Callable[[str], None] = lambda key: None
         self.here: Callable[[], Collection[str]] = tuple
         port = settings.broker.port
-        self._told = tuple(_with_port(host, port) for host in settings.broker.advertise or self.addresses)
+        self._told = tuple(with_port(host, port) for host in settings.broker.advertise or self.addresses)
         self._file = RollFile(directory / "roll.json")
         self.changes = Changes(self._file, self._lost)
         self._admitted: dict[str, frozenset[str]] = {}
@@ -174,6 +173,10 @@ class Locks:
         behind = roll.behind(self.own.public, now)
         late = sorted({f"{roll.name_of(key)} ({roll.role_of(key, now)})" for key in self._late})
         return behind + [each for each in late if each not in behind]
+
+    @property
+    def _own_keys(self) -> frozenset[str]:
+        return frozenset(pair.public for pair in (*self.own.pairs, self.life))
 
     def _change_own(self, roll: Roll, *, is_last_word: bool) -> Done:
         if self.own.former is not None:
@@ -282,12 +285,15 @@ class Locks:
 
     def _enrolled(self, roll: Roll, now: float, key: str, message: Enrol) -> Done:
         """Who comes by the old key is told the new one, and has shown to know it when it knocks by it."""
-        new, enrolled = roll.enrol(key, message, now, self.own.former or self.own.public, self.here())
+        if not is_proven(message.proof, message.key, key, self.own.pairs):
+            raise Refusal(NOT_PROVEN)
+        known = self.own.former or self.own.public
+        new, enrolled = roll.enrol(key, message, now, broker=known, here=self.here(), reserved=self._own_keys)
         name, role = enrolled.name, enrolled.role
         return Done(new, enrolled, after=lambda: log.info("key_enrolled", name=name, role=role, key=message.key[:16]))
 
     def _invited(self, roll: Roll, now: float, message: Invite) -> Done:
-        new = roll.invite(message, now, self.own.public)
+        new = roll.invite(message, now, self.own.public, self._own_keys)
         body: Json = {
             "addresses": list(self._told),
             "key": self.own.public,
@@ -311,7 +317,7 @@ class Locks:
 
     def _announced(self, roll: Roll, key: str, successor: str) -> Done:
         """Each change is written to the disk before others' are: nobody may have that done all the time."""
-        new, report = roll.rotate(key, successor), Report(what="rotate", ok=True, body={})
+        new, report = roll.rotate(key, successor, self._own_keys), Report(what="rotate", ok=True, body={})
         if new is roll:
             return Done(roll, report)  # said again
         name, now = new.name_of(key), time.monotonic()
@@ -380,18 +386,3 @@ def _refused(message: ClientMessage, reason: str) -> ServerMessage:
             about = {StopWorker: "stop", Steer: "steer", ShowSettings: "settings"}[type(message)]
             return Report(what=about, ok=False, body={"error": reason})
     return Malformed(reason=reason)
-
-
-def _with_port(place: str, port: int) -> str:
-    """``place`` is an address, a name, or one of them with a port of its own."""
-    if ":" in place and _is_ipv6(place):
-        return f"tcp://[{place}]:{port}"
-    has_port = place.rpartition("]")[2].count(":") == 1
-    return f"tcp://{place}" if has_port else f"tcp://{place}:{port}"
-
-
-def _is_ipv6(place: str) -> bool:
-    try:
-        return ipaddress.ip_address(place).version == 6
-    except ValueError:
-        return False

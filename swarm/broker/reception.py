@@ -155,7 +155,8 @@ class Reception:
         if isinstance(message, Stats):
             message = by_our_clock(message, time.time())
         if not isinstance(message, AssetPart):
-            self._feed(WorkerSaid(peer, message, self._keeper.owner(key)))
+            not_at = self._keeper.why_not_at(peer, key, message)
+            self._feed(WorkerSaid(peer, message, self._keeper.owner(key), not_at))
             return
         data = b"" if payload is None else bytes(payload)
         self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import socket
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from swarm.config import Settings
     from swarm.lock.access import Access
     from swarm.lock.invitation import Invitation
     from swarm.lock.known import Known
+
+_MAX_CHARACTERS: Final = 64 << 10  # of a file or line with an invitation in it
 
 
 def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) -> Known:
@@ -34,18 +37,38 @@ def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) 
     if (former := known.by_invitation(state_dir, read)) is not None:
         return former
     pair = new_pair()
-    address, broker, enrolled = asyncio.run(enrol(read, pair.public, name or socket.gethostname()))
+    address, broker, enrolled = asyncio.run(enrol(read, pair, name or socket.gethostname()))
     addresses = (address, *(each for each in read.addresses if each != address))
     return known.keep(state_dir, read._replace(broker=broker), pair, addresses, enrolled)
 
 
-def _read(text: str) -> Invitation:
+def _read(given: str) -> Invitation:
+    """Read what ``--join`` names: the invitation itself, a file, or ``-`` for standard input."""
     from swarm.lock import invitation
 
     try:
-        return invitation.read(text)
+        return invitation.read(given if given.startswith(invitation.PREFIX) else invitation.line_in(_text_of(given)))
     except ConfigError as error:
         raise typer.BadParameter(f"--join: {error}") from None
+
+
+def _text_of(given: str) -> str:
+    """Read the file, or one line of standard input; from a terminal without showing it."""
+    try:
+        if given == "-" and sys.stdin.isatty():
+            return getpass.getpass("invitation: ")
+        if given == "-":
+            return sys.stdin.readline(_MAX_CHARACTERS)
+        with Path(given).open(encoding="utf-8") as file:
+            return file.read(_MAX_CHARACTERS)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {given[:80]!r}, and it is no invitation, which begins with swarm1:"
+        ) from None
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"the invitation in {given[:80]!r} can't be read ({error})") from None
+    except ValueError:  # it is no text
+        raise ConfigError(f"{given[:80]!r} has no invitation in it") from None
 
 
 def of_client(settings: Settings, invitation: str | None) -> Access | str | None:

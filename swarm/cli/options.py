@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -138,13 +138,15 @@ ListenOption = Annotated[
 DiscoverableOption = Annotated[
     bool, typer.Option("--discoverable", help="Let swarm discover find this broker on the local network.")
 ]
+INVITATION_VARIABLE: Final = "SWARM_INVITATION"
 JoinOption = Annotated[
     str | None,
     typer.Option(
         "--join",
         metavar="INVITATION",
-        help="An invitation (swarm1:…) to a swarm on another machine; needed once, this machine is known there "
-        "afterwards.",
+        envvar=INVITATION_VARIABLE,
+        help="An invitation to a swarm on another machine, needed once: a file that has it, - to read it from stdin, "
+        "or the line itself (swarm1:…), which every user of this machine can see in its list of processes.",
         show_default=False,
     ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from swarm.config.values import Advertised, Count, Host, Listened, Seconds, Section
+from swarm.config.values import Advertised, Count, Host, Listened, Network, Seconds, Section
 
 
 class BrokerSettings(Section):
@@ -29,6 +29,14 @@ class BrokerSettings(Section):
         examples=[["swarm.example"]],
         description="What invitations tell others to connect to, if it is not what broker.listen says: behind a "
         "forwarded port, say. HOST or HOST:PORT.",
+    )
+    worker_networks: tuple[Network, ...] = Field(
+        default=(),
+        max_length=64,
+        examples=[["10.1.0.0/16", "192.0.2.7"]],
+        description="Networks or addresses at which workers from other machines may be reached, beside the one that "
+        "each comes from: for a second network between workers (worker.host, worker.advertise). At any other address "
+        "nobody connects to a worker; its steps go by the broker's relay.",
     )
     discoverable: bool = Field(
         default=False,

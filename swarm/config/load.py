@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
 OTHER_VARIABLES = frozenset(
-    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"}
+    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_INVITATION", "SWARM_PARENT_FD"}
     | {"SWARM_FAILPOINTS", "SWARM_FAILPOINTS_TRACE", "SWARM_FAILPOINTS_FROM"}
 )  # ours, but not names of settings
 _ENVIRONMENT = "the environment"

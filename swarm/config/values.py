@@ -55,6 +55,13 @@ def _listened(text: str) -> str:
     return str(address)
 
 
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; write a network or an address, for example 10.1.0.0/16 or 192.0.2.7") from None
+
+
 def _advertised(text: str) -> str:
     if not _ADVERTISED.fullmatch(text):
         raise ValueError(f"{text!r} is no place to connect to; write HOST or HOST:PORT")
@@ -102,6 +109,7 @@ Address = Annotated[str, AfterValidator(_address)]
 AddressOrAuto = Annotated[str, AfterValidator(_address_or_auto)]
 AddressOrNone = Annotated[str, AfterValidator(_address_or_none)]
 Listened = Annotated[str, AfterValidator(_listened)]
+Network = Annotated[str, AfterValidator(_network)]
 Advertised = Annotated[str, AfterValidator(_advertised)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

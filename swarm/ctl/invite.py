@@ -71,7 +71,10 @@ def invite(  # noqa: PLR0917 (options are parameters)
         print_json({"invitation": line, **shown, "expires_at": body.get("expires_at"), "run": run})
     else:
         times = "once" if uses == 1 else f"{uses} times"
-        print(f"{line}\nGood {times}, for {valid}. Run on the other machine: {_RUN[role].format('INVITATION')}")
+        print(
+            f"{line}\nGood {times}, for {valid}. Run on the other machine, and paste the line there: "
+            f"{_RUN[role].format('-')}"
+        )
 
 
 def _seconds(text: str) -> float:

@@ -12,10 +12,11 @@ import zmq
 
 from swarm.errors import Unavailable, WireError
 from swarm.lock.invitation import Invitation
+from swarm.lock.possession import prove
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import KeyPair, keyed, public_of
-from swarm.wire.greeting import greeting, read_greeting, why_strangers
+from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import BrokerKey, Enrol, Enrolled, Malformed, ServerMessage
 from swarm.wire.schema import client_schema
 
@@ -30,15 +31,15 @@ class Joined(NamedTuple):
     enrolled: Enrolled
 
 
-async def enrol(invitation: Invitation, key: str, name: str, timeout_s: float = TIMEOUT_S) -> Joined:
-    """Make ``key`` known at the first address of the invitation that answers. Raises Unavailable if nobody answers or
-    the invitation is refused."""
+async def enrol(invitation: Invitation, own: KeyPair, name: str, timeout_s: float = TIMEOUT_S) -> Joined:
+    """Make our public key known at the first address of the invitation that answers. Raises Unavailable if nobody
+    answers or the invitation is refused."""
     reasons = []
     for address in invitation.addresses:
         links: set[Link] = set()
         try:
             async with asyncio.timeout(timeout_s):
-                return await _enrol_at(address, invitation, key, name, links)
+                return await _enrol_at(address, invitation, own, name, links)
         except TimeoutError:
             reasons.append(
                 f"who listens at {address} hangs up while this machine knocks: the swarm may have another key by now "
@@ -49,10 +50,11 @@ async def enrol(invitation: Invitation, key: str, name: str, timeout_s: float = 
     raise Unavailable("; ".join(reasons) + ": check that the swarm runs and that its ports can be reached from here")
 
 
-async def _enrol_at(address: str, invitation: Invitation, key: str, name: str, links: set[Link]) -> Joined:
+async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: str, links: set[Link]) -> Joined:
     """``links``: what has become of the connection is put there, for who gives up."""
     broker = invitation.broker
     pair = KeyPair(public_of(invitation.secret), invitation.secret)
+    enrolment = Enrol(key=own.public, name=name, proof=prove(own, pair.public, broker))
     async with _knocking(keyed(address, invitation.broker.encode()), pair) as channel:
         async for event in channel:
             if isinstance(event, Link):
@@ -68,7 +70,7 @@ async def _enrol_at(address: str, invitation: Invitation, key: str, name: str, l
                 if (theirs := read_greeting(event)) is not None:
                     if (reason := why_strangers(theirs, client_schema())) is not None:
                         raise Unavailable(f"the swarm at {address} can't be joined: {reason}")
-                    channel.send(CLIENT.encode(Enrol(key=key, name=name)))
+                    channel.send(CLIENT.encode(enrolment, version=spoken_with(theirs)))
                 elif isinstance(message := SERVER.decode(event)[0], BrokerKey):
                     broker = message.key  # it has another one than when it was invited
                 elif (enrolled := _answer(message)) is not None:

@@ -70,6 +70,14 @@ def read(line: str) -> Invitation:
     return Invitation(written.addresses, written.broker.hex(), written.secret.hex(), written.role)
 
 
+def line_in(text: str) -> str:
+    """Find the invitation among the lines that ``swarmctl invite`` prints. Raises ConfigError if there is none."""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(PREFIX):
+            return line
+    raise ConfigError(f"there is no invitation in it: one begins with {PREFIX} (see swarmctl invite)")
+
+
 def _unpacked(characters: str) -> bytes:
     damaged = ConfigError(f"this invitation is damaged or cut off: {_ASK}")
     if len(characters) > _MAX_CHARACTERS:

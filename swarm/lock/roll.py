@@ -120,14 +120,14 @@ class Roll:
 
     # --- verbs -------------------------------------------------------------------------------------------------------
 
-    def invite(self, message: Invite, now: float, broker: str | None = None) -> Roll:
+    def invite(self, message: Invite, now: float, broker: str | None = None, reserved: Collection[str] = ()) -> Roll:
+        """Add an invitation. ``reserved``: keys that can be nobody else's, the broker's own."""
         if message.name and not _NAME.fullmatch(message.name):
             raise Refusal(f"a name is 1 to {MAX_NAME} letters, digits and . _ @ -, not {message.name!r}")
         known = self._by_invitation.get(message.key)
         if known is not None and known.role == message.role and now < known.expires_at:
             return self  # said again, since the answer was lost
-        if message.key in self.keys:
-            raise Refusal("this key is in use already: draw another one")
+        self._check_unused(message.key, reserved)
         open_ = self._open(now)
         if len(open_) >= MAX_INVITED:
             raise Refusal(f"there are {MAX_INVITED} invitations, which is the most: revoke some (swarmctl keys list)")
@@ -135,21 +135,24 @@ class Roll:
         return Roll(self.members, (*self._expired(now), *open_, new), self.retired)
 
     def enrol(
-        self, invitation: str, message: Enrol, now: float, broker: str | None = None, here: Collection[str] = ()
+        self,
+        invitation: str,
+        message: Enrol,
+        now: float,
+        *,
+        broker: str | None = None,
+        here: Collection[str] = (),
+        reserved: Collection[str] = (),
     ) -> tuple[Roll, Enrolled]:
         """Who knocked with an invitation's key makes its own known, which costs one use. Said again, it costs none.
-        ``here``: names of workers that are nobody's."""
+        ``here``: names of workers that are nobody's. ``reserved``: as for ``invite``."""
         invited = self._by_invitation.get(invitation)
         if invited is None or now >= invited.expires_at:
             raise Refusal("this invitation has been used, has expired or was revoked: ask for another")
-        if (member := self._by_key.get(message.key)) is not None:
-            if member.invited_by != invitation[:SHOWN]:
-                raise Refusal("this key is in use already: make another one")
+        member = self._by_key.get(message.key)
+        if member is not None and member.invited_by == invitation[:SHOWN]:
             return self, Enrolled(name=member.name, role=member.role)
-        if message.key in self._by_invitation:
-            raise Refusal("an invitation's key can't be a member's: make one of your own")
-        if any(each.key == message.key for each in self.retired):
-            raise Refusal("this key was revoked: make another one")
+        self._check_unused(message.key, reserved)
         if len(self.members) >= MAX_MEMBERS:
             raise Refusal(f"{MAX_MEMBERS} keys are known here, which is the most: revoke some (swarmctl keys list)")
         name = self._free(invited.name or message.name, invited.role, here)
@@ -172,15 +175,15 @@ class Roll:
         retired = (*self.retired, *(Retired(gone.name, key) for key in gone.keys))
         return Roll([m for m in self.members if m is not gone], others, retired)
 
-    def rotate(self, old: str, new: str) -> Roll:
-        """A member announces the key that it will knock with: both count until it has."""
+    def rotate(self, old: str, new: str, reserved: Collection[str] = ()) -> Roll:
+        """A member announces the key that it will knock with: both count until it has. ``reserved``: as for
+        ``invite``."""
         member = self._by_key.get(old)
         if member is None:
             raise Refusal("who has no key here has none to change")
         if new in (member.next, member.key):
             return self  # said again
-        if new in self.keys:
-            raise Refusal("this key is in use already: make another one")
+        self._check_unused(new, reserved)
         return self._with(member, msgspec.structs.replace(member, key=old, next=new))
 
     def order(self, name: str) -> Roll:
@@ -256,6 +259,17 @@ class Roll:
         }
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _check_unused(self, key: str, reserved: Collection[str]) -> None:
+        """Raise Refusal for a key that is somebody's, or was."""
+        if key in reserved:
+            raise Refusal("this is the broker's own key: make one of your own")
+        if key in self._by_key:
+            raise Refusal("this key is in use already: make another one")
+        if key in self._by_invitation:
+            raise Refusal("this key is in use already, as an invitation's: make one of your own")
+        if any(each.key == key for each in self.retired):
+            raise Refusal("this key was revoked: make another one")
 
     def _open(self, now: float) -> list[Invited]:
         return [each for each in self.invited if now < each.expires_at]

@@ -14,6 +14,7 @@ from swarm.config.template import template
 
 UNITS: Final = ("swarm-broker.service", "swarm-broker.socket", "swarm-gateway.service", "swarm-worker@.service")
 TARGET: Final = "swarm.target"
+USERS: Final = ("swarm", "swarm-broker", "swarm-gateway")  # of workers, the broker, gateways
 _NOTIFY_RELOAD: Final = 253  # the systemd that has Type=notify-reload
 _BACKOFF: Final = 254  # ... and RestartSteps=
 _PROGRAM: Final = "/usr/local/bin/swarm"  # as the units as they are shipped have it

@@ -80,6 +80,14 @@ def _split(url: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def with_port(place: str, port: int) -> str:
+    """``place`` is an address, a name, or one of them with a port of its own."""
+    if ":" in place and is_address(place):
+        return f"tcp://[{place}]:{port}"
+    has_port = place.rpartition("]")[2].count(":") == 1
+    return f"tcp://{place}" if has_port else f"tcp://{place}:{port}"
+
+
 def control_endpoint(url: str) -> str:
     """Workers knock one port above the clients' door."""
     scheme, _, rest = url.partition("://")

@@ -189,6 +189,10 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         """Is it connected, as far as is known?"""
         return self._listener.has(peer)
 
+    def comes_from(self, peer: bytes) -> str:
+        """Return the remote address of its connection; empty: it has none any more."""
+        return self._listener.comes_from(peer)
+
     def known(self) -> list[tuple[bytes, str]]:
         """Who is connected and has shown a key, with it."""
         return self._listener.known()

@@ -66,7 +66,7 @@ def test_an_invitation_has_all_that_is_needed(broker: FakeBroker, capsys: pytest
     assert (read.addresses, read.broker, read.role) == (("tcp://192.0.2.1:5700",), BROKER, "worker")
     [asked] = broker.heard_of(Invite)
     assert asked == Invite(key=public_of(read.secret), role="worker", uses=3, valid_s=7200.0, name="far")
-    assert then == "Good 3 times, for 2h. Run on the other machine: swarm worker --join INVITATION"
+    assert then == "Good 3 times, for 2h. Run on the other machine, and paste the line there: swarm worker --join -"
 
 
 @pytest.mark.parametrize(

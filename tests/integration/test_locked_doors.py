@@ -315,7 +315,7 @@ async def test_an_invitation_of_another_key_says_so(front: Front) -> None:
     address = front.router.endpoint
     former = Invitation((address,), OTHER.public, ME.secret, "client")
     with pytest.raises(Unavailable, match=r"hangs up .* ask for another"):
-        await soon(enrol(former, new_pair().public, "me", timeout_s=0.5))
+        await soon(enrol(former, new_pair(), "me", timeout_s=0.5))
 
 
 async def test_who_was_told_the_doors_new_key_knocks_with_it(context: Context) -> None:

@@ -109,12 +109,12 @@ async def joined(context: Context, swarm: Swarm, name: str) -> tuple[str, KeyPai
     assert isinstance(report, Report)
     broker = str(report.body["key"])
     address = f"tcp://{OUTSIDE}:{swarm.port}"
-    found = await enrol(Invitation((address,), broker, invitation.secret, "worker"), own.public, name)
+    found = await enrol(Invitation((address,), broker, invitation.secret, "worker"), own, name)
     return keyed(f"tcp://{OUTSIDE}:{swarm.port + 1}", broker.encode()), own, found.enrolled.name
 
 
-def hello(name: str, incarnation: str, pair: KeyPair) -> Any:
-    return FakeWorker(name, incarnation, key=pair.public).hello(endpoint="tcp://127.0.0.1:20000")
+def hello(name: str, incarnation: str, pair: KeyPair, at: str = OUTSIDE, ticket: str = "") -> Any:
+    return FakeWorker(name, incarnation, key=pair.public, ticket=ticket).hello(endpoint=f"tcp://{at}:20000")
 
 
 def here(swarm: Swarm) -> str:
@@ -148,6 +148,25 @@ async def test_who_had_a_name_before_does_not_end_who_is_here(swarm: Swarm, cont
             assert isinstance(denied, Denied)
             assert "on the broker's own machine: call this one w1-SOMETHING" in denied.reason
         assert isinstance(await told(own, asks_to_leave("w1-here")), Release)
+
+
+async def test_nobody_connects_to_an_address_that_is_another_s(swarm: Swarm, context: Context) -> None:
+    """A member could have the broker and other workers connect to any port of any machine. It is reached by relay, or
+    sent away. Who is on the broker's machine may name what it likes."""
+    door, pair, name = await joined(context, swarm, "shadow")
+    for at in ("127.0.0.1", "192.0.2.99"):
+        async with knocking(context, door, f"{name}-1", pair) as thief:
+            denied = await told(thief, hello(name, f"{name}-1", pair, at))
+            assert isinstance(denied, Denied)
+            assert f"it names the address {at}, and comes from {OUTSIDE}" in denied.reason
+            assert "broker.worker_networks" in denied.reason
+    async with knocking(context, door, f"{name}-2", pair) as hidden:
+        assert isinstance(await told(hidden, hello(name, f"{name}-2", pair, "192.0.2.99", "5" * 32)), Welcome)
+        assert isinstance(await told(hidden, asks_to_leave(f"{name}-2")), Release)
+    assert "worker_by_relay_only" in swarm.log("broker")
+    async with knocking(context, here(swarm), "w5-here") as own:
+        assert isinstance(await told(own, hello("w5", "w5-here", new_pair(), "192.0.2.99")), Welcome)
+        assert isinstance(await told(own, asks_to_leave("w5-here")), Release)
 
 
 async def test_nobody_speaks_for_another_process(swarm: Swarm, context: Context) -> None:

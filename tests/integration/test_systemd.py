@@ -37,7 +37,15 @@ OTHERS = "10.88.0.1"  # an address that other machines could reach
 USER = "ann"
 SOCKET = "swarm-broker.socket"
 ALL = ("swarm.target", SOCKET, *UNITS)
-AS_SWARM = ("runuser", "-u", "swarm", "--")
+# The user that each unit runs as.
+USERS = {
+    "swarm-broker": "swarm-broker",
+    "swarm-gateway": "swarm-gateway",
+    "swarm-worker@w0": "swarm",
+    "swarm-worker@w1": "swarm",
+}
+AS_WORKER, AS_GATEWAY = (("runuser", "-u", USERS[unit], "--") for unit in ("swarm-worker@w0", "swarm-gateway"))
+HANG_AT = "/run/hang"  # where every unit can see a test's files
 # Sooner than as shipped, so that a test need not wait for a minute.
 IMPATIENT = "[Service]\nWatchdogSec=4\n"
 # Where each stands still for ever once a file is there: in its loop; a worker in its compute thread.
@@ -71,7 +79,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedSwarm]:
         done = system.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
         assert done.returncode == 0, done.stderr
         for unit, place in HANGS.items():
-            hangs = f"Environment=SWARM_FAILPOINTS={place}=hang SWARM_FAILPOINTS_FROM=/run/swarm/hang-%N\n"
+            hangs = f"Environment=SWARM_FAILPOINTS={place}=hang SWARM_FAILPOINTS_FROM={HANG_AT}-%N\n"
             written(system, f"/etc/systemd/system/{unit}.d/90-impatient.conf", IMPATIENT + hangs)
         system.systemctl("daemon-reload")
         system.systemctl("enable", "--now", "swarm.target", *UNITS)
@@ -111,8 +119,50 @@ def test_all_of_it_serves_and_says_so(serving: BootedSwarm) -> None:
     assert serving.run("curl", "-sf", "http://127.0.0.1:8000/v1/models").returncode == 0
     for unit in UNITS:
         assert serving.shown(unit, "StartLimitIntervalUSec") == "0"  # however often it dies, it is started again
-        assert serving.shown(unit, "User") == "swarm"
+        assert serving.shown(unit, "User") == USERS[unit]
     assert int(serving.shown("swarm-worker@w0", "MemoryMax")) == (1 << 30) + (512 << 20)
+
+
+def test_no_service_reads_what_is_another_s(serving: BootedSwarm) -> None:
+    """A gateway or a worker that was taken over finds neither the broker's keys and journal, nor what others have
+    joined, nor their memory; and it can't end them."""
+    secrets = {
+        "swarm-broker": "/var/lib/swarm/broker",
+        "swarm-gateway": "/var/lib/swarm/gateway",
+        "swarm-worker@w0": "/var/lib/swarm/workers",
+    }
+    for unit, user in USERS.items():
+        for other, folder in secrets.items():
+            is_own = USERS[other] == user
+            listed = serving.run("runuser", "-u", user, "--", "ls", folder)
+            assert (listed.returncode == 0) is is_own, (unit, other, listed.stderr)
+            pid = str(serving.pid_of(other))
+            for words in (("cat", f"/proc/{pid}/environ"), ("kill", "-0", pid)):
+                if not is_own:
+                    assert serving.run("runuser", "-u", user, "--", *words).returncode != 0, (unit, other, words)
+
+
+def test_no_service_leaves_a_copy_of_its_memory(serving: BootedSwarm) -> None:
+    """The watchdog ends a process by a signal that has its memory written to the disk where that is allowed."""
+    for unit in UNITS:
+        limits = serving.run("cat", f"/proc/{serving.pid_of(unit)}/limits").stdout
+        (line,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+        assert line.split()[4:6] == ["0", "0"]
+
+
+def test_state_of_an_older_installation_is_taken_over(serving: BootedSwarm) -> None:
+    """All of Swarm had one user. What the broker and a gateway have is given to theirs when they start."""
+    folders = ("/var/lib/swarm/broker", "/var/lib/swarm/gateway")
+    serving.systemctl("stop", "swarm-broker.socket", "swarm-broker", "swarm-gateway")
+    serving.run("touch", "/var/lib/swarm/gateway/older")
+    serving.run("chown", "-R", "swarm:swarm", *folders)
+    done = serving.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
+    assert done.returncode == 0, done.stderr
+    serving.systemctl("start", "swarm-broker", "swarm-gateway")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
+    owned = serving.run("find", *folders, "-user", "swarm").stdout
+    assert owned == ""
+    serving.run("rm", "/var/lib/swarm/gateway/older")
 
 
 def test_events_are_in_the_journal_by_their_fields(serving: BootedSwarm) -> None:
@@ -149,9 +199,9 @@ def test_who_hangs_is_ended_and_started_again(serving: BootedSwarm, expected: st
     goes on without it, and systemd ends it."""
     before = serving.pid_of(unit)
     with under_way(serving, expected, READS if unit == "swarm-gateway" else ASKS):
-        serving.run("touch", f"/run/swarm/hang-{unit}")
+        serving.run("touch", f"{HANG_AT}-{unit}")
         serving.until(lambda: serving.pid_of(unit) != before, "it is ended")
-        serving.run("rm", f"/run/swarm/hang-{unit}")
+        serving.run("rm", f"{HANG_AT}-{unit}")
         serving.until(lambda: serving.pid_of(unit) not in (0, before), "another process is there")
     serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
     assert serving.journal("-u", unit, "--grep", "Watchdog timeout")
@@ -360,9 +410,10 @@ def test_secrets_come_as_credentials(serving: BootedSwarm) -> None:
 def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: BootedSwarm) -> None:
     """As docs/operations.md tells it, by the address that other machines know; then by the same key as a credential."""
     line = json.loads(serving.swarmctl("invite", "--role", "worker", "--json"))["invitation"]
-    words = ("worker", "--join", line, "--name", "far", "--config", "/etc/swarm/swarm.toml")
+    written(serving, "/run/invitation", line, "644")
+    words = ("worker", "--join", "/run/invitation", "--name", "far", "--config", "/etc/swarm/swarm.toml")
     state = ("--state-dir", "/var/lib/swarm/workers")
-    joining = serving.start("timeout", "60", *AS_SWARM, str(PROGRAMS / "swarm"), *words, *state)
+    joining = serving.start("timeout", "60", *AS_WORKER, str(PROGRAMS / "swarm"), *words, *state)
     serving.until(lambda: serving.has("far"), "it has joined")
     (pid,) = {row["pid"] for row in serving.workers() if row["name"] == "far"}
     serving.run("kill", "-INT", str(pid))
@@ -382,7 +433,7 @@ def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: Boot
 def test_an_api_key_is_made_by_the_units_user(serving: BootedSwarm) -> None:
     """As docs/operations.md tells it. The gateway takes it, and nobody without one."""
     words = ("swarmctl", "keys", "add", "alice", "--keys-file", "/var/lib/swarm/gateway/keys.json", "--json")
-    made = serving.run("sh", "-c", f"cd /root && {' '.join(AS_SWARM)} {PROGRAMS}/{' '.join(words)}")
+    made = serving.run("sh", "-c", f"cd /root && {' '.join(AS_GATEWAY)} {PROGRAMS}/{' '.join(words)}")
     assert made.returncode == 0, made.stderr
     serving.systemctl("restart", "swarm-gateway")
     asks = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:8000/v1/models")
@@ -400,7 +451,7 @@ def test_uninstalling_leaves_nothing(system: BootedSwarm) -> None:
     system.until(lambda: "swarm" not in system.run(*listed).stdout, "no unit of Swarm's is known")
     left = system.run("find", "/etc", "/var/lib", "/var/cache", "/run/swarm", "-name", "*swarm*").stdout.split()
     assert [path for path in left if "90-impatient" not in path and not path.endswith(".d")] == []
-    assert system.run("id", "swarm").returncode != 0
+    assert [user for user in set(USERS.values()) if system.run("id", user).returncode == 0] == []
 
 
 def test_one_user_has_a_swarm_without_root(system: BootedSwarm) -> None:

@@ -67,6 +67,7 @@ def sharded() -> dict[str, bytes]:
         "model.safetensors.index.json": json.dumps({"weight_map": shards}).encode(),
         **{shard: safetensors(*(n for n, home in shards.items() if home == shard)) for shard in set(shards.values())},
         "README.md": b"# tiny",
+        "modeling_tiny.py": b"raise SystemExit",
         "pytorch_model.bin": b"a pickle",
         "original/model.pt": b"a pickle",
         "onnx/model.safetensors": b"the same again",
@@ -132,7 +133,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-NEEDED = {name for name in sharded() if "/" not in name and not name.endswith((".md", ".bin"))}
+NEEDED = {name for name in sharded() if "/" not in name and not name.endswith((".md", ".bin", ".py"))}
 SMALL = NEEDED - set(SHARDS)
 
 

@@ -21,7 +21,7 @@ AS_QUICK = 0.95  # measured twice, the same differs by less
 def ways(state: State, workers: Sequence[Worker], kind: Way) -> dict[str, frozenset[str]]:
     """To whom the ways of each of them, and of the broker, are of this kind: by incarnation, the names. One that is
     supposed reaches all."""
-    if not state.ways.found:
+    if not state.ways.found and not state.ways.avoided:
         return {BROKER: frozenset()}
     names = {worker.incarnation: worker.name for worker in workers}
     return {

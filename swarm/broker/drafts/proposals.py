@@ -312,7 +312,7 @@ def _stage(state: State, sender: str, worker: Worker, layers: LayerRange) -> Sta
         incarnation=worker.incarnation,
         name=worker.name,
         layers=layers,
-        endpoint=state.ways.endpoint_by_relay(worker) if is_relayed else worker.hello.endpoint,
+        endpoint=state.ways.endpoint_by_relay(worker) if is_relayed else state.ways.endpoint_of(worker),
         weight_bytes=manifest.weight_bytes(layers),
         host=worker.hello.host,
         device=worker.hello.device,

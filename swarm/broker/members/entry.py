@@ -74,11 +74,13 @@ class Entry:
         self._uploads = uploads
         self._lose = lose
 
-    def hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
+    def hello(self, claim: Claim, now: float) -> None:
+        peer, hello, owner = claim.peer, claim.hello, claim.owner
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: let in all the same, it would be a member that ends.
         reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
         reason = reason or why_not_called(hello.name, owner, self._state)
+        reason = reason or why_not_reached(claim, self._state)
         if reason is not None:
             self._deny(peer, hello, reason, now)
             return
@@ -88,9 +90,9 @@ class Entry:
             return
         former = names.holder(hello, self._state)
         if former is not None and not names.gives_way(former, hello, owner, self._state):
-            self._state.newcomers.wait(Claim(peer, hello, owner, now))
+            self._state.newcomers.wait(claim)
             return
-        self._let_in(peer, hello, owner, known, now)
+        self._let_in(claim, known, now)
 
     def settle(self, now: float) -> None:
         """Answer those who wait for a name, as soon as it shows whether the one that has it lives."""
@@ -99,7 +101,7 @@ class Entry:
             former = names.holder(claim.hello, self._state)
             if former is None or names.gives_way(former, claim.hello, claim.owner, self._state):
                 newcomers.answered(claim.hello.incarnation)
-                self.hello(claim.peer, claim.hello, claim.owner, now)
+                self.hello(claim, now)
             elif names.is_proven(former, claim.since):
                 reason = names.why_taken(former)
                 remember(self._state.replaced, claim.hello.incarnation, reason)
@@ -111,8 +113,9 @@ class Entry:
         self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
         self._out.append(OrderWorker(peer, Denied(reason=reason)))
 
-    def _let_in(self, peer: bytes, hello: Hello, owner: str, known: Worker | None, now: float) -> None:
+    def _let_in(self, claim: Claim, known: Worker | None, now: float) -> None:
         """``known``: what it was before, if it says Hello again."""
+        peer, hello, owner = claim.peer, claim.hello, claim.owner
         self._state.newcomers.answered(hello.incarnation)
         if known is not None and not known.is_gone:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
@@ -127,6 +130,9 @@ class Entry:
         )
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
         self._keyring.add(hello.key)
+        self._state.ways.avoid(worker.incarnation, claim.not_at)
+        if claim.not_at:
+            self._out.note("worker_by_relay_only", "warning", worker=hello.name, reason=claim.not_at)
         self.welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
@@ -160,6 +166,7 @@ class Entry:
             remember(self._state.replaced, former.incarnation, reason)
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         del self._state.workers[former.incarnation]
+        self._state.ways.avoid(former.incarnation, "")
         remember(self._state.strangers, former.incarnation, now)
 
     def welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
@@ -210,6 +217,14 @@ def why_not_called(name: str, owner: str, state: State) -> str | None:
     if not owner or not _is_anothers(name, owner, state):
         return None
     return f"the name {name} is that of a worker on the broker's own machine: call this one {owner}-SOMETHING (--name)"
+
+
+def why_not_reached(claim: Claim, state: State) -> str | None:
+    """Say why nobody could send this worker steps: nobody may connect to the address that it names, and it can't be
+    reached by relay. None if that is not so."""
+    if not claim.not_at or (state.ways.relay and claim.hello.ticket):
+        return None
+    return f"{claim.not_at}; and it can't be reached by relay"
 
 
 def _is_anothers(name: str, owner: str, state: State) -> bool:

@@ -150,9 +150,12 @@ class Rechecker:
 
     def _endpoint(self, worker: Worker) -> str:
         """Who is reached by relay now is reached so by everybody."""
-        plan = self.state.book.current
-        stage = None if plan is None else plan.stage_of(worker.incarnation)
+        stage = self._stage(worker)
         return worker.hello.endpoint if stage is None else stage.endpoint
+
+    def _stage(self, worker: Worker) -> StagePlan | None:
+        plan = self.state.book.current
+        return None if plan is None else plan.stage_of(worker.incarnation)
 
     @staticmethod
     def _run_end(at: int, stop: int, layers: frozenset[int]) -> int:
@@ -166,6 +169,8 @@ class Rechecker:
         own = self.state.workers[suspect.incarnation].hello
         if worker.is_gone or worker.incarnation == suspect.incarnation:
             return False
+        if worker.incarnation in self.state.ways.avoided and self._stage(worker) is None:
+            return False  # it waits at the relay only while it is a stage
         if (worker.hello.device, worker.hello.dtype) != (own.device, own.dtype):
             return False
         capacity = self.state.book.capacity

@@ -18,6 +18,7 @@ from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.requests import Requests
 from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.newcomers import Claim
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
     Activated,
@@ -80,9 +81,9 @@ class Members:
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
-    def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "") -> None:
+    def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "", not_at: str = "") -> None:
         if isinstance(message, Hello):
-            self.entry.hello(peer, message, owner, now)
+            self.entry.hello(Claim(peer, message, owner, now, not_at), now)
             return
         if isinstance(message, Probe):
             self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
@@ -325,3 +326,4 @@ class Members:
 
     def _forget(self, incarnation: str) -> None:
         del self._state.workers[incarnation]
+        self._state.ways.avoid(incarnation, "")

@@ -133,7 +133,9 @@ def _fallen(state: State) -> Plan | None:
         layers, hello = _range(worker), worker.hello
         if len(layers) and (not stages or stages[-1].layers.stop <= layers.first):
             stages.append(
-                StagePlan(worker.incarnation, worker.name, layers, hello.endpoint, 0, hello.host, hello.device)
+                StagePlan(
+                    worker.incarnation, worker.name, layers, state.ways.endpoint_of(worker), 0, hello.host, hello.device
+                )
             )
     return Plan(state.book.epoch, tuple(stages), "") if stages else None
 

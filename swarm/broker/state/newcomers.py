@@ -13,13 +13,14 @@ TELL_AGAIN_S = 60.0  # of one name, or of one more than ``MAX_REFUSALS``: somebo
 
 @dataclass(slots=True)
 class Claim:
-    """A process that has said Hello under a name which another one has. ``since``: when it did so first. ``owner``: see
-    ``WorkerSaid``."""
+    """A process that has said Hello. ``since``: when it asked first for a name which another one has. ``owner``,
+    ``not_at``: see ``WorkerSaid``."""
 
     peer: bytes
     hello: Hello
     owner: str
     since: float
+    not_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

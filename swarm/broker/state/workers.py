@@ -18,6 +18,7 @@ RETRY_MAX_S = 600.0
 # A way that was found shut is tried again after a while, the later the more often that was in vain: firewalls and
 # addresses change.
 BROKER = ""  # who is no worker sends the first stage its steps, and takes what the last one makes of them
+ANYBODY = "*"
 AGAIN_S = 30.0
 AGAIN_MOST_S = 600.0
 HURRY_S = 3.0
@@ -272,17 +273,25 @@ class Shut:
 class Ways:
     """Ways to doors for steps, from incarnation (or ``BROKER``) to incarnation (or ``BROKER``, where the last stage
     sends what came out). One that nobody has found shut counts as open. ``relay``: where steps are passed on to workers
-    that can only connect outwards; empty: nowhere."""
+    that can only connect outwards; empty: nowhere. ``avoided``: workers that nobody may connect to directly, and why;
+    by relay only."""
 
     relay: str = ""
     found: dict[tuple[str, str], Shut] = field(default_factory=dict)
+    avoided: dict[str, str] = field(default_factory=dict)
+
+    def avoid(self, incarnation: str, reason: str) -> None:
+        """From now on nobody connects to this worker's own address; without a reason, everybody may."""
+        self.avoided.pop(incarnation, None)
+        if reason:
+            self.avoided[incarnation] = reason
 
     def shut(self, source: str, target: Worker | None, reason: str, now: float) -> Way:
         """The way (to the broker: None) was found shut: what becomes of it. If that is said of one that is relayed, so
         is the relay's."""
         name = BROKER if target is None else target.incarnation
         known = self.found.get((source, name))
-        was_relayed = known is not None and known.is_relayed
+        was_relayed = name in self.avoided or (known is not None and known.is_relayed)
         if self.relay and target is not None and target.hello.ticket and not was_relayed:
             times = 0 if known is None else known.num_times
             self.found[source, name] = Shut(reason, math.inf, times, is_relayed=True)
@@ -295,27 +304,33 @@ class Ways:
     def to(self, source: str, target: str, now: float) -> Way:
         shut = self.found.get((source, target))
         if shut is None or now >= shut.until:
-            return Way.OPEN
+            return Way.RELAYED if target in self.avoided else Way.OPEN
         return Way.RELAYED if shut.is_relayed else Way.SHUT
 
     def from_(self, source: str, kind: Way, now: float) -> Mapping[str, str]:
         """To whom its way is of this kind (not open), and why that is."""
-        found = {target: shut.reason for (own, target), shut in self.found.items() if own == source}
+        found = {target: why for target, why in self.avoided.items() if target != source}
+        found |= {target: shut.reason for (own, target), shut in self.found.items() if own == source}
         return {target: why for target, why in found.items() if self.to(source, target, now) is kind}
 
     def reason(self, source: str, target: str) -> str:
-        """Why it was found shut."""
+        """Why it is not open."""
         shut = self.found.get((source, target))
-        return "" if shut is None else shut.reason
+        return self.avoided.get(target, "") if shut is None else shut.reason
 
     def at(self, now: float) -> frozenset[tuple[str, str, Way]]:
         """List all ways that are not open."""
         ways = ((source, target, self.to(source, target, now)) for source, target in self.found)
-        return frozenset(way for way in ways if way[2] is not Way.OPEN)
+        shut = frozenset(way for way in ways if way[2] is not Way.OPEN)
+        return shut | {(ANYBODY, target, Way.RELAYED) for target in self.avoided}
 
     def relay_to(self, worker: Worker) -> str:
         """Tell where this worker waits for its steps, if they come by relay."""
         return f"{self.relay}/{worker.hello.ticket}"
+
+    def endpoint_of(self, worker: Worker) -> str:
+        """Tell where others send its steps, unless they found that way shut."""
+        return self.endpoint_by_relay(worker) if worker.incarnation in self.avoided else worker.hello.endpoint
 
     def endpoint_by_relay(self, worker: Worker) -> str:
         """Tell where others send them then."""
@@ -331,3 +346,4 @@ class Ways:
         """Forget those of whoever is gone: bounded by the workers that are here."""
         known = {BROKER, *living}
         self.found = {way: shut for way, shut in self.found.items() if known.issuperset(way)}
+        self.avoided = {name: why for name, why in self.avoided.items() if name in known}

@@ -37,7 +37,7 @@ def install(
     memory_limit: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put units, the user swarm and commented settings in place; what was installed before is replaced, settings that
+    """Put units, their users and commented settings in place; what was installed before is replaced, settings that
     are there stay. Nothing is started or enabled: the last lines say how.
 
     Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs. The
@@ -89,7 +89,7 @@ def uninstall(
     user: UserOption = False,
     purge: Annotated[
         bool,
-        typer.Option("--purge", help="Settings, state, caches and the user swarm, too: keys are gone."),
+        typer.Option("--purge", help="Settings, state, caches and the units' users, too: keys are gone."),
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -114,8 +114,9 @@ def uninstall(
     if purge:
         left += files.purge(target)
         if root is None and not user:
-            with contextlib.suppress(Failed):  # somebody else has removed it
-                manager.run(("userdel",), "swarm")
+            for name in plan.USERS:
+                with contextlib.suppress(Failed):  # somebody else has removed it
+                    manager.run(("userdel",), name)
     if as_json:
         print_json({"removed": [str(path) for path in there], "purged": purge, "left": left})
     else:

@@ -49,7 +49,8 @@ def purge(target: Target) -> list[str]:
     if target.is_user:
         places = [base / "state/swarm", target.home / ".cache/swarm"]
     else:
-        places = [base / "var/lib/swarm", base / "var/cache/swarm", base / "run/swarm"]
+        caches = [base / "var/cache/swarm", base / "var/cache/swarm-gateway"]
+        places = [base / "var/lib/swarm", *caches, base / "run/swarm"]
     return [wrong for place in (target.settings, *places) for wrong in _removed(place)]
 
 

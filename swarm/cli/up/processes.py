@@ -27,6 +27,8 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from swarm.cli.options import INVITATION_VARIABLE
+
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
 MAX_LOG_BYTES = 32 << 20  # per child; one older part of the same size is kept
 TAIL_BYTES = 16 << 10
@@ -138,6 +140,11 @@ class LogFile:
             older.unlink(missing_ok=True)
 
 
+def environment_of_child() -> dict[str, str]:
+    """This process's environment without an invitation: a child serves the swarm that started it, and joins none."""
+    return {name: value for name, value in os.environ.items() if name != INVITATION_VARIABLE}
+
+
 class Process:
     """One life of a child."""
 
@@ -150,7 +157,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
-                env={**os.environ, PARENT_FD_VARIABLE: str(lifeline.read_fd)},
+                env={**environment_of_child(), PARENT_FD_VARIABLE: str(lifeline.read_fd)},
                 pass_fds=(lifeline.read_fd,),
                 start_new_session=True,
             )

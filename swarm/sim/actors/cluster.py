@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     Activate,
     Beat,
     ClientMessage,
+    Hello,
     Order,
     ServerMessage,
     Step,
@@ -72,7 +73,7 @@ class Cluster:
         self.uses_keys = schedule.keys
         self.revoked: set[str] = set()  # keys: the broker's roll outlives it
         self.neighbours = Neighbours()
-        self.ways = Ways(self, schedule.hidden)
+        self.ways = Ways(self, schedule.hidden, schedule.elsewhere)
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
@@ -297,7 +298,8 @@ class Cluster:
     def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
         """``life``: to which of the broker's processes it was said."""
         if life == self.broker.life and node.key not in self.revoked:
-            self.broker.feed(broker_event.WorkerSaid(node.peer, message))
+            not_at = self.ways.why_not_at(node.name) if isinstance(message, Hello) else ""
+            self.broker.feed(broker_event.WorkerSaid(node.peer, message, not_at=not_at))
 
     def to_broker_beat(self, beat: Beat, key: str | None) -> None:
         self.broker.feed(broker_event.BeatHeard(beat, key or ""))

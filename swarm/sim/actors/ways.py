@@ -21,11 +21,17 @@ def ticket_in(endpoint: str) -> str:
 
 
 class Ways:
-    """``hidden``: the names of those whose doors nobody reaches."""
+    """``hidden``: the names of workers whose doors nobody reaches. ``elsewhere``: of those that name another machine's
+    address, to which nobody may connect (I14)."""
 
-    def __init__(self, scene: Scene, hidden: tuple[str, ...]) -> None:
+    def __init__(self, scene: Scene, hidden: tuple[str, ...], elsewhere: tuple[str, ...] = ()) -> None:
         self._scene = scene
         self._hidden = frozenset(hidden)
+        self._elsewhere = frozenset(elsewhere)
+
+    def why_not_at(self, name: str) -> str:
+        """Return what the broker's door finds wrong with the address in this worker's Hello; empty: nothing."""
+        return "it names another machine's address" if name in self._elsewhere else ""
 
     def behind(self, endpoint: str) -> Worker | None:
         """Who takes what is sent there."""
@@ -37,6 +43,7 @@ class Ways:
     def reaches(self, source: str, endpoint: str) -> bool:
         """Can a connection be made from there to this door, or to the relay before it?"""
         node, network = self.behind(endpoint), self._scene.network
+        self._check_allowed(source, endpoint, node)
         if node is None or ticket_in(endpoint):
             return not network.is_blocked(source, "broker")
         return node.name not in self._hidden and not network.is_blocked(source, node.name)
@@ -49,10 +56,15 @@ class Ways:
 
     def link(self, source: str, endpoint: str, key: str | None) -> Link:
         scene, node = self._scene, self.behind(endpoint)
+        self._check_allowed(source, endpoint, node)
         target = "broker" if node is None else node.name
         opens = None if key is None else lambda: self._opens(endpoint, key)
         via = "broker" if ticket_in(endpoint) else ""
         return scene.network.link(source, target, "data", scene.world.pace.data, opens, via=via)
+
+    def _check_allowed(self, source: str, endpoint: str, node: Worker | None) -> None:
+        if node is not None and node.name in self._elsewhere and not ticket_in(endpoint):
+            raise Violation(f"I14: {source} connects to the address that {node.name} named, which is another machine's")
 
     def _opens(self, endpoint: str, key: str) -> bool:
         """Whether what is sent there is heard now. Where nobody lives, what comes is lost."""

@@ -11,7 +11,8 @@ I8  stages hold exactly the keys and values that they say they hold; survivors k
     other layers than those that lost something, where a log can spare them that;
 I9  capacity comes back: when all is healed everybody is a member, and when all is over nothing is left in any stage;
 I10 whatever comes through a door that goes by keys was sent by who the plan says (``neighbours``);
-I11 no plan comes into force with a way between its stages that is shut (``actors.ways``).
+I11 no plan comes into force with a way between its stages that is shut (``actors.ways``);
+I12 nobody connects to an address that a worker named, if the worker does not come from there (``actors.ways``).
 """
 
 from __future__ import annotations

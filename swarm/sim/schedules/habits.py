@@ -127,7 +127,8 @@ def _revoked(random: Random, schedule: Schedule) -> Schedule:
 def _with_hidden(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= HIDDEN:
         return schedule
-    return replace(schedule, hidden=tuple(spec.name for spec in schedule.workers if random.random() < 0.6))
+    hidden = tuple(spec.name for spec in schedule.workers if random.random() < 0.6)
+    return replace(schedule, hidden=hidden, elsewhere=tuple(name for name in hidden if random.random() < 0.5))
 
 
 def _with_revoked_keys(random: Random, schedule: Schedule) -> Schedule:

@@ -138,6 +138,7 @@ class Schedule:
     log_bytes: int = 1 << 20
     keys: bool = False  # doors go by keys
     hidden: tuple[str, ...] = ()  # workers whose doors nobody reaches, since they are behind a router
+    elsewhere: tuple[str, ...] = ()  # of these, those that name an address which is not the one they come from
     put_off_every: int = 0  # of the last stage's draws, one in so many is put off; 0: none
     looks: tuple[Look, ...] = ()
     recalls: bool = False  # who reads elsewhere asks first what was submitted

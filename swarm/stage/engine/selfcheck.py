@@ -214,7 +214,9 @@ def _generator() -> torch.Generator:
 def _random_model(config: Any) -> Any:
     """Weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator()
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    )
     for parameter in model.parameters():
         offset = 1.0 if parameter.ndim == 1 else 0.0
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + offset

@@ -5,7 +5,7 @@ with, and a ``Stage`` that runs these layers. Rules: the model's own code from t
 refused with the reason; only the tensors of the range are fetched and read; layers that are loaded already are shared,
 not copied.
 
-``checkpoint`` is the folder, ``identity`` by what its files are known: neither needs torch. ``build`` makes modules,
-``conversion`` reads their tensors, ``loading`` says what is still to be read. ``rope`` and ``byrule`` compute the
-tables of rotary positions alike on every processor.
+``checkpoint`` is the folder, ``identity`` by what its files are known: neither needs torch. ``configuration`` reads
+``config.json`` as transformers does, ``build`` makes modules, ``conversion`` reads their tensors, ``loading`` says what
+is still to be read. ``rope`` and ``byrule`` compute the tables of rotary positions alike on every processor.
 """

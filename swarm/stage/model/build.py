@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from swarm.errors import ModelError
@@ -27,6 +27,7 @@ from swarm.stage.attention.passes import Pass, current_pass, running
 from swarm.stage.executor import Fenced
 from swarm.stage.model.byrule import by_rule
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, Source
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, merged
@@ -69,7 +70,7 @@ class Skeleton:
         attention.register()
         experts.register()
         self.device, self.dtype = device, dtype
-        self.config = _checked(config)
+        self.config = check_config(config)
         self.model = _build(self.config)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
@@ -80,41 +81,15 @@ class Skeleton:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
-        return cls(_config(checkpoint.folder), device, dtype)
+        return cls(read_config(checkpoint.folder), device, dtype)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
         """The model's tensors, read from the folder."""
         return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
 
 
-def _config(folder: Path) -> Any:
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder}: transformers doesn't know this model ({_short(error)})") from None
-
-
 def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def _checked(config: Any) -> Any:
-    """Refuse what the attention function or the batching would silently compute wrongly."""
-    text = config.get_text_config()
-    name = type(config).__name__
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {each.get("rope_type") for each in rope.values() if isinstance(each, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        raise ModelError(f"{name}: rotary positions that depend on the whole batch's length can't be served")
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    unknown = layer_types - {"full_attention", "sliding_attention", "attention"}
-    if unknown:
-        raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise ModelError(f"{name}: attention to later tokens can't be served")
-    config = copy.deepcopy(config)
-    config.use_cache = False
-    return config
 
 
 def _build(config: Any) -> Any:
@@ -137,7 +112,7 @@ def import_family(folder: Path) -> None:
     if there is none."""
     attention.register()
     experts.register()
-    get_model_conversion_mapping(_build(_config(folder)))
+    get_model_conversion_mapping(_build(read_config(folder)))
 
 
 def find_parts(model: Any) -> Parts:

@@ -86,6 +86,14 @@ class Connection:
         assert self.inlet.identity is not None
         return self.inlet.identity
 
+    @property
+    def comes_from(self) -> str:
+        """Return the remote address of a TCP connection; empty: it has ended, or is none."""
+        with contextlib.suppress(OSError):
+            if self._socket.family != socket.AF_UNIX:
+                return str(self._socket.getpeername()[0])
+        return ""
+
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def receive(self, scratch: memoryview) -> Read:

@@ -104,6 +104,11 @@ class Listener:
         """Is it connected?"""
         return self._peers.get(peer) is not None
 
+    def comes_from(self, peer: bytes) -> str:
+        """Return the remote address of its connection; empty: it has none any more."""
+        connection = self._peers.get(peer)
+        return "" if connection is None else connection.comes_from
+
     def known(self) -> list[tuple[bytes, str]]:
         """Who is connected and has shown a key, with it."""
         return self._peers.known()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from swarm.wire.messages.common import Message, Name, PublicKey
+from swarm.wire.messages.common import Message, Name, PublicKey, Version
 
 
 class BrokerKey(Message, frozen=True):
@@ -29,12 +29,15 @@ class RotateYours(Message, frozen=True):
 Role = Literal["client", "gateway", "worker", "admin"]
 
 
-class Enrol(Message, frozen=True):
+class Enrol(Message, frozen=True, kw_only=True):
     """Who has an invitation, and knocked with its key, makes its own key known. ``name``: what it would like to be
-    called; empty: the broker finds one."""
+    called; empty: the broker finds one. ``proof``: in hexadecimal digits, that it holds the secret half of its key
+    (``swarm.lock.possession``)."""
 
     key: PublicKey
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    proof: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{168})?$")] = ""
+    v: Version = 3
 
 
 class Invite(Message, frozen=True):

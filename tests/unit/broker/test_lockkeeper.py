@@ -15,6 +15,7 @@ from swarm.broker.locks import Locks
 from swarm.config import Settings
 from swarm.errors import ConfigError
 from swarm.lock.ownkeys import OwnKeys
+from swarm.lock.possession import prove
 from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Enrol, Invite, Role, RotateBroker
 from tests.unit.growing import Growing
@@ -84,17 +85,19 @@ async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypa
 
 @pytest.mark.parametrize(("role", "rests"), [("client", True), ("worker", True), ("gateway", False), ("admin", False)])
 async def test_a_member_that_floods_has_to_rest(
-    keeper: LockKeeper, monkeypatch: pytest.MonkeyPatch, role: Role, rests: bool
+    keeper: LockKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, rests: bool
 ) -> None:
     """It is read no more for a while. Who speaks for many, may do all or is on this machine is not held to that."""
     monkeypatch.setattr(lockkeeper, "announce", AsyncMock(side_effect=ConfigError("there is no network")))
     front, sent = Mock(), Growing[object]()
     front.send.side_effect = lambda *said: sent.append(said)
     keeper.keep({}, front, None, lambda event: None)  # type: ignore[arg-type]
-    invitation, own = new_pair().public, new_pair().public
+    invitation, pair = new_pair().public, new_pair()
+    own = pair.public
     assert keeper.takes(b"", "", Invite(key=invitation, role=role))
     await sent.has(1)
-    assert keeper.takes(b"", invitation, Enrol(key=own))
+    proof = prove(pair, invitation, OwnKeys(tmp_path / "locked").pairs[0].public)
+    assert keeper.takes(b"", invitation, Enrol(key=own, proof=proof))
     await sent.has(2)
     keeper.took(b"flood", own, 0.5, 0.0)
     assert not front.rest.called

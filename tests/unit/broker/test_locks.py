@@ -15,7 +15,8 @@ from swarm.broker.locks import Locks
 from swarm.config import Settings
 from swarm.lock.file import RollFile
 from swarm.lock.ownkeys import OwnKeys
-from swarm.wire.door.keys import new_pair
+from swarm.lock.possession import prove
+from swarm.wire.door.keys import KeyPair, new_pair
 from swarm.wire.messages import (
     BrokerKey,
     BrokerKeyKept,
@@ -37,7 +38,8 @@ from swarm.wire.messages import (
 )
 from tests.unit.growing import Growing
 
-INVITATION, OWN, NEXT = (new_pair().public for _ in range(3))
+LAPTOP = new_pair()
+INVITATION, OWN, NEXT = new_pair().public, LAPTOP.public, new_pair().public
 
 
 @pytest.fixture
@@ -54,6 +56,12 @@ async def said(opened: Locks, key: str, message: ClientMessage) -> ServerMessage
     return answers[0] if answers else None
 
 
+async def enrolled(opened: Locks, invitation: str, pair: KeyPair, name: str = "") -> ServerMessage | None:
+    """What is answered to whoever makes this pair known, and holds it."""
+    proof = prove(pair, invitation, opened.own.pairs[-1].public)
+    return await said(opened, invitation, Enrol(key=pair.public, name=name, proof=proof))
+
+
 async def settle(opened: Locks) -> None:
     """Until nothing waits to be written."""
     while opened.changes.waits:
@@ -68,7 +76,7 @@ async def opened(tmp_path: Path, lost: list[str], monkeypatch: pytest.MonkeyPatc
     made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
     made.lost = lost.append
     assert isinstance(await said(made, "", Invite(key=INVITATION, role="client")), Report)
-    assert isinstance(await said(made, INVITATION, Enrol(key=OWN, name="laptop")), Enrolled)
+    assert isinstance(await enrolled(made, INVITATION, LAPTOP, "laptop"), Enrolled)
     return made
 
 
@@ -129,11 +137,11 @@ async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, nam
     """Else it could drive out another's, as a process that was started anew."""
     keys = {"": ""}
     for _ in range(2):
-        invitation, own = new_pair().public, new_pair().public
+        invitation, own = new_pair().public, new_pair()
         await said(opened, "", Invite(key=invitation, role="worker"))
-        enrolled = await said(opened, invitation, Enrol(key=own, name="far"))
-        assert isinstance(enrolled, Enrolled)
-        keys[enrolled.name] = own
+        answer = await enrolled(opened, invitation, own, "far")
+        assert isinstance(answer, Enrolled)
+        keys[answer.name] = own.public
     assert sorted(keys) == ["", "far", "far.2"]
     reason = opened.why_not_called(keys[key], name)
     assert (reason == "") is is_taken
@@ -147,9 +155,9 @@ async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -
     for role, wanted in (("worker", "w0"), ("worker", "vm"), ("worker", "w1"), ("client", "w0")):
         invitation = new_pair().public
         await said(opened, "", Invite(key=invitation, role=role))
-        enrolled = await said(opened, invitation, Enrol(key=new_pair().public, name=wanted))
-        assert isinstance(enrolled, Enrolled)
-        found[role, wanted] = enrolled.name
+        answer = await enrolled(opened, invitation, new_pair(), wanted)
+        assert isinstance(answer, Enrolled)
+        found[role, wanted] = answer.name
     assert found == {
         ("worker", "w0"): "w0.2",
         ("worker", "vm"): "vm.2",
@@ -161,20 +169,63 @@ async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -
 async def test_who_was_revoked_stays_out(opened: Locks, lost: list[str]) -> None:
     """Not by what is left of its invitation, not with its key by another one; and nobody gets its name, and with it its
     requests."""
-    invitation, own = new_pair().public, new_pair().public
+    invitation, own = new_pair().public, new_pair()
     await said(opened, "", Invite(key=invitation, role="client", uses=3))
-    assert await said(opened, invitation, Enrol(key=own, name="alice")) == Enrolled(name="alice", role="client")
+    assert await enrolled(opened, invitation, own, "alice") == Enrolled(name="alice", role="client")
     await said(opened, "", Revoke(name="alice"))
-    assert set(lost) == {own, invitation}
-    assert not isinstance(await said(opened, invitation, Enrol(key=own, name="alice")), Enrolled)
+    assert set(lost) == {own.public, invitation}
+    assert not isinstance(await enrolled(opened, invitation, own, "alice"), Enrolled)
     another = new_pair().public
     await said(opened, "", Invite(key=another, role="client"))
-    refused = await said(opened, another, Enrol(key=own, name="alice"))
+    refused = await enrolled(opened, another, own, "alice")
     assert isinstance(refused, Malformed)
     assert "was revoked" in refused.reason
-    assert await said(opened, another, Enrol(key=new_pair().public, name="alice")) == Enrolled(
-        name="alice.2", role="client"
+    assert await enrolled(opened, another, new_pair(), "alice") == Enrolled(name="alice.2", role="client")
+
+
+async def test_who_enrols_a_key_must_hold_it(opened: Locks) -> None:
+    """Without a proof, with one of another key, of another invitation, or to another broker, nothing changes; with the
+    right one it is taken, by the same invitation."""
+    invitation, victim, own, other = (new_pair() for _ in range(4))
+    await said(opened, "", Invite(key=invitation.public, role="worker"))
+    wrong = (
+        "",
+        prove(own, invitation.public, opened.own.public),
+        prove(victim, new_pair().public, opened.own.public),
+        prove(victim, invitation.public, other.public),
+        "0" * 168,
     )
+    for proof in wrong:
+        refused = await said(opened, invitation.public, Enrol(key=victim.public, name="shadow", proof=proof))
+        assert isinstance(refused, Malformed)
+        assert "has not proved that it holds the secret half" in refused.reason
+    assert await enrolled(opened, invitation.public, victim, "far") == Enrolled(name="far", role="worker")
+
+
+async def test_a_key_of_low_order_or_in_another_spelling_proves_nothing(opened: Locks) -> None:
+    """What anybody can compute with, and a second number for the same point."""
+    await said(opened, "", Invite(key=NEXT, role="worker"))
+    same = (int.from_bytes(bytes.fromhex(OWN), "little") + (1 << 255)).to_bytes(32, "little").hex()
+    for key in ("00" * 32, "01" + "00" * 31, same):
+        proof = prove(LAPTOP, NEXT, opened.own.public)
+        assert isinstance(await said(opened, NEXT, Enrol(key=key, proof=proof)), Malformed)
+
+
+async def test_the_broker_s_own_keys_are_nobody_s(opened: Locks) -> None:
+    """Those of its file, the one to come, and that of this life: they can be no member's, no invitation's, and no
+    successor's."""
+    await said(opened, "", RotateBroker())
+    own = [*opened.own.pairs, opened.life]
+    assert len(own) == 3
+    await said(opened, "", Invite(key=NEXT, role="client", uses=9))
+    for pair in own:
+        refused = await enrolled(opened, NEXT, pair, "shadow")
+        assert isinstance(refused, Malformed)
+        assert "the broker's own key" in refused.reason
+        assert await rotated(opened, OWN, pair.public) == (False, "this is the broker's own key: make one of your own")
+        report = await said(opened, "", Invite(key=pair.public, role="client"))
+        assert isinstance(report, Report)
+        assert not report.ok
 
 
 async def test_what_has_expired_stays_so_when_the_clock_goes_back(
@@ -186,10 +237,10 @@ async def test_what_has_expired_stays_so_when_the_clock_goes_back(
     invitation = new_pair().public
     await said(opened, "", Invite(key=invitation, role="client", valid_s=60.0))
     now[0] += 61
-    assert not isinstance(await said(opened, invitation, Enrol(key=new_pair().public)), Enrolled)
+    assert not isinstance(await enrolled(opened, invitation, new_pair()), Enrolled)
     await said(opened, "", Invite(key=new_pair().public, role="client"))  # something is written
     now[0] = 5.0
-    assert not isinstance(await said(opened, invitation, Enrol(key=new_pair().public)), Enrolled)
+    assert not isinstance(await enrolled(opened, invitation, new_pair()), Enrolled)
     again = RollFile(tmp_path / "locked" / "roll.json")
     assert again.now() == 2e9 + 61
 
@@ -226,9 +277,10 @@ def knock(opened: Locks, key: str, door: str) -> None:
 
 async def test_the_old_key_is_answered_to_until_all_know_the_new_one(opened: Locks, tmp_path: Path) -> None:
     """Who has it on its disk and says so, or has knocked at it; whoever is off is waited for, and shown."""
-    far, invitation = new_pair().public, new_pair().public
+    pair, invitation = new_pair(), new_pair().public
+    far = pair.public
     await said(opened, "", Invite(key=invitation, role="worker"))
-    await said(opened, invitation, Enrol(key=far, name="far"))
+    await enrolled(opened, invitation, pair, "far")
     told: list[str] = []
     opened.renewed = lambda: told.append(opened.own.public)
     old = opened.own.public
@@ -277,9 +329,10 @@ async def test_a_broker_that_is_started_again_goes_on_with_its_keys(opened: Lock
 async def test_who_knocks_at_the_old_key_after_all_is_waited_for(opened: Locks) -> None:
     """Another process of that machine, say, that was told nothing yet."""
     old = opened.own.public
-    far, invitation = new_pair().public, new_pair().public
+    pair, invitation = new_pair(), new_pair().public
+    far = pair.public
     await said(opened, "", Invite(key=invitation, role="worker"))
-    await said(opened, invitation, Enrol(key=far, name="far"))
+    await enrolled(opened, invitation, pair, "far")
     await said(opened, "", RotateBroker())
     new = opened.own.public
     await said(opened, OWN, BrokerKeyKept(key=new))
@@ -327,14 +380,14 @@ async def test_invitations_are_good_for_as_long_as_their_key_is_answered_to(
 
 async def test_who_joins_by_the_old_key_is_waited_for(opened: Locks) -> None:
     """It has been told the new one on the way, and shows it by knocking."""
-    before, far = new_pair().public, new_pair().public
+    before, pair = new_pair().public, new_pair()
     await said(opened, "", Invite(key=before, role="worker"))
     await said(opened, "", RotateBroker())
     new = opened.own.public
     await said(opened, OWN, BrokerKeyKept(key=new))
-    assert isinstance(await said(opened, before, Enrol(key=far, name="far")), Enrolled)
+    assert isinstance(await enrolled(opened, before, pair, "far"), Enrolled)
     assert opened.own.former is not None
-    knock(opened, far, new)
+    knock(opened, pair.public, new)
     await settle(opened)
     assert opened.own.former is None
 

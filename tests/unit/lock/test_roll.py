@@ -203,6 +203,17 @@ def test_nobody_takes_anothers_key() -> None:
             roll.rotate(nobody, key(8))
 
 
+def test_a_key_that_was_revoked_stays_so() -> None:
+    """It is taken neither as another member's next one, nor as an invitation's, nor by another invitation."""
+    roll = joined("a", "b").revoke("b", NOW).invite(Invite(key=key(7), role="worker"), NOW)
+    with pytest.raises(Refusal, match="was revoked"):
+        roll.rotate(key(1), key(2))
+    with pytest.raises(Refusal, match="was revoked"):
+        roll.invite(Invite(key=key(2), role="admin"), NOW)
+    with pytest.raises(Refusal, match="was revoked"):
+        roll.enrol(key(7), Enrol(key=key(2)), NOW)
+
+
 def test_there_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of members and of open invitations; expired ones don't count."""
     monkeypatch.setattr(rolls, "MAX_MEMBERS", 2)

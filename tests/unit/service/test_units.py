@@ -15,7 +15,7 @@ from swarm.cli.main import run
 from swarm.cli.output import EXIT_USAGE
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.config import load
-from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, planned
+from swarm.service.install import UNITS, USERS, Target, Wanted, doors, may_be_there, planned
 
 SHIPPED = Path(__file__).parents[3] / "systemd"
 SERVICES = ("swarm-broker.service", "swarm-gateway.service", "swarm-worker@.service")
@@ -48,6 +48,20 @@ def test_they_are_watched_and_may_have_many_connections(name: str, patience_s: i
     lines = (SHIPPED / name).read_text().splitlines()
     assert f"WatchdogSec={patience_s}" in lines
     assert "LimitNOFILE=65536" in lines
+
+
+def test_each_service_has_a_user_of_its_own_and_writes_no_core() -> None:
+    """None reads another's keys, journal or memory; the watchdog's signal leaves no copy of it."""
+    units = {name: (SHIPPED / name).read_text().splitlines() for name in SERVICES}
+    users = [line for lines in units.values() for line in lines if line.startswith("User=")]
+    assert sorted(users) == ["User=swarm", "User=swarm-broker", "User=swarm-gateway"]
+    assert {f"User={user}" for user in USERS} == set(users)
+    made = re.findall(r"^u (\S+) ", (SHIPPED / "swarm.sysusers").read_text(), re.MULTILINE)
+    assert tuple(made) == USERS
+    for lines in units.values():
+        assert "LimitCORE=0" in lines
+        (user,) = [line for line in lines if line.startswith("User=")]
+        assert user.replace("User", "Group") in lines
 
 
 @needs_systemd

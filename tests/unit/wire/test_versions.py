@@ -13,7 +13,7 @@ from swarm.errors import WireError
 from swarm.params import SamplingParams
 from swarm.wire import schema, versions
 from swarm.wire.codec import CLIENT, ORDER, SERVER, Door
-from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Recalled, Release, StopWorker, Submit
+from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Enrol, Recalled, Release, StopWorker, Submit
 from swarm.wire.tensors import Bytes
 from swarm.wire.versions import ADDED, VERSIONS
 from tests.unit.wire.any_message import DOORS
@@ -21,7 +21,7 @@ from tests.unit.wire.any_message import DOORS
 OLD = Path(__file__).parents[2] / "old"
 
 # By version: names of all its messages, and of those at the client door.
-NAMES = {3: ("e9573e27fe0c6fe4", "d9497a947f6c7063")}
+NAMES = {3: ("b5d938195d896c0a", "f816080ab6f347e2")}
 
 
 def test_a_version_s_messages_don_t_change() -> None:
@@ -67,6 +67,13 @@ def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
         CLIENT.encode(StopWorker(worker="w0", again=True), version=1)
     with pytest.raises(WireError, match=r"release\.again is of version 2"):
         ORDER.encode(Release(reason="", again=True), version=1)
+
+
+def test_an_older_broker_is_not_told_of_a_proof() -> None:
+    """It needs none, and takes the key."""
+    (theirs, _) = said(CLIENT.encode(Enrol(key="0" * 64, name="far", proof="1" * 168), version=2))
+    assert theirs["v"] == 2
+    assert "proof" not in theirs
 
 
 def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from swarm import version
-from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process
+from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process, environment_of_child
 from swarm.cli.up.supervisor import describe_exit
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
@@ -124,7 +124,7 @@ class Nursery:
                 stdout=log,
                 stderr=log,
                 env={
-                    **os.environ,
+                    **environment_of_child(),
                     PARENT_FD_VARIABLE: str(self._lifeline.read_fd),
                     CONTROL_VARIABLE: str(theirs.fileno()),
                 },

@@ -8,11 +8,11 @@ import pytest
 
 from swarm.broker.actions import Action, Note, OpenPipe, OrderWorker, Relay, TryDoor
 from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.events import DoorTried
+from swarm.broker.events import DoorTried, WorkerSaid
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.state import PlanPhase, Worker, WorkerState
 from swarm.broker.state.workers import AGAIN_MOST_S, AGAIN_S, BROKER, HURRY_S, Way, Ways
-from swarm.wire.messages import LayerRange, Prepare, Query, Refused
+from swarm.wire.messages import Denied, LayerRange, Prepare, Query, Refused
 from tests.unit.broker.bench import Bench, FakeWorker, orders, ranges, settings
 
 
@@ -246,3 +246,73 @@ def test_the_relay_passes_on_what_plans_say_and_no_longer(relaying: Bench) -> No
     cant(relaying, "w0", "w1")
     actions = relaying.lose("w1")
     assert tickets([*actions, *relaying.tick()]) == [frozenset()]
+
+
+# --- who names an address that is not its own ------------------------------------------------------------------------
+
+WHY = "it names the address 192.0.2.9, and comes from 192.0.2.2"
+
+
+def join_from_elsewhere(bench: Bench, name: str, not_at: str = WHY, **fields: object) -> list[Action]:
+    bench.add(name, **fields)
+    peer, hello = bench.workers[name].peer, bench.workers[name].hello()
+    return bench.feed(WorkerSaid(peer, hello, owner="far", not_at=not_at))
+
+
+@pytest.fixture
+def keyed(make_bench: Callable[..., Bench]) -> Bench:
+    pins = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+    rules = PlanRules(pins=pins, standby=False)
+    return make_bench(settings(relay=RELAY, key="b" * 64, plan=PlanSettings(settle_s=0.0, rules=rules)))
+
+
+@pytest.mark.parametrize("which", ["w0", "w1"])
+def test_nobody_connects_to_an_address_that_is_another_s(keyed: Bench, which: str) -> None:
+    """Neither the broker nor a stage, to try it or to send steps: all goes by relay, from the first plan on."""
+    for name, ticket, key in (("w0", T0, "c" * 64), ("w1", T1, "d" * 64)):
+        join_from_elsewhere(keyed, name, WHY if name == which else "", ticket=ticket, key=key)
+    keyed.tick()
+    assert order_of(keyed) == ["w0", "w1"]
+    named = keyed.workers[which].hello().endpoint
+    told = [order.edge.endpoint for _, order in orders(keyed.log, Prepare) if isinstance(order, Prepare) and order.edge]
+    opened = [a.endpoint for a in keyed.log if isinstance(a, OpenPipe | TryDoor)]
+    assert named not in {*told, *opened}
+    assert f"{RELAY}/{T0 if which == 'w0' else T1}" in {*told, *opened}
+    notes = [a.fields for a in keyed.log if isinstance(a, Note) and a.event == "worker_by_relay_only"]
+    assert notes == [{"worker": which, "reason": WHY}]
+    rows = {row["name"]: row["unreachable"] for row in keyed.ask(Query(what="nodes")).body["workers"]}
+    assert WHY in rows[which]
+
+
+def test_who_names_another_s_address_and_waits_at_no_relay_is_sent_away(keyed: Bench, bench: Bench) -> None:
+    """It has no ticket; or the broker has no relay."""
+    for each, ticket in ((keyed, ""), (bench, T0)):
+        (denied,) = [message for _, message in orders(join_from_elsewhere(each, "w0", ticket=ticket), Denied)]
+        assert isinstance(denied, Denied)
+        assert denied.reason == f"{WHY}; and it can't be reached by relay"
+        assert not each.state.workers
+
+
+def test_a_way_by_relay_alone_that_is_shut_is_shut() -> None:
+    """It is tried again, by relay; nobody falls back to the address."""
+    ways, target = Ways(relay=RELAY), worker("w0", T0)
+    ways.avoid("w0.1", WHY)
+    assert ways.to("a", "w0.1", 0.0) is Way.RELAYED
+    assert ways.from_("a", Way.RELAYED, 0.0) == {"w0.1": WHY}
+    assert ways.endpoint_of(target) == ways.endpoint_by_relay(target) != target.hello.endpoint
+    assert ways.shut("a", target, "no", 0.0) is Way.SHUT
+    assert ways.to("a", "w0.1", AGAIN_S - 1) is Way.SHUT
+    assert ways.to("a", "w0.1", AGAIN_S) is Way.RELAYED
+    before = ways.at(AGAIN_S)
+    ways.avoid("w0.1", "")
+    assert ways.to("a", "w0.1", AGAIN_S) is Way.OPEN
+    assert before != ways.at(AGAIN_S)
+
+
+def test_of_who_is_forgotten_no_address_is_avoided(keyed: Bench) -> None:
+    join_from_elsewhere(keyed, "w0", ticket=T0, key="c" * 64)
+    keyed.tick()
+    keyed.lose("w0")
+    keyed.add("w0", incarnation="w0.2", ticket=T1, key="c" * 64)
+    keyed.feed(WorkerSaid(b"w0.2", keyed.workers["w0"].hello(), owner="far"))
+    assert keyed.state.ways.avoided == {}
