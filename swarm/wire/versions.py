@@ -30,6 +30,8 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "show_settings": False,
         "shun": False,
         "stop_worker.again": False,
+        "self_tested": False,
+        "trouble.failed": True,
     },
 }
 

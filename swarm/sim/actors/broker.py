@@ -316,7 +316,10 @@ class BrokerNode:
             case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:
                 audit.too_late(state.sequences[sequence].request, state, self._world.now)
             case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
-                audit.quarantined(state.sequences[sequence].request)
+                ended = state.sequences[sequence]
+                if for_its_steps := "its steps failed" in ended.detail:
+                    self._cluster.blame.convicted()
+                audit.quarantined(ended.request, for_its_steps=for_its_steps)
             case _:
                 pass
 

@@ -177,7 +177,9 @@ from swarm.wire.messages.workers import (
     Refused,
     ReplayDone,
     ReplayMissing,
+    SelfTested,
     Stats,
+    StepFailure,
     Trouble,
     WorkerMessage,
 )
