@@ -5,6 +5,7 @@
     ├── ModelError             a model can't be used: names the file or the part, and why
     │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` says which rule it breaks)
     ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
+    ├── DeviceError            a device computes something else than it should: names what differs
     ├── WireError              bytes from a peer can't be understood: names the field
     │   └── ForeignMessage      they came whole, but say what has no meaning here: the peer is of another build
     ├── IllegalMove            a core was asked for something its rules forbid: a bug, with its story
@@ -54,6 +55,10 @@ class StageSetError(ModelError):
 
 class JournalError(SwarmError):
     """The journal can't be written, or can't be read any more."""
+
+
+class DeviceError(SwarmError):
+    """A device computes something else than it should."""
 
 
 class WireError(SwarmError):

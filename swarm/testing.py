@@ -131,11 +131,13 @@ def _through(states: list[int], token: int) -> int:
 
 @dataclass(slots=True)
 class FakeExecutor:
-    """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: why it refuses layers."""
+    """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: why it refuses layers; ``broken``:
+    what its device raises when it is tested."""
 
     manifest: Manifest
     capacity: int = 1 << 14
     fail_load: str = ""
+    broken: str = ""
     layers: LayerRange | None = None
     prepared: LayerRange | None = None
     kept: frozenset[int] = frozenset()
@@ -303,6 +305,14 @@ class FakeExecutor:
         hidden = last[job.row]
         token = fake_token(hidden, job.params, job.seed, job.history, self.manifest.vocab_size)
         return Sampled(row.sequence, row.start + row.count, token, fake_logprobs(hidden, token, job.params))
+
+    def drop_spare(self) -> None:
+        self.kept, self.aside = frozenset(), {}
+
+    def test(self, progressed: Callable[[], None]) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        progressed()
 
     def truncate(self, sequence: int, position: int) -> None:
         for chain in self.chains[sequence].values():

@@ -274,6 +274,8 @@ class BrokerCore:
             self.state.count("stale_steps")
             return
         self.state.setbacks.step_came_through()
+        if self.state.evidence.steps:
+            self._members.blame.came_through(done.kv, now)
         self.state.count("step_seconds", now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)

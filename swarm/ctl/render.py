@@ -33,6 +33,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
 # make no columns. What is left has room in 120 columns.) Nor are doubts columns: hardly anybody ever has any.
 _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels", "doing", "blocked_on"} | {
     "lies",
+    "faults",
     "confirmed",
     "disagreed_with",
     "evidence",
@@ -219,6 +220,8 @@ def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
         name, lies, others = str(worker.get("name")), worker.get("lies"), worker.get("disagreed_with")
         if lies:
             lines.append(f"· {name} sent hidden states that are not finite, {_times(lies)}")
+        if faults := worker.get("faults"):
+            lines.append(f"· {name} could not compute its steps, or failed a test of its device, {_times(faults)}")
         for other, count in others.items() if isinstance(others, Mapping) else ():
             pair = frozenset((name, other))
             if pair not in told:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from swarm.numbers.families import Figure, Source
 from swarm.wire.messages import Json
 
-VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied")
+VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied", "failed")
 GONE = ("left", "out")
 
 UP = Figure("swarm_up", "gauge", "1 if the broker answered in time, else 0 and nothing else is known of the swarm", ())
@@ -240,6 +240,7 @@ WORKERS = (
     _worker("loop_lag_seconds", "Seconds by which the worker's control loop is late", "loop_lag_s"),
     _worker("pace_ratio", "How many times longer than predicted the worker's last steps took", "pace"),
     _worker("lies", "Times that what the worker sent was proven wrong", "lies"),
+    _worker("faults", "Times of late that the worker's steps, or a test of its device, failed", "faults"),
     _stage("worker_resident_bytes", "Memory of the worker's process", "resident_bytes"),
     _stage("worker_device_bytes", "Memory that is taken on the worker's device", "device_memory_bytes"),
     _stage("worker_cpu_seconds", "Processor time of the worker's process", "cpu_s", is_counter=True),
@@ -248,6 +249,13 @@ WORKERS = (
     _stage("worker_threads", "Threads of the worker's interpreter", "threads"),
     _counter("beats", "Beats of workers that were heard", "stats.pipeline.beats"),
     _counter("workers_lost", "Workers that were put out or vanished", "stats.pipeline.workers_lost"),
+    _counter("failed_steps", "Steps that raised at a worker", "stats.pipeline.steps_failed"),
+    _stage(
+        "stage_memory_shortages",
+        "Steps for which the device had too little memory at first",
+        "memory_shortages",
+        is_counter=True,
+    ),
 )
 
 TROUBLES = (

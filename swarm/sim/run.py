@@ -21,7 +21,8 @@ from swarm.wire.messages import Submit
 
 STILL_S = 80.0  # after the last fault: if nothing moves for so long, it never will. Clients may be waited for that long
 RECOVERED_S = 12.0  # after the last fault: everybody is a member again, and a plan serves
-LIED_S = 40.0  # for those who gave what is no number: the broker calls them back after a pause
+PAUSED_S = 40.0  # for those who gave what is no number, or failed: the broker calls them back after a pause
+PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
 LOOK_S = 0.1  # between two looks at whether all has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # at most, for a plan that is just being changed: what it lets go is still there
@@ -151,7 +152,7 @@ def _revoke(cluster: Cluster, submit: Submit) -> None:
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
     quiet_from = schedule.quiet_from
-    recover_by = quiet_from + (LIED_S if any(f.kind == "poison" for f in schedule.faults) else RECOVERED_S)
+    recover_by = quiet_from + (PAUSED_S if any(f.kind in PAUSED for f in schedule.faults) else RECOVERED_S)
     recovered, moved, moved_at = False, 0.0, quiet_from
     look_at = quiet_from + LOOK_S
     while world.play_until(look_at, MAX_EVENTS):

@@ -2,8 +2,9 @@
 
 ``core`` decides: ``handle(event, now) -> actions``. ``membership``: what this worker is to its broker. ``epochs``:
 which plan is in force, and whose steps are taken. ``order``: which step is next. ``sequences``: what is held of each.
-``log``: what was sent, for replays. ``replay``: layers brought level. ``preparation``: the next plan, loaded beside the
-one in force. ``executor`` is what it needs from whoever multiplies. Rooms::
+``log``: what was sent, for replays. ``faults``: what follows when a step can't be computed. ``replay``: layers brought
+level. ``preparation``: the next plan, loaded beside the one in force. ``executor`` is what it needs from whoever
+multiplies. Rooms::
 
     shell       the worker's process: threads, sockets, signals
     native      kernels of our own, in C, and the choice among them

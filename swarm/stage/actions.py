@@ -1,7 +1,7 @@
 """What a stage's core can ask for: orders to its shell, carried out in the order given.
 
 Everything but ``Load`` happens in the compute thread; ``Compute`` is answered by Computed, ComputeFenced or
-ComputeFailed, ``Load`` by Loaded or LoadFailed.
+ComputeFailed, ``Load`` by Loaded or LoadFailed, ``TestDevice`` by DeviceTested.
 """
 
 from __future__ import annotations
@@ -145,6 +145,17 @@ class Compute:
     step: int
     batch: Batch
     cause: str = ""  # for the log
+    in_pieces: bool = False  # a few positions at a time, which takes less memory and gives the same bits
+
+
+@dataclass(frozen=True, slots=True)
+class DropSpare:
+    """Drop the layers kept for others, and what a comparison holds: the device is short of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestDevice:
+    """Compute a little through the layers in use, in a place of its own, and compare; answered by DeviceTested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +241,8 @@ Action = (
     | CutOff
     | Room
     | Compute
+    | DropSpare
+    | TestDevice
     | ComputeAside
     | SendAside
     | SendStep

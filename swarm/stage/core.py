@@ -13,6 +13,7 @@ Rules
   broke the protocol: Trouble, never a guess.
 * *Numbers.* Hidden states that are not finite are refused where they arrive, and their sender is named to the broker:
   whoever computed them got finite ones, for they passed the same check.
+* *Faults.* A step that raises is told to the broker (``faults``); the worker says its next Hello after a test.
 * *One step at a time.* A step's releases, opens and truncations are done when its turn comes, then its rows are
   computed, then its output is logged and sent.
 * What is held of a sequence (``sequences``), and how far it has come, changes in this order only.
@@ -38,6 +39,7 @@ from swarm.stage.events import (
     Computed,
     ComputeFailed,
     ComputeFenced,
+    DeviceTested,
     Event,
     Leisure,
     Loaded,
@@ -50,6 +52,7 @@ from swarm.stage.events import (
     Tick,
 )
 from swarm.stage.executor import Forwarded
+from swarm.stage.faults import Faults
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import Membership
 from swarm.stage.order import StepOrder, Turn
@@ -68,19 +71,15 @@ from swarm.wire.messages import (
     Keep,
     LayerRange,
     Lineage,
-    NotFinite,
     Order,
     Prepare,
     Recheck,
     Replay,
-    SequencePosition,
     Shun,
-    Step,
     TellDigest,
-    Trouble,
     Welcome,
 )
-from swarm.wire.tensors import in_words, not_finite
+from swarm.wire.tensors import not_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +104,17 @@ class StageCore:
     steps: StepOrder = field(default_factory=StepOrder)
     turn: Turn = field(init=False)
     membership: Membership = field(init=False)
+    faults: Faults = field(init=False)
     counters: dict[str, float] = field(default_factory=dict)
     _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.membership = Membership(self._out, self._note)
-        self.preparation = Preparation(self.settings.incarnation)
-        self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
         own = self.settings
+        self.preparation = Preparation(own.incarnation)
+        self.faults = Faults(own.incarnation, self.preparation, self._out, self._note, self._count)
+        self.membership = Membership(self._out, self._note, self.faults.holds_back)
+        self.holdings = Holdings(ActivationLog(own.log_bytes), self._out)
         self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
         self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
@@ -181,9 +182,11 @@ class StageCore:
                 self._computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
                 self._stop_work("fenced", now)
-            case ComputeFailed(epoch, step, reason):
-                self._stop_work("failed", now)
-                self._trouble(f"step {step} of epoch {epoch} failed: {reason}", step=step)
+            case ComputeFailed():
+                self._compute_failed(event, now)
+            case DeviceTested():
+                if self.faults.tested(event, now):
+                    self.membership.introduce(now)
             case Leisure() | AsideComputed() | AsideFailed():
                 self._out.extend(self.rechecks.handle(event, is_idle=self._is_idle))
             case OrderArrived(order):
@@ -293,7 +296,7 @@ class StageCore:
             return
         rows = not_finite(step, event.hidden)
         if rows:
-            self._refuse_numbers(step, rows)
+            self.faults.not_finite(step.epoch, step, rows)
             return
         if step.replay:
             problem = self.replays.arrived(step, event.hidden)
@@ -309,17 +312,6 @@ class StageCore:
         self._count("refused_frames")
         if self.active is not None and self.heard.sends_steps(event.sender):
             self._trouble(f"a step was damaged on its way: {event.reason}", damaged=True)
-
-    def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
-        """Drop a step with numbers that are not finite, since they spread, and name its sender."""
-        self._count("not_finite_refused")
-        what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
-        if not step.hops:  # no stage sends such
-            self._trouble(f"{what}, from nobody", damaged=True)
-            return
-        sender = step.hops[-1]
-        found = NotFinite(sender.worker, sender.layers, rows)
-        self._trouble(f"{what}, from {sender.worker}, layers {sender.layers}", found)
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if nothing is under way, or the next replay if no step is due."""
@@ -354,6 +346,7 @@ class StageCore:
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _computed(self, epoch: int, step: int, forwarded: Forwarded, now: float) -> None:
+        self.faults.computed()
         replayed = self.replays.current
         if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
             assert self.layers is not None
@@ -365,6 +358,17 @@ class StageCore:
         else:
             self._stop_work("fenced", now)
 
+    def _compute_failed(self, event: ComputeFailed, now: float) -> None:
+        compute = event.compute
+        counts = compute.epoch == self.active and self.layers is not None
+        if counts and self.faults.tries_again(event, self.fence):
+            return
+        self._stop_work("failed", now)
+        reason = f"step {compute.step} of epoch {compute.epoch} failed: {event.reason}"
+        if self.layers is not None:
+            failed = self.faults.failed(event, self.layers)
+            self.faults.trouble(compute.epoch, reason, failed=failed, step=compute.step)
+
     def _stop_work(self, why: str, now: float) -> None:
         self.turn.stop(why, now)
         self.replays.current = None
@@ -373,23 +377,14 @@ class StageCore:
 
     def _tick(self, now: float) -> None:
         self.membership.tick(now)
+        self.faults.tick(now)
         missing = self.steps.missing(now)
         if missing is not None:
             self._trouble(missing, damaged=True)
 
-    def _trouble(
-        self, reason: str, not_finite: NotFinite | None = None, *, damaged: bool = False, **about: object
-    ) -> None:
-        self._note("trouble", "error", reason=reason, epoch=self.active, **about)
+    def _trouble(self, reason: str, *, damaged: bool = False, step: int | None = None) -> None:
         epoch = self.active if self.active is not None else self.fence
-        told = Trouble(
-            epoch=epoch,
-            incarnation=self.settings.incarnation,
-            reason=reason[:4000],
-            damaged=damaged,
-            not_finite=not_finite,
-        )
-        self._out.append(Tell(told))
+        self.faults.trouble(epoch, reason, damaged=damaged, step=step)
 
     def _count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swarm.stage.actions import Compute
 from swarm.stage.executor import Capacity, Forwarded
 from swarm.wire.messages import LayerRange, Order, Step
 
@@ -61,11 +62,18 @@ class ComputeFenced:
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
-    """The device could not do it."""
+    """The device could not do it. ``is_memory``: it had too little memory."""
 
-    epoch: int
-    step: int
+    compute: Compute
     reason: str
+    is_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTested:
+    """The test of the device has ended. ``problem``: why it failed; empty: it passed."""
+
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,7 @@ Event = (
     | Computed
     | ComputeFenced
     | ComputeFailed
+    | DeviceTested
     | Leisure
     | AsideComputed
     | AsideFailed

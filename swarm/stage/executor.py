@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
 
+_MEMORY_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an executor's error says that the device had too little memory. Torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_WORDS)
+
+
 class Fenced(Exception):
     """Raised by ``forward`` when the fence rose between two layers; nothing of the step counts."""
 
@@ -146,6 +154,14 @@ class Executor(Protocol):
         """Run one row through ``batch.through``, layers that are loaded here for whatever reason, and touch nothing
         that is held: keys and values are in a place of their own, made when the row begins at 0 and dropped when it
         ends at ``limit``. Raises IllegalMove if the layers are not loaded."""
+
+    def drop_spare(self) -> None:
+        """Drop layers kept for others and what a recheck holds, and give free memory back to the device."""
+
+    def test(self, progressed: Callable[[], None]) -> None:
+        """Compute a few positions through the layers in use, at once and in pieces, in a place of their own. Raises
+        DeviceError if the results differ or are not finite; whatever the device raises passes through. Calls
+        ``progressed`` after each layer. Without layers in use there is nothing to test."""
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forget positions from ``position`` on, in every layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,10 +21,12 @@ class Notes(Protocol):
 
 @dataclass(slots=True)
 class Membership:
-    """Appends what is to be done to ``out``. While ``parked``, the worker keeps all that it holds and sends nothing."""
+    """Appends what is to be done to ``out``. While ``parked``, the worker keeps all that it holds and sends nothing.
+    ``holds_back``: whether something must be done before a Hello may be said."""
 
     out: list[Action]
     note: Notes
+    holds_back: Callable[[], bool] = lambda: False
     welcome: Welcome | None = None
     parked: bool = False
     heard_at: float = 0.0
@@ -32,7 +35,7 @@ class Membership:
     def connected(self, now: float) -> None:
         """There is a broker, and it wants to know who this is."""
         self.heard_at = now
-        self._introduce(now)
+        self.introduce(now)
 
     def heard(self, now: float) -> None:
         """The broker gave an order."""
@@ -56,7 +59,7 @@ class Membership:
                 self.out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
             case Rejoin(reason=reason):
                 self.note("rejoining", "warning", reason=reason)
-                self._introduce(self.heard_at)
+                self.introduce(self.heard_at)
             case Release(reason=reason, again=again):
                 self.out.append(Exit(EX_TEMPFAIL if again else 0, reason))
             case Alive():
@@ -71,8 +74,12 @@ class Membership:
             self.parked = True
             self.note("parked", "warning", reason=f"nothing heard from the broker for {lease_s:.0f} s")
         if self.introduced_at is not None and now - self.introduced_at > HELLO_AGAIN_S:
-            self._introduce(now)  # that Hello, or the answer to it, was lost
+            self.introduce(now)  # that Hello, or the answer to it, was lost
 
-    def _introduce(self, now: float) -> None:
+    def introduce(self, now: float) -> None:
+        """Say Hello, unless something must be done first."""
+        if self.holds_back():
+            self.introduced_at = None
+            return
         self.introduced_at = now
         self.out.append(Introduce())

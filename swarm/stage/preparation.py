@@ -99,6 +99,16 @@ class Preparation:
         self._refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000], cant_reach=cant_reach)
         return [Note("load_failed", "error", fields), Tell(self._refused)]
 
+    @property
+    def loads_for_others(self) -> bool:
+        """Whether layers are being loaded that no plan has given this worker."""
+        return isinstance(self._loading, Keep)
+
+    def drop_kept(self) -> tuple[LayerRange, ...]:
+        """Count the layers kept for others as gone; return them."""
+        dropped, self.kept = self.kept, ()
+        return dropped
+
     # --- for others --------------------------------------------------------------------------------------------------
 
     def keep(self, order: Keep) -> list[Action]:

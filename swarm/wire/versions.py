@@ -36,8 +36,10 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "enrol.proof": True,
         "look_up": False,
         "recalled.submit.keep_s": True,
+        "self_tested": False,
         "snapshot": False,
         "submit.keep_s": False,
+        "trouble.failed": True,
     },
 }
 

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm.broker.planner.problem import Model
-from swarm.errors import IllegalMove, ModelError
+from swarm.errors import DeviceError, IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import measure
+from swarm.stage.engine import exercise, measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
 from swarm.stage.native import siblings
+from swarm.stage.shell.pieces import forward_in_pieces
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, random_tokens, ready
 from tests.model.models import llama_config
@@ -49,6 +50,62 @@ def test_layers_that_stay_keep_their_kv(llama: Path) -> None:
     assert np.array_equal(step(moved, 40, 5).hidden, step(reference, 40, 5).hidden)
     region = moved._arena.region(1, 5)
     assert region is None  # and the others' is gone
+
+
+@pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, 6)])
+def test_a_device_is_tested_with_the_layers_in_use(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, layers: LayerRange
+) -> None:
+    """Whether the stage embeds, has the head, or neither: a sound one passes, and what it holds stays; one that
+    computes another number now and then, or none, fails."""
+    executor = ready(llama, layers)
+    seen: list[None] = []
+    executor.test(lambda: seen.append(None))
+    assert len(seen) == 3 * len(layers)
+    assert len(executor._arena) == 0
+    sound = exercise.run
+    for number, (wrong, says) in enumerate([(1.0, "twice and came to different"), (float("nan"), "not finite")]):
+        calls: list[None] = []
+
+        def broken(*args: Any, wrong: float = wrong, calls: list[None] = calls, **more: Any) -> Any:
+            calls.append(None)
+            result = sound(*args, **more)
+            if len(calls) == 1:
+                result = result + wrong
+            return result
+
+        monkeypatch.setattr(exercise, "run", broken)
+        with pytest.raises(DeviceError, match=says):
+            executor.test(nothing)
+        assert calls, number
+
+
+def test_without_layers_there_is_nothing_to_test(llama: Path) -> None:
+    TorchExecutor(str(llama)).test(nothing)
+
+
+def test_pieces_have_the_bits_of_the_whole(llama: Path) -> None:
+    """A step in pieces, after an attempt that failed half-way: the same hidden states as in one."""
+    whole, pieces = ready(llama, LayerRange(0, 3)), ready(llama, LayerRange(0, 3))
+    tokens = np.asarray(TOKENS[:50], np.int64)
+    batch = Batch((Row(1, 0, 45, False), Row(2, 0, 5, False)), tokens, None, ())
+    for executor in (whole, pieces):
+        executor.open(1, 64)
+        executor.open(2, 64)
+    with pytest.raises(Fenced):
+        pieces.forward(batch, iter([False, True]).__next__, nothing)
+    found = forward_in_pieces(pieces, batch, never, nothing)
+    assert found.hidden is not None
+    assert np.array_equal(found.hidden, whole.forward(batch, never, nothing).hidden)
+
+
+def test_what_can_be_spared_is_dropped(llama: Path) -> None:
+    executor = ready(llama, LayerRange(0, 2))
+    executor.keep((LayerRange(3, 5),), nothing, lambda: False)
+    executor.drop_spare()
+    assert executor.standby_bytes == 0
+    executor.open(1, 64)
+    step(executor, 0, 4)
 
 
 def test_new_layers_catch_up(llama: Path) -> None:

@@ -119,8 +119,9 @@ class Entry:
         self._state.newcomers.answered(hello.incarnation)
         if known is not None and not known.is_gone:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
-        for other in list(self._state.workers.values()):
-            if other.name == hello.name and other.incarnation != hello.incarnation:
+        before = [worker for worker in self._state.workers.values() if worker.name == hello.name]
+        for other in before:
+            if other.incarnation != hello.incarnation:
                 self._replace(other, hello, now)
         self._take_model(hello, now)
         num_lies = known.num_lies if known is not None else 0
@@ -128,15 +129,22 @@ class Entry:
         worker = self._state.workers[hello.incarnation] = Worker(
             hello, peer, now, num_lies=num_lies, pace=pace, belongs_to=owner
         )
-        worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
+        # A new process may have the broken device of the one before it.
+        worker.num_faults = max((each.num_faults for each in before), default=0)
+        worker.call_after = max((each.call_after for each in before), default=0.0)
+        worker.hold(
+            hello.kept if worker.is_believed else (),
+            what_counts(hello, self._state) if worker.is_believed else {},
+        )
         self._keyring.add(hello.key)
         self._state.ways.avoid(worker.incarnation, claim.not_at)
         if claim.not_at:
             self._out.note("worker_by_relay_only", "warning", worker=hello.name, reason=claim.not_at)
         self.welcome(worker, self._uploads.ask(worker, now))
-        if self._state.book.current is not None or num_lies:
+        if self._state.book.current is not None or not worker.is_believed:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
-            # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
+            # ever sent what can't be true, or was out because its steps raised, nothing that it holds is believed, at
+            # any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._procedure.changed(now)
         self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)

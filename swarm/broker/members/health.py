@@ -21,6 +21,7 @@ beats, loading, the counter moves                   loading: waited for
 beats, loading, counter still for longer than       hung: out
 ``LOADING_FACTOR`` x ``hang_min_s``
 what it sent is not finite, the next stage says     lied: out at once (told by the core)
+its steps raise, whatever is in them                failed: out (told by the core; ``blame``)
 ==================================================  ====================================================
 
 The counter moves with every layer that was computed and every tensor that was loaded, so a step may take minutes. What

@@ -9,10 +9,11 @@ from __future__ import annotations
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
+from swarm.broker.members.blame import Blame
 from swarm.broker.members.entry import Entry, MemberSettings, remember
 from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.recheck import Rechecker
-from swarm.broker.members.trust import Lies
+from swarm.broker.members.trust import Finding, Lies
 from swarm.broker.members.vigil import Vigil
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.procedure import Procedure
@@ -41,8 +42,10 @@ from swarm.wire.messages import (
     Release,
     ReplayDone,
     ReplayMissing,
+    SelfTested,
     Shun,
     Stats,
+    StepFailure,
     Trouble,
     WorkerMessage,
 )
@@ -72,6 +75,7 @@ class Members:
         self._uploads = Uploads(state)
         self.keyring = Keyring(state, settings.key)
         self.lies = Lies(state)
+        self.blame = Blame(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
         self.vigil = Vigil(state, settings.health)
         self.entry = Entry(
@@ -87,6 +91,9 @@ class Members:
             return
         if isinstance(message, Probe):
             self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
+            return
+        if isinstance(message, SelfTested):
+            self._tested(peer, message, now)
             return
         worker = self._member(peer)
         if worker is None:
@@ -126,8 +133,10 @@ class Members:
         """Take what it was asked to compute again: because it was lost, or to compare."""
         if isinstance(message, Rechecked | Digested):
             self._rechecker.said(worker, message)
-        else:
-            self._procedure.rebuilder.answered(message, now)
+            return
+        if isinstance(message, ReplayDone):
+            self.blame.replayed(message, now)
+        self._procedure.rebuilder.answered(message, now)
 
     def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
         """Answer who is no member: if it asks to leave, it need not wait, since nobody counts on it."""
@@ -145,6 +154,8 @@ class Members:
         self._state.count("troubles")
         if message.damaged:
             self.damaged(now)
+        elif message.failed is not None:
+            self._step_failed(worker, message.failed, message.reason, now)
         elif message.not_finite is None or not self._judge(worker, message.not_finite, now):
             self._procedure.trouble(now, blame=True)
             self._end_the_dangerous(now)
@@ -160,14 +171,36 @@ class Members:
         if suspect is None:
             return False
         is_needed = self._procedure.wanted.shortage_without(suspect) is not None
-        finding = self.lies.judge(reporter, suspect, found, is_needed=is_needed)
+        self._act_on(self.lies.judge(reporter, suspect, found, is_needed=is_needed), Verdict.LIED, now)
+        return True
+
+    def _step_failed(self, worker: Worker, failed: StepFailure, reason: str, now: float) -> None:
+        """A step raised at this worker: it goes, or the request whose doing it is; or the step is tried again."""
+        is_needed = self._procedure.wanted.shortage_without(worker) is not None
+        self._act_on(self.blame.judge(worker, failed, reason, is_needed=is_needed), Verdict.FAILED, now)
+
+    def _act_on(self, finding: Finding, verdict: Verdict, now: float) -> None:
         for sequence, detail in finding.poisonous:
+            self._out.note("request_quarantined", "error", request_id=sequence.request.id, reason=detail)
             self._requests.ends.end(sequence, "failed", now, detail)
         if finding.out is None:
-            self._procedure.trouble(now, blame=False)
+            cause = "a step failed" if verdict is Verdict.FAILED else "hidden states were not finite"
+            self._procedure.trouble(now, blame=False, cause=cause)
         else:
-            self._lose(finding.out, finding.evidence, now, verdict=Verdict.LIED)
-        return True
+            self._lose(finding.out, finding.evidence, now, verdict=verdict)
+
+    def _tested(self, peer: bytes, message: SelfTested, now: float) -> None:
+        """A worker whose step failed has tested its device; if that went well, its Hello follows."""
+        worker = self._state.workers.get(peer.decode(errors="replace"))
+        is_out = worker is not None and worker.state is WorkerState.OUT and not worker.is_revoked
+        if worker is None or not is_out or message.lineage != self._state.lineage:
+            self._state.count("stale_control")
+            return
+        self.blame.tested(worker, message.problem)
+        if message.problem:
+            worker.fail_test(message.problem, now)
+            self._out.note("device_test_failed", "error", worker=worker.name, reason=message.problem)
+            self._procedure.look_again(now)
 
     def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
         self._uploads.take(self._member(event.peer), event, now)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.state import Sequence, SequenceState, State, Worker
+from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import NotFinite
 
 PAUSE_S = 5.0
@@ -25,9 +26,14 @@ QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it
 ACT_AT_ONCE = 3  # damaged messages without a step that came through between, until the rule for lost steps takes over
 
 
+def pause_s(times: int) -> float:
+    """How long a worker that was put out so often is not called back; twice as long each time."""
+    return min(MAX_PAUSE_S, PAUSE_S * 2 ** (times - 1)) if times > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What follows from hidden states that were not finite. ``out``: the worker that computed them, if it must go;
+    """What follows from what a worker could not compute, or computed wrongly. ``out``: the worker, if it must go;
     ``poisonous``: sequences that no worker can compute."""
 
     out: Worker | None
@@ -63,7 +69,7 @@ class Lies:
         is_the_model = bool(concerned) and len(poisonous) == len(concerned)
         if not is_the_model:
             suspect.num_lies += 1
-            suspect.call_after = self.state.now + min(MAX_PAUSE_S, PAUSE_S * 2 ** (suspect.num_lies - 1))
+            suspect.call_after = self.state.now + pause_s(suspect.num_lies)
         ends = tuple((sequence, self._why_poisonous(sequence, found)) for sequence in poisonous)
         return Finding(None if is_the_model else suspect, evidence, ends)
 
@@ -74,9 +80,11 @@ class Lies:
         return [(sequence, what.format(sequence.num_deaths)) for sequence in present]
 
     def may_be_called(self, worker: Worker) -> bool:
-        """Whether a worker that lives may be told to join anew: at once if nothing can be served without it."""
+        """Whether a worker that lives may be told to join anew: at once if nothing can be served without it, unless its
+        steps failed. Then it could serve nothing either, and would be told so again and again."""
         book = self.state.book
-        return self.state.now >= worker.call_after or (book.current is None and book.coming is None)
+        is_wanted = book.current is None and book.coming is None and worker.verdict is not Verdict.FAILED
+        return self.state.now >= worker.call_after or is_wanted
 
     def sender_to(self, reporter: Worker, found: NotFinite) -> Worker | None:
         """The stage before the reporter's, if it is the one accused; None: it accuses one that can't have sent it."""

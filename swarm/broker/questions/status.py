@@ -100,6 +100,7 @@ def nodes(
                 "warming": warming_as_json(worker, state.manifest, now),
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_lies,
+                "faults": worker.num_faults,
                 "confirmed": worker.num_confirmed,
                 "disagreed_with": dict(worker.disagreed_with),
                 "verdict": judgement.verdict.value,

@@ -35,7 +35,7 @@ from swarm.broker.recovery.restart import Gathering, Restart
 from swarm.broker.recovery.speeds import Paces, gauges
 from swarm.broker.state import PlanPhase, State, Worker, WorkerState
 from swarm.broker.state.recoveries import Predicted, Recovery
-from swarm.broker.state.workers import BROKER, Way
+from swarm.broker.state.workers import BROKER, Way, failed_in_words
 from swarm.wire.messages import BLOCK, Activated, Dismiss, Kept, LoadProgress, Prepared, Refused
 
 
@@ -140,10 +140,10 @@ class Procedure:
             self._abandon()
         self.changed(now)
 
-    def trouble(self, now: float, *, blame: bool) -> None:
+    def trouble(self, now: float, *, blame: bool, cause: str = "the data path broke") -> None:
         """The data path is broken though all live: the same workers, a new epoch."""
         if self._state.book.serving:
-            self._state.recoveries.begin("the data path broke", now)
+            self._state.recoveries.begin(cause, now)
             if blame:
                 self._blame_sequences()
             self._stop_serving()
@@ -303,9 +303,10 @@ class Procedure:
 
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book
-        if book.waits_for != shortage.text:
-            self._out.note("swarm_waits", "warning", waits_for=shortage.text)
-        book.waits_for = shortage.text
+        text = "; ".join([shortage.text, *failed_in_words(self._state.workers.values())])
+        if book.waits_for != text:
+            self._out.note("swarm_waits", "warning", waits_for=text)
+        book.waits_for = text
         if book.current is None:
             book.phase = PlanPhase.NONE
             self._state.ways.hurry(self._state.now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.state.archive import Archive, Gone, Shelf
 from swarm.broker.state.costs import StepCosts
+from swarm.broker.state.evidence import Evidence
 from swarm.broker.state.newcomers import Newcomers
 from swarm.broker.state.plans import PlanBook, Rebuilding, Rechecks, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
@@ -158,6 +159,7 @@ class State:
     keys: KeyBook = field(default_factory=KeyBook)
     hosts: HostBook = field(default_factory=HostBook)
     setbacks: Setbacks = field(default_factory=Setbacks)
+    evidence: Evidence = field(default_factory=Evidence)
     recoveries: Recoveries = field(default_factory=Recoveries)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_kept=False)))
     workers: dict[str, Worker] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.wire.door.keys import by_relay
@@ -48,10 +48,11 @@ class Verdict(enum.Enum):
     DEAD = "dead"
     LEFT = "left"
     LIED = "lied"  # what it sent was proven wrong
+    FAILED = "failed"  # its steps raised
 
     @property
     def is_out(self) -> bool:
-        return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED)
+        return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED, Verdict.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class Worker:
     wants_to_leave: bool = False  # it said so: when its connection closes, that is no loss
     called_at: float | None = None  # when it was last told to say Hello again, or to go
     num_lies: int = 0  # how often what this process sent was proven wrong; nothing that it holds is used again
+    num_faults: int = 0  # how often it was put out, or failed a test, because its steps raised
     num_confirmed: int = 0  # how often another worker came to the same
     disagreed_with: dict[str, int] = field(default_factory=dict)  # by name: how often one of the two was wrong
     belongs_to: str = ""  # the member by whose key it was let in; empty: it is on the broker's own machine
@@ -226,6 +228,21 @@ class Worker:
     def be_judged(self, judgement: Judgement) -> None:
         self.judged = judgement
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The last verdict; None before the first."""
+        return None if self.judged is None else self.judged.verdict
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether what it holds may be used. It may not once what it sent was wrong, or its steps raised."""
+        return not (self.num_lies or self.num_faults)
+
+    def fail_test(self, problem: str, now: float) -> None:
+        """Note that it is out, and stays so, because a test of its device failed."""
+        self.fall_out(f"its steps failed, and so did a test of its device: {problem}")
+        self.be_judged(Judgement(Verdict.FAILED, self.reason, now))
+
     def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
         """Note that it can't load these layers; it will be asked again, the later the more often that was in vain."""
         if not self.refusals:
@@ -250,6 +267,12 @@ class Worker:
             self.num_retries = 0
         if self.state is WorkerState.REFUSED:
             self.state = WorkerState.MEMBER
+
+
+def failed_in_words(workers: Iterable[Worker]) -> list[str]:
+    """Name the workers that are out until a test of their device has passed, and why."""
+    failed = [w for w in workers if w.state is WorkerState.OUT and w.verdict is Verdict.FAILED]
+    return [f"{worker.name} is out until a test of its device passes: {worker.reason[:500]}" for worker in failed]
 
 
 class Way(enum.Enum):

@@ -7,5 +7,5 @@ only for the stay in which its sequence was sent.
 
 ``scheduler`` forms a batch of sequences that need a token and prompts that want in, admits those who wait, and says
 what counts of a step that has come back. ``room`` says who gives way when there is not enough: whoever has the least
-claim, and nobody loses a token by it.
+claim, and nobody loses a token by it. ``apart``: who is computed alone after a step has raised.
 """

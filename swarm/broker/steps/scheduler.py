@@ -26,6 +26,7 @@ from typing import Literal
 from swarm.broker.planner.recover import rest_s
 from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
+from swarm.broker.steps.apart import who_may_go
 from swarm.broker.steps.room import Room
 from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
 
@@ -171,7 +172,8 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
     most = min(settings.step_tokens - kept, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
     told = 0  # bytes by which stages are told of sequences that they don't know
-    for sequence in list(state.running.due.values()):
+    apart = who_may_go(state) if state.evidence.suspects else None
+    for sequence in list(state.running.due.values()) if apart is None else apart.due:
         if len(chosen) >= most:
             break
         if not _can_be_told(sequence, told):
@@ -180,7 +182,8 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
             chosen.append((sequence, 1))
             told += _telling_bytes(sequence)
     left = _prompt_tokens(state, settings, len(chosen), kept, most_in_flight)
-    for sequence in state.running.prefilling if left else ():
+    prefilling = () if not left else state.running.prefilling if apart is None else apart.prefilling
+    for sequence in prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
             break
         if not _can_be_told(sequence, told):

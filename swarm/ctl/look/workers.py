@@ -26,6 +26,7 @@ _REMEDIES: Final = {
     "silent": "look at its machine and at the way to it; it joins again by itself",
     "hung": "its log says where it stood; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
     "dead": "its log says why; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
+    "failed": "its log says what its device raised; it comes back after a test, once its device or memory is mended",
     "lied": "test its machine's memory: what it computed was wrong, and nothing of it is used any more",
 }
 
@@ -66,7 +67,7 @@ def _gone(name: str, row: Row, replaced_by: str) -> Finding:
     if row.get("state") == "left":
         return Finding(name, "note", f"has left{why}", "if it is missed: start it again, or swarmctl join another one")
     verdict, had = str(row.get("verdict")), row.get("last_layers")
-    level: Level = "trouble" if verdict == "lied" else "note"
+    level: Level = "trouble" if verdict in ("lied", "failed") else "note"
     text = "is out"
     if isinstance(row.get("layers"), list | tuple):
         level, text = "trouble", f"is out, and {_held(row)} wait for another worker"
@@ -86,6 +87,9 @@ def _worker(row: Row, here: list[Row]) -> Iterator[Finding]:
     yield from _standing(name, row)
     if row.get("lies"):
         yield Finding(name, "trouble", f"what it computed was proven wrong {row['lies']} times", _REMEDIES["lied"])
+    if row.get("faults"):
+        text = f"its steps failed, or a test of its device, {row['faults']} times of late; it has passed one since"
+        yield Finding(name, "note", text, _REMEDIES["failed"])
     if row.get("unreachable"):
         remedy = "let these machines reach its data port (a firewall?); until then the plan goes around it"
         yield Finding(name, "note", str(row["unreachable"]), remedy)

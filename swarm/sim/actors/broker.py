@@ -323,7 +323,10 @@ class BrokerNode:
             case broker_act.WriteEnd(sequence, "cancelled", _, detail) if "did not come back" in detail:
                 self._keeping.given_up(state.sequences[sequence].request, self._world.now, self._went_on_at)
             case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
-                audit.quarantined(state.sequences[sequence].request)
+                ended = state.sequences[sequence]
+                if for_its_steps := "its steps failed" in ended.detail:
+                    self._cluster.blame.convicted()
+                audit.quarantined(ended.request, for_its_steps=for_its_steps)
             case _:
                 pass
 

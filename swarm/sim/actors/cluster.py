@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm.broker import events as broker_event
@@ -13,9 +12,10 @@ from swarm.broker.state import PlanPhase
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.ways import Ways
-from swarm.sim.actors.worker import LEAVE_S, WorkerNode
+from swarm.sim.actors.worker import LEAVE_S, Trap, WorkerNode
 from swarm.sim.checks import guard
 from swarm.sim.checks.audit import Audit, Violation
+from swarm.sim.checks.blame import Blame
 from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
 from swarm.sim.checks.watch import Watch
@@ -51,14 +51,6 @@ REVOKED_S = (0.0, 1.5)  # until a process whose key was revoked ends
 CALM_STRIDE = 3
 
 
-@dataclass(slots=True)
-class Trap:
-    """A worker dies as soon as it comes ``when`` ("before" or "after") it handles or sends a message of this kind."""
-
-    when: str
-    kind: str
-
-
 class Cluster:
     """One broker, workers that come and go, clients."""
 
@@ -87,8 +79,9 @@ class Cluster:
         self._links = LinksOfBroker(self.network, world)
         self.totals: Counter[str] = Counter()  # what brokers counted that died
         self._num_started = 0
+        self.blame = Blame()
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
-        self.watch = Watch(self)
+        self.watch = Watch(self, self.blame.poisonous.keys())
         self._ready = False
         self.broker = BrokerNode(self, schedule.settings)
         self.promises = Promises(self, self.audit)
@@ -180,8 +173,10 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
     def worker_exits(self, node: Worker) -> None:
-        """End a worker in good order, as its core asked."""
-        if node.incarnation not in self.let_go and not self._has_lost_its_name(node):
+        """End a worker in good order, as its core asked. One whose device is broken is started again, on another."""
+        if node.executor.broken and node.incarnation not in self.let_go:
+            self._restart_after(self.world.draw(RESTART_S), self.specs[node.name])
+        elif node.incarnation not in self.let_go and not self._has_lost_its_name(node):
             raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
         self.workers.pop(node.incarnation, None)
         node.kill()
@@ -222,6 +217,7 @@ class Cluster:
         self.promises.restarted(self.broker.core.state)
         self.audit.restarted(self.broker.core.state, self.broker.disk)
         self.watch.restarted()
+        self.blame.restarted()
         for node in self.workers.values():
             node.find_broker()
 
@@ -254,7 +250,8 @@ class Cluster:
         self.broker.short_until = 0.0
         self.broker.thaw()
         for node in list(self.workers.values()):
-            node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
+            node.device.heal()
+            node.garbles = 0
             node.loses_orders = node.loses_answers = 0
             node.wake(at_once=True)
             node.thaw(at_once=True)
@@ -298,6 +295,7 @@ class Cluster:
     def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
         """``life``: to which of the broker's processes it was said."""
         if life == self.broker.life and node.key not in self.revoked:
+            self.blame.told(message, self.broker.core.state)
             not_at = self.ways.why_not_at(node.name) if isinstance(message, Hello) else ""
             self.broker.feed(broker_event.WorkerSaid(node.peer, message, not_at=not_at))
 
@@ -307,6 +305,7 @@ class Cluster:
     def to_broker_done(self, done: StepDone, sender: str) -> None:
         if self.uses_keys and self.broker.alive:
             self.neighbours.answer_passes(sender, self.broker.core.state)
+        self.blame.step_comes(done, self.broker.core.state)
         self.broker.feed(broker_event.StepFinished(done))
 
     def to_broker_from_client(self, node: Client, message: ClientMessage, life: int) -> None:
@@ -323,6 +322,7 @@ class Cluster:
             self.promises.look(self.broker.core.state)
             guard.after(guarded, self.broker.core.state, self.workers)
             self.watch.look(self.broker.core.state)
+            self.blame.look(self.broker.core.state)
 
     def after_stage(self, node: Worker, held: tuple[Activate, guard.Lengths] | None) -> None:
         """Called after every event on which this stage's core has acted."""

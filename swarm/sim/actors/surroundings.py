@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from swarm.sim.actors.ways import Ways
 from swarm.sim.checks import guard
 from swarm.sim.checks.audit import Audit
+from swarm.sim.checks.blame import Blame
 from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
 from swarm.sim.roles import Client, Reader, Scene, Worker
@@ -33,6 +34,7 @@ class Surroundings(Scene, Protocol):
     """See the module's text."""
 
     audit: Audit
+    blame: Blame
     promises: Promises
     manifest: Manifest
     machines: Machines

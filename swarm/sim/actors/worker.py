@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import ModelError
 from swarm.sim.actors.beats import Beats
+from swarm.sim.actors.device import Device
 from swarm.sim.actors.introduction import introduction, slowness_of
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
@@ -20,7 +22,6 @@ from swarm.sim.schedules.schedule import WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
 from swarm.stage.core import StageCore, StageSettings
-from swarm.stage.executor import Fenced, Forwarded
 from swarm.testing import FakeExecutor
 from swarm.wire.messages import (
     NOBODYS,
@@ -45,13 +46,20 @@ LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
 
 
+@dataclass(slots=True)
+class Trap:
+    """A worker dies as soon as it comes ``when`` ("before" or "after") it handles or sends a message of this kind."""
+
+    when: str
+    kind: str
+
+
 class WorkerNode:
     """See the module's text.
 
-    ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``crawls_s``: what
-    each computation takes more, showing progress. ``loses_orders``, ``loses_answers``: how many of those that everybody
-    waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
-    how many computations are still to give what is no number; ``fails``: how many are to fail."""
+    ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``loses_orders``,
+    ``loses_answers``: how many of those that everybody waits for are still to be lost. ``garbles``: how many tensors
+    are still to be sent with a flipped bit."""
 
     def __init__(self, cluster: Surroundings, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
@@ -69,15 +77,12 @@ class WorkerNode:
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
         self._machines = cluster.machines
-        self._slowness = slowness_of(name, self._machines)
+        self.device = Device(cluster, self.executor, slowness_of(name, self._machines))
         self.alive = True
         self.frozen = self.hung = self._leaves = False
         self._frozen_until = self._hung_until = 0.0
-        self.crawls_s = 0.0
         self.garbles = 0
-        self.poisons = 0
         self.loses_orders = self.loses_answers = 0
-        self.fails = 0
         self.is_busy = False
         self._lineage = self.came_with = NOBODYS  # of the broker that let it in last, and of the one before
         self._fence = 0  # what the control thread has seen; a computation looks at it
@@ -272,6 +277,10 @@ class WorkerNode:
 
     def _perform_control(self, action: stage_act.Action) -> None:
         match action:
+            case stage_act.TestDevice():
+                self._compute(action)
+            case stage_act.DropSpare():
+                self.executor.drop_spare()
             case stage_act.Introduce():
                 self._say(introduction(self, self.executor.manifest, self._machines))
             case stage_act.Tell(message):
@@ -326,45 +335,28 @@ class WorkerNode:
             self._edge.cut()
             self._edge = None
 
-    def _compute(self, action: stage_act.Compute) -> None:
+    def _compute(self, action: stage_act.Compute | stage_act.TestDevice) -> None:
         self.is_busy = True
         self._beats.computes()
-        took = self._slowness * self._world.draw(self._world.pace.compute)
-        if self.crawls_s:
-            took += self._world.draw((0.0, self.crawls_s))
-        self._world.at(took, lambda: self._end_when_awake(action))
+        self._world.at(self.device.takes_s, lambda: self._end_when_awake(action))
 
-    def _end_when_awake(self, action: stage_act.Compute) -> None:
+    def _end_when_awake(self, action: stage_act.Compute | stage_act.TestDevice) -> None:
         if self.frozen or self.hung:
             self._held_end = lambda: self._end_when_awake(action)
         else:
             self._end(action)
 
-    def _end(self, action: stage_act.Compute) -> None:
+    def _end(self, action: stage_act.Compute | stage_act.TestDevice) -> None:
         if not self.alive:
             return
         self.is_busy = False
         self._beats.rests()
-        if self.fails:
-            self.fails -= 1
-            self._cluster.audit.num_blows += 1
-            self._handle(stage_event.ComputeFailed(action.epoch, action.step, "MemoryError: no room"))
-            self._drain()
-            return
-        try:
-            forwarded = self.executor.forward(action.batch, lambda: self._fence > action.epoch, lambda: None)
-        except Fenced:
-            self._handle(stage_event.ComputeFenced(action.epoch, action.step))
+        if isinstance(action, stage_act.TestDevice):
+            self._handle(self.device.test())
         else:
-            self._handle(stage_event.Computed(action.epoch, action.step, self._poisoned(forwarded)))
+            epoch = action.epoch
+            self._handle(self.device.compute(action, lambda: self._fence > epoch))
         self._drain()
-
-    def _poisoned(self, forwarded: Forwarded) -> Forwarded:
-        if not self.poisons or forwarded.hidden is None:
-            return forwarded
-        self.poisons -= 1
-        forwarded.hidden[self._world.random.randrange(len(forwarded.hidden)), 0] = np.nan
-        return forwarded
 
     def _load(self, action: stage_act.Load) -> None:
         edge = action.edge

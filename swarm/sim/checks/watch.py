@@ -6,10 +6,11 @@ the beats' timeout. Nobody is out who had nothing but late messages, slow steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from swarm.broker.state import State, WorkerState
+from swarm.broker.state.workers import Verdict
 from swarm.sim.checks.audit import Violation
 from swarm.sim.roles import BEAT_S, TICK_S
 
@@ -24,8 +25,10 @@ AFTERMATH_S = 8.0
 class Watch:
     """Knows what was done to whom, and asks in time whether the broker has noticed."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, poisonous: Collection[str]) -> None:
+        """``poisonous``: requests that make steps fail, wherever they are computed."""
         self._scene = scene
+        self._poisonous = poisonous
         self._world = scene.world
         self._disturbed: dict[str, float] = {}  # machine -> until when a verdict on it may be right
         self._num_lost = 0.0
@@ -102,6 +105,7 @@ class Watch:
         out = {i for i, worker in state.workers.items() if worker.state is WorkerState.OUT}
         for incarnation in sorted(out - self._out):
             worker = state.workers[incarnation]
-            if not self.was_disturbed(worker.name):
+            is_suspect = worker.verdict is Verdict.FAILED and self._poisonous
+            if not is_suspect and not self.was_disturbed(worker.name):
                 raise Violation(f"I4: {incarnation} is out, and nothing had happened to it: {worker.reason}")
         self._out = out

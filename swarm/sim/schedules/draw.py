@@ -39,11 +39,11 @@ SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what i
 BAD_WEATHER = 0.5
 # Faults that come by chances of their own (``habits``).
 OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails", "compute_fails")
+STEP_FAULTS: tuple[FaultKind, ...] = ("device_breaks", "request_fails")  # so do these
 CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
 KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # so do these
-FAULT_KINDS: tuple[FaultKind, ...] = tuple(
-    k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS, *KEY_FAULTS)
-)
+BY_OWN_CHANCE: tuple[FaultKind, ...] = (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS, *STEP_FAULTS, *KEY_FAULTS)
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in BY_OWN_CHANCE)
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
 FROZEN_S = (31.0, 40.0)

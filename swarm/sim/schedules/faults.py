@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarm.sim.actors.broker import BrokerTrap
-from swarm.sim.actors.cluster import Cluster, Trap
+from swarm.sim.actors.cluster import Cluster
 from swarm.sim.actors.reader import Reader
+from swarm.sim.actors.worker import Trap
 from swarm.sim.network import ANYBODY
 from swarm.sim.schedules.schedule import MIB, Fault, WorkerSpec
 
@@ -145,7 +146,22 @@ def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None
 def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Half of the time more than once."""
     cluster.watch.disturbed(node.name, POISONED_S)
-    node.fails = 1 + fault.whom % MOST_FAILED
+    node.device.fails = 1 + fault.whom % MOST_FAILED
+
+
+def _device_breaks(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """No request may suffer for it. Now and then a test of the device passes all the same."""
+    cluster.watch.disturbed(node.name, POISONED_S)
+    is_seen = bool(fault.whom % 4)
+    cluster.audit.num_deceived += not is_seen
+    node.device.break_after(fault.count, is_seen_by_test=is_seen)
+
+
+def _request_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """It ends, and no other one; workers may have to go for a while until that is found out."""
+    request_id = f"r{fault.who % 3}"
+    cluster.blame.poisonous[request_id] = fault.whom % cluster.manifest.num_layers
+    cluster.audit.may_fail.add(request_id)
 
 
 def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -186,8 +202,8 @@ def _hang(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _crawl(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    node.crawls_s = CRAWL_S if fault.whom % 2 else 0.5
-    cluster.world.at(fault.for_s, lambda: setattr(node, "crawls_s", 0.0))
+    node.device.crawls_s = CRAWL_S if fault.whom % 2 else 0.5
+    cluster.world.at(fault.for_s, lambda: setattr(node.device, "crawls_s", 0.0))
 
 
 def _terminate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -275,7 +291,7 @@ def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """The stage behind it refuses what it sends, and the broker does without it for a while."""
     cluster.watch.disturbed(node.name, POISONED_S)
     cluster.audit.num_blows += 1
-    node.poisons = 1
+    node.device.poisons = 1
 
 
 def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -326,6 +342,7 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "garble": _garble,
     "poison": _poison,
     "compute_fails": _compute_fails,
+    "device_breaks": _device_breaks,
 }
 _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,
@@ -345,4 +362,5 @@ _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "journal_other": _journal_other,
     "read_fails": _read_fails,
     "door_shut": _door_shut,
+    "request_fails": _request_fails,
 }

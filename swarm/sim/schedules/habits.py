@@ -2,8 +2,8 @@
 schedule doesn't depend on it.
 
 Some schedules are far larger than the others, some queues are short, some callers want to know the way of each token;
-requests are cancelled by others than who made them, clients die for good, doors close, reads and computations fail.
-Most swarms go by keys, and some of these are revoked.
+requests are cancelled by others than who made them, clients die for good, doors close, reads and computations fail,
+devices break, requests make steps fail. Most swarms go by keys, and some of these are revoked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from swarm.sim.schedules.draw import OTHER_FAULTS, fault_of, make_schedule, request_of, with_fields
+from swarm.sim.schedules.draw import OTHER_FAULTS, STEP_FAULTS, fault_of, make_schedule, request_of, with_fields
 from swarm.sim.schedules.schedule import Fault, FaultKind, Look, Schedule
 
 LARGE = 0.03  # how often a schedule has many more requests and faults than others
@@ -40,6 +40,8 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
     if faults:
         habits += [_larger, _revoked, *(_striking(kind) for kind in OTHER_FAULTS)]
     habits.append(_late_draws)
+    if faults:
+        habits += [_striking(kind) for kind in STEP_FAULTS]
     for number, habit in enumerate(habits):
         schedule = habit(Random(f"habit {number} {seed}"), schedule)
     schedule = _looked_up(Random(f"looks {seed}"), schedule)

@@ -51,6 +51,8 @@ FaultKind = Literal[
     "door_shut",  # no descriptors are left for newcomers, at the door of the clients or of the workers
     "read_fails",  # the journal can't be read for a while, only written
     "compute_fails",  # computations fail, or find no memory
+    "device_breaks",  # from some computation on all of them fail; tests of the device, too, or not
+    "request_fails",  # a request makes steps fail, wherever a certain layer lies
     "key_revoked",  # of a worker; another process with another key takes its place
 ]
 JournalFaultKind = Literal[

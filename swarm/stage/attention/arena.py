@@ -325,7 +325,10 @@ def _zeros(
     place_bytes = num_elements // shape[0] * dtype.itemsize
     stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
+    try:
+        pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
+    except OSError as error:
+        raise MemoryError(f"no address space for keys and values: {error}") from error
     flat = torch.frombuffer(pages, dtype=dtype, count=stride * shape[0])
     strides = (stride, shape[2] * shape[3], shape[3], 1)
     return flat.as_strided(shape, strides), pages

@@ -80,6 +80,14 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def free_cached(device: torch.device) -> None:
+    """Give memory back that torch holds and does not use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
 def memory_of(device: torch.device) -> dict[str, float]:
     """Bytes: what this process uses of the device's memory, the most it ever did, and what the device has in all.
 

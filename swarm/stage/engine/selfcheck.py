@@ -113,11 +113,11 @@ def check_kernels(config: Any, dtype: str) -> None:
         except _FAILURES as error:
             native.do_without(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
         else:
-            if difference <= _allowed(dtype):
+            if difference <= allowed_difference(dtype):
                 return
             native.do_without(f"they compute {name} otherwise (relative difference {difference:.1e})")
     difference = _tried(config, dtype)
-    if not difference <= _allowed(dtype):
+    if not difference <= allowed_difference(dtype):
         raise ModelError(
             f"{name}: on this machine, a model of this kind computes something else in {dtype} than in float32 "
             f"(relative difference {difference:.1e}), so it can't be served; try worker.dtype = float32"
@@ -135,7 +135,9 @@ def same_bits(config: Any, dtype: str) -> bool:
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
-def _allowed(dtype: str) -> float:
+def allowed_difference(dtype: str) -> float:
+    """Return how far two ways to compute the same may be apart, relative to the largest number: in float32 at most,
+    else in the median of the positions."""
     return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
 
 

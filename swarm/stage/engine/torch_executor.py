@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
@@ -21,9 +20,9 @@ from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import Tally
-from swarm.stage.engine import rounding
+from swarm.stage.engine import exercise
 from swarm.stage.engine.counters import Counters
-from swarm.stage.engine.device import clock_of, device_of, free_memory, memory_of
+from swarm.stage.engine.device import clock_of, device_of, free_cached, free_memory, memory_of
 from swarm.stage.engine.draws import Draws, draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
@@ -37,9 +36,8 @@ from swarm.stage.model.loading import Loader, Modules, say_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
+from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, ranges_of
 
-_WARM_UP_ROWS = (1, 32, 128)
 _MAX_KV_BYTES = 64 << 30
 
 log = get_logger(__name__)
@@ -368,15 +366,17 @@ class TorchExecutor:
 
     def _warm(self, stage: Stage) -> float:
         began = time.perf_counter()
-        arena = KvArena(self._device)  # of its own: the compute thread may be at work with the other one
-        arena.open(0, max(_WARM_UP_ROWS))
-        for count in _WARM_UP_ROWS:
-            hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
-            batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
-            with rounding.watching() as found:
-                run(stage, arena, batch, head_rows=[0])
-            self._left_to_torch |= found
+        self._left_to_torch |= exercise.warm(stage, self._manifest.hidden_size)
         return time.perf_counter() - began
+
+    def test(self, progressed: Callable[[], None]) -> None:
+        if self._active is not None:
+            exercise.test(self._active.stage, self._manifest.hidden_size, self.threads, progressed)
+
+    def drop_spare(self) -> None:
+        self._kept, self._aside = {}, None
+        give_back()
+        free_cached(self._device)
 
     def stats(self) -> dict[str, float]:
         return {

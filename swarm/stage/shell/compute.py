@@ -14,14 +14,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import SwarmError, WireError, whatever_ends_it
+from swarm.errors import DeviceError, SwarmError, WireError, whatever_ends_it
 from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
@@ -31,15 +31,17 @@ from swarm.stage.events import (
     Computed,
     ComputeFailed,
     ComputeFenced,
+    DeviceTested,
     Event,
     Leisure,
-    OrderArrived,
     StepArrived,
     StepRefused,
     Tick,
 )
-from swarm.stage.executor import Executor, Fenced, Forwarded
+from swarm.stage.executor import Executor, Fenced, is_out_of_memory
 from swarm.stage.shell.loader import PlanLoader
+from swarm.stage.shell.pieces import forward_in_pieces
+from swarm.stage.shell.points import point, point_after, point_before
 from swarm.stage.shell.vitals import Vitals
 from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way, key_in
 from swarm.wire import tensors
@@ -57,6 +59,8 @@ TICK_S = 0.1
 INBOX = 4096  # orders and results waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
+
+DEVICE_ERRORS = (RuntimeError, ValueError, MemoryError, ArithmeticError)  # torch's own errors are RuntimeErrors
 
 Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit
 
@@ -218,10 +222,10 @@ class ComputeThread:
     def _work(self) -> None:
         while self._events and not self._stopping:
             event = self._events.popleft()
-            _point("order", event)
+            point("order", event)
             for action in self._core.handle(event, self._clock.now()):
                 self._perform(action)
-            _point("handled", event)
+            point("handled", event)
             self._take_inbox()
 
     def _show_condition(self) -> None:
@@ -242,7 +246,7 @@ class ComputeThread:
         match action:
             case act.Compute():
                 self._compute(action)
-            case act.ComputeAside() | act.SendAside():
+            case act.ComputeAside() | act.SendAside() | act.TestDevice() | act.DropSpare():
                 self._perform_aside(action)
             case act.SendStep(step, hidden):
                 self._send(step, hidden)
@@ -297,30 +301,52 @@ class ComputeThread:
             log.debug("step_computes", epoch=action.epoch, step=action.step, cause=action.cause, rows=rows)
         try:
             if failpoints.armed:
-                _point_before(action)
-            forwarded = self._executor.forward(
+                point_before(action)
+            forward = partial(forward_in_pieces, self._executor) if action.in_pieces else self._executor.forward
+            forwarded = forward(
                 action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._progressed
             )
             if failpoints.armed:
-                forwarded = _point_after(action, forwarded)
+                forwarded = point_after(action, forwarded)
         except Fenced:
             self._events.appendleft(ComputeFenced(action.epoch, action.step))
-        except (
-            RuntimeError,
-            ValueError,
-            MemoryError,
-            ArithmeticError,
-        ) as error:  # torch's own errors are RuntimeErrors
+        except DEVICE_ERRORS as error:
             log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
-            self._events.appendleft(ComputeFailed(action.epoch, action.step, f"{type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error}"
+            self._events.appendleft(ComputeFailed(action, reason, is_out_of_memory(error)))
         else:
             self._events.appendleft(Computed(action.epoch, action.step, forwarded))
 
-    def _perform_aside(self, action: act.ComputeAside | act.SendAside) -> None:
+    def _test_device(self) -> None:
+        """Find out whether the device computes. Progress counts as a turn: who waits for this thread waits on."""
+        self._vitals.set("computing")
+        problem = ""
+        try:
+            if failpoints.armed:
+                failpoints.reached("step.computes")
+            self._executor.test(self._progressed_alone)
+        except (DeviceError, *DEVICE_ERRORS) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._events.appendleft(DeviceTested(problem))
+
+    def _progressed_alone(self) -> None:
+        self._progressed()
+        self._vitals.turned_at = self._clock.now()
+
+    def _perform_aside(self, action: act.ComputeAside | act.SendAside | act.TestDevice | act.DropSpare) -> None:
+        """Do what no step waits for."""
+        match action:
+            case act.ComputeAside():
+                self._compute_aside(action)
+            case act.SendAside():
+                self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
+            case act.TestDevice():
+                self._test_device()
+            case act.DropSpare():
+                self._executor.drop_spare()
+
+    def _compute_aside(self, action: act.ComputeAside) -> None:
         """Compute again for a comparison. What goes wrong there concerns only who asked for it."""
-        if isinstance(action, act.SendAside):
-            self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
-            return
         self._vitals.set("computing")
         try:
             forwarded = self._executor.recheck(
@@ -329,7 +355,7 @@ class ComputeThread:
                 lambda: self._vitals.fence > action.epoch or self._stopping,
                 self._progressed,
             )
-        except (Fenced, SwarmError, RuntimeError, ValueError, MemoryError, ArithmeticError) as error:
+        except (Fenced, SwarmError, *DEVICE_ERRORS) as error:
             self._events.appendleft(AsideFailed(action.ticket, f"{type(error).__name__}: {error}"))
         else:
             self._events.appendleft(AsideComputed(action.ticket, forwarded))
@@ -361,32 +387,6 @@ class ComputeThread:
         if self._next is not None:
             self._next.close()
             self._next = self._next_key = None
-
-
-def _point(when: str, event: Event) -> None:
-    if failpoints.armed and isinstance(event, OrderArrived):
-        failpoints.reached(f"{when}.{type(event.order).__name__.lower()}")
-
-
-def _point_before(action: act.Compute) -> None:
-    batch = action.batch
-    if action.step == REPLAY_STEP:
-        failpoints.reached("replay.begins")
-        return
-    failpoints.reached("step.computes", token=batch.tokens.tolist(), sequence=[row.sequence for row in batch.rows])
-    if any(row.count > 1 for row in batch.rows):
-        failpoints.reached("step.prefill")
-
-
-def _point_after(action: act.Compute, forwarded: Forwarded) -> Forwarded:
-    place = "replay.computed" if action.step == REPLAY_STEP else "step.computed"
-    if forwarded.hidden is not None:
-        forwarded = replace(forwarded, hidden=failpoints.altered(place, forwarded.hidden))
-    else:
-        failpoints.reached(place)
-    if forwarded.sampled:
-        failpoints.reached("step.sampled")
-    return forwarded
 
 
 def _frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:

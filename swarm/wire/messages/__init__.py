@@ -184,7 +184,9 @@ from swarm.wire.messages.workers import (
     Refused,
     ReplayDone,
     ReplayMissing,
+    SelfTested,
     Stats,
+    StepFailure,
     Trouble,
     WorkerMessage,
 )

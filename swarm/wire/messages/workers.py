@@ -70,6 +70,15 @@ class NotFinite(Record, frozen=True):
     rows: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
+class StepFailure(Record, frozen=True):
+    """A step that raised: out of which layers, and where each of its rows ends. ``is_memory``: the device had too
+    little memory for it, also after the worker had dropped what it could."""
+
+    layers: LayerRange
+    rows: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    is_memory: bool
+
+
 class LayerCost(Record, frozen=True):
     """Measured at join. ``prefill``: seconds for one layer to take ``rows`` positions of one sequence with ``context``
     positions before them. ``decode``: for one layer to take one more position of ``rows`` sequences of that length.
@@ -249,16 +258,28 @@ class Stats(Message, frozen=True):
     values: Annotated[dict[Name, float], msgspec.Meta(max_length=256)]
 
 
-class Trouble(Message, frozen=True):
+class Trouble(Message, frozen=True, kw_only=True):
     """Something that can't be repaired in place happened on the data path: the broker shall make a new epoch.
 
     ``damaged``: a message came that is not what was sent, or none did; that is nobody's work, and no request's fault.
-    ``not_finite``: what came was sent like that; its sender computed wrongly."""
+    ``not_finite``: what came was sent like that; its sender computed wrongly. ``failed``: a step, or a chunk of a
+    replay, raised here."""
 
     incarnation: Incarnation
     reason: Text
     damaged: bool = False
     not_finite: NotFinite | None = None
+    failed: StepFailure | None = None
+    v: Version = 3
+
+
+class SelfTested(Message, frozen=True, kw_only=True):
+    """A worker whose last step failed has tested its device. ``problem``: why the test failed; empty: it passed, and a
+    Hello follows."""
+
+    incarnation: Incarnation
+    problem: Text = ""
+    v: Version = 3
 
 
 WorkerMessage = (
@@ -277,6 +298,7 @@ WorkerMessage = (
     | LoadProgress
     | Stats
     | Trouble
+    | SelfTested
     | AssetPart
     | BrokerKeyKept
 )

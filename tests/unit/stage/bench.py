@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
-from swarm.stage.events import Computed, Event, Loaded, OrderArrived, StepArrived
+from swarm.stage.events import Computed, ComputeFailed, Event, Loaded, OrderArrived, StepArrived
 from swarm.stage.executor import Capacity
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.messages import (
@@ -88,6 +88,12 @@ class StageBench:
         forwarded = self.executor.forward(action.batch, lambda: False, lambda: None)
         return self.feed(Computed(action.epoch, action.step, forwarded))
 
+    def fail(self, reason: str, *, is_memory: bool = False) -> list[act.Action]:
+        """The step under way raises."""
+        assert self.computing is not None
+        action, self.computing = self.computing, None
+        return self.feed(ComputeFailed(action, reason, is_memory))
+
     def run(self, step: Step) -> list[act.Action]:
         """Take a step and compute it; what comes out."""
         actions = self.step(step)
@@ -107,6 +113,8 @@ class StageBench:
                 self.executor.truncate(sequence, position)
             case act.ReleaseSequence(sequence):
                 self.executor.release(sequence)
+            case act.DropSpare():
+                self.executor.drop_spare()
             case act.Compute():
                 assert self.computing is None, "two steps at once"
                 self.computing = action

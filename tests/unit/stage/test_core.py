@@ -10,7 +10,7 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.actions import EX_CONFIG
-from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
+from swarm.stage.events import BrokerConnected, Computed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
 from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
 from swarm.stage.replay import MAX_WAITING
@@ -571,8 +571,7 @@ def test_a_step_that_the_fence_ended(stage: StageBench) -> None:
 def test_a_device_that_fails_is_trouble(stage: StageBench) -> None:
     """The broker hears the device's words; the stage lives."""
     stage.step(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    stage.computing = None
-    assert troubles(stage.feed(ComputeFailed(1, 1, "out of memory"))) == ["step 1 of epoch 1 failed: out of memory"]
+    assert troubles(stage.fail("device lost")) == ["step 1 of epoch 1 failed: device lost"]
     assert stage.core.turn.work is None
 
 

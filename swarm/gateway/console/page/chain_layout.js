@@ -67,7 +67,7 @@ const isNamed = (view, worker) => Boolean(view.recovery?.workers?.includes(worke
 // A recovery names workers, not lives: one that is here again, and well, is another life.
 const isLostNow = (view, row) =>
   (isNamed(view, row.name) && (row.state !== "member" || row.verdict !== "well")) ||
-  ["dead", "silent", "hung", "lied", "left"].includes(row.verdict);
+  ["dead", "silent", "hung", "lied", "failed", "left"].includes(row.verdict);
 
 function lingers(view, stage, now) {
   const name = stage.worker;

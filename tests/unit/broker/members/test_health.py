@@ -194,7 +194,8 @@ def test_half_a_second_of_jitter_gives_no_verdict() -> None:
 
 def test_which_verdicts_put_out() -> None:
     """Loading, blocked and well workers stay."""
-    assert {v for v in Verdict if v.is_out} == {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED}
+    out = {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED, Verdict.FAILED}
+    assert {v for v in Verdict if v.is_out} == out
 
 
 def test_forgiving_moves_every_deadline() -> None:

@@ -1,0 +1,169 @@
+"""Who is to blame for a step that raised: the worker, or a request in it.
+
+After a failed step the same workers go on in a new epoch, and the step's sequences are computed apart: each alone, in
+turns with the others (``steps.apart``). What fails and what comes through then is the evidence (``state.evidence``).
+
+A **request** is to blame when its failures follow it: steps with it have failed ``GUILTY_AFTER`` times, it has not come
+through since, and it failed on two workers, or nobody else could have taken over. And one of these workers must have
+computed something else since: another request's step, or a test of its device. A test counts if no other request fails
+at these workers. The tests may not see what is wrong with a worker: where nobody else could take over, the next request
+is convicted by tests alone only after ``UNSURE_AFTER`` failures.
+
+A **worker** is to blame when its failures follow it, and is out with the verdict ``failed``:
+
+* it has computed nothing between ``FAILED_AFTER`` failures, and no request was in all of them; or
+* it has failed ``OFTEN`` times of late, no request was in all of these, and the last one was the first with these ones.
+
+If one request was in all of them, the worker goes as well, so that others show whose doing it is: after
+``FAILED_AFTER`` failures in a row where others can take its layers, else after ``GUILTY_AFTER``.
+
+A worker that is out for this tests its device and says Hello if that passes. The first time it is called at once, then
+after a pause that doubles. What it holds is not used again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm.broker.members.trust import Finding, pause_s
+from swarm.broker.state import Sequence, SequenceState, State, Worker
+from swarm.broker.state.evidence import KEEP_S, FailedStep
+from swarm.wire.messages import LayerRange, ReplayDone, SequencePosition, StepFailure
+
+FAILED_AFTER = 2  # failures in a row of one worker
+GUILTY_AFTER = 3  # failures of one sequence since it last came through
+UNSURE_AFTER = 15  # the same, if a test is all that speaks for the only worker, and did so for a request before
+OFTEN = 4  # failures of one worker within ``KEEP_S``
+
+
+@dataclass(slots=True)
+class Blame:
+    """See the module's text."""
+
+    state: State
+
+    def judge(self, worker: Worker, failed: StepFailure, reason: str, *, is_needed: bool) -> Finding:
+        """A step raised. ``is_needed``: nobody else could compute what this worker does."""
+        self.state.count("steps_failed")
+        ends = {row.sequence: row.position for row in failed.rows}
+        owners = {s: self._owner(s) for s in ends}
+        evidence = self.state.evidence
+        evidence.forget(filter(self._has_ended, evidence.suspects))
+        evidence.add(FailedStep(worker.name, failed.layers, ends, owners, self.state.now))
+        alone = next(iter(owners.values())) if len(set(owners.values())) == 1 else None
+        if alone in self.state.requests and self._is_guilty(alone, is_needed):
+            return Finding(None, "", self._convict(alone, reason))
+        why = self._why_out(worker, is_needed)
+        if not why:
+            return Finding(None, "", ())
+        self._pause(worker)
+        return Finding(worker, f"{why}; the last one, in {failed.layers.in_words}: {reason}", ())
+
+    def came_through(self, reached: Iterable[SequencePosition], now: float) -> None:
+        """All stages of the plan in force have computed a step; its rows end there."""
+        plan = self.state.book.current
+        if plan is not None:
+            layers = LayerRange(0, plan.stages[-1].layers.stop)
+            self._computed(layers, {row.sequence: row.position for row in reached}, now)
+
+    def replayed(self, done: ReplayDone, now: float) -> None:
+        """A chunk of a replay went through some of the layers."""
+        plan = self.state.book.current
+        if plan is not None and plan.epoch == done.epoch and self.state.evidence.steps:
+            self._computed(done.layers, {done.sequence: done.kv}, now)
+
+    def _computed(self, layers: LayerRange, ends: dict[int, int], now: float) -> None:
+        assert self.state.book.current is not None
+        stages = self.state.book.current.stages
+        names = [s.name for s in stages if s.layers.first < layers.stop and layers.first < s.layers.stop]
+        self.state.evidence.came_through(names, layers, ends, map(self._owner, ends), now)
+
+    def tested(self, worker: Worker, problem: str) -> None:
+        """A worker has tested its device. ``problem``: why that failed; empty: it passed."""
+        if not problem:
+            self.state.evidence.passed_test(worker.name)
+            return
+        self.state.count("device_tests_failed")
+        self._pause(worker)
+
+    # --- the request -------------------------------------------------------------------------------------------------
+
+    def _is_guilty(self, request_id: str, is_needed: bool) -> bool:
+        evidence = self.state.evidence
+        failures = evidence.of_request(request_id)
+        workers = {failure.worker for failure in failures}
+        is_alone = len(workers) == 1
+        if len(failures) < GUILTY_AFTER or (is_alone and not is_needed):
+            return False
+        if any(request_id in failure.vouched for failure in failures):
+            return True
+        theirs = [failure for failure in evidence.steps if failure.worker in workers and failure.pending]
+        is_only_one = all(request_id in failure.pending_requests for failure in theirs)
+        before = {evidence.unproven.get(worker, request_id) for worker in workers}  # convicted, and no step since
+        is_enough = not is_alone or before == {request_id} or len(failures) >= UNSURE_AFTER
+        return any(failure.is_tested for failure in failures) and is_only_one and is_enough
+
+    def _convict(self, request_id: str, reason: str) -> tuple[tuple[Sequence, str], ...]:
+        """Return those of its sequences that failed, with what they are ended for. Workers are not to blame for it."""
+        failures = self.state.evidence.of_request(request_id)
+        failed = {sequence for failure in failures for sequence in failure.pending}
+        self.state.evidence.convict(request_id)
+        names = sorted({failure.worker for failure in failures})
+        if len(names) > 1 or any(request_id in failure.vouched for failure in failures):
+            self._clear(names)
+        layers = ", ".join(dict.fromkeys(failure.layers.in_words for failure in failures))
+        detail = (
+            f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where others' "
+            f"went well; the last one: {reason}"
+        )
+        sequences = self.state.requests[request_id].sequences
+        return tuple((s, detail) for s in sequences if s.id in failed and s.state is not SequenceState.ENDED)
+
+    def _clear(self, names: list[str]) -> None:
+        """Let these workers come back at once: it was the request."""
+        for worker in self.state.workers.values():
+            if worker.name in names:
+                worker.num_faults, worker.call_after = 0, min(worker.call_after, self.state.now)
+
+    def _has_ended(self, sequence_id: int) -> bool:
+        sequence = self.state.sequences.get(sequence_id)
+        return sequence is None or sequence.state is SequenceState.ENDED
+
+    def _owner(self, sequence_id: int) -> str:
+        """The request of a sequence; one that is not known any more, a name of its own."""
+        sequence = self.state.sequences.get(sequence_id)
+        return f"sequence {sequence_id}" if sequence is None else sequence.request.id
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def _why_out(self, worker: Worker, is_needed: bool) -> str:
+        """Say, in words, why this worker must go; empty: it stays."""
+        failures = self.state.evidence.of_worker(worker.name)
+        in_row = self.state.evidence.in_row(worker.name)
+        if len(in_row) >= FAILED_AFTER and not _in_all(in_row):
+            return f"its last {len(in_row)} steps failed, whatever was in them"
+        is_new = all(len(self.state.evidence.of_request(r)) == 1 for r in failures[-1].pending_requests)
+        if len(failures) >= OFTEN and not _in_all(failures) and is_new:
+            return f"{len(failures)} of its steps failed within {KEEP_S / 60:.0f} minutes, with different requests"
+        if len(in_row) >= (GUILTY_AFTER if is_needed else FAILED_AFTER):
+            shows = "a test of its device shows" if is_needed else "others show"
+            return f"its last {len(in_row)} steps failed; {shows} whether a request is to blame"
+        here = Counter(request_id for failure in failures for request_id in failure.pending_requests)
+        if not is_needed and here and max(here.values()) >= GUILTY_AFTER:
+            return f"a request failed here {GUILTY_AFTER} times; others show which of the two is to blame"
+        return ""
+
+    def _pause(self, worker: Worker) -> None:
+        """Let it be called at once the first time, later after a pause. What was long ago is forgotten."""
+        now = self.state.now
+        if now - worker.call_after > KEEP_S:
+            worker.num_faults = 0
+        worker.num_faults += 1
+        worker.call_after = now + pause_s(worker.num_faults - 1)
+
+
+def _in_all(failures: list[FailedStep]) -> set[str]:
+    """Requests that were in every one of them."""
+    return failures[0].requests.intersection(*(failure.requests for failure in failures[1:]))

@@ -1,0 +1,140 @@
+"""What a stage does when a step can't be computed, and what it tells the broker.
+
+* *Memory.* If the device had too little memory, the stage drops what it holds for others and computes the same step
+  again, in pieces. That happens once a step: the second failure counts.
+* *Trouble.* The broker is told which layers and which rows failed (``StepFailure``). Whether the worker or a request is
+  to blame is for the broker to find out.
+* *Doubt.* A stage whose last step failed is in doubt until it has computed one. In doubt it says no Hello before its
+  device has passed a test (``TestDevice``). A failed test is repeated after a pause. After the third one in a row the
+  process ends, since some errors of a device last as long as the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from swarm.stage.actions import Action, DropSpare, Exit, StopStandby, Tell, TestDevice
+from swarm.stage.events import ComputeFailed, DeviceTested
+from swarm.stage.membership import Notes
+from swarm.stage.preparation import Preparation
+from swarm.wire.messages import Kept, LayerRange, NotFinite, SelfTested, SequencePosition, Step, StepFailure, Trouble
+from swarm.wire.tensors import in_words
+
+MAX_FAILED_TESTS = 3
+PAUSE_S = 5.0  # after the first failed test; twice as long after the second
+
+
+@dataclass(slots=True)
+class Faults:
+    """Appends what is to be done to ``out``."""
+
+    incarnation: str
+    preparation: Preparation
+    out: list[Action]
+    note: Notes
+    count: Callable[[str], None]
+    is_in_doubt: bool = False
+    is_testing: bool = False
+    num_failed_tests: int = 0  # since the last one that passed
+    test_at: float | None = None  # when a test that failed is repeated
+
+    # --- a step failed -----------------------------------------------------------------------------------------------
+
+    def tries_again(self, failed: ComputeFailed, epoch: int) -> bool:
+        """Compute a step again that failed for want of memory, unless that was the second time. ``epoch``: the last one
+        that this worker has heard of, in which it tells what it keeps."""
+        if not failed.is_memory or failed.compute.in_pieces:
+            return False
+        dropped = self.preparation.drop_kept()
+        self.count("memory_shortages")
+        self.note("memory_short", "warning", reason=failed.reason, dropped=[str(layers) for layers in dropped])
+        if self.preparation.loads_for_others:
+            self.out.append(StopStandby())
+        self.out.append(DropSpare())
+        if dropped:
+            kept = Kept(epoch=epoch, incarnation=self.incarnation, layers=(), wanted=dropped, load_s=0.0)
+            self.out.append(Tell(kept))
+        self.out.append(replace(failed.compute, in_pieces=True))
+        return True
+
+    def failed(self, failed: ComputeFailed, layers: LayerRange) -> StepFailure:
+        """Note that a step failed for good, in these layers; return what the broker is to know of it."""
+        self.is_in_doubt = True
+        batch = failed.compute.batch
+        rows = tuple(SequencePosition(row.sequence, row.start + row.count) for row in batch.rows)
+        return StepFailure(batch.through or layers, rows, failed.is_memory)
+
+    def computed(self) -> None:
+        """A step went through the layers."""
+        self.is_in_doubt = False
+
+    # --- the test ----------------------------------------------------------------------------------------------------
+
+    def holds_back(self) -> bool:
+        """Whether no Hello may be said now. Begins a test if one is missing."""
+        if self.is_in_doubt and not self.is_testing and self.test_at is None:
+            self._test()
+        return self.is_in_doubt
+
+    def tick(self, now: float) -> None:
+        """Repeat a test that failed, when it is time."""
+        if self.test_at is not None and now >= self.test_at:
+            self._test()
+
+    def _test(self) -> None:
+        self.is_testing, self.test_at = True, None
+        self.out.append(TestDevice())
+
+    def tested(self, event: DeviceTested, now: float) -> bool:
+        """Take a test's result and tell it; return whether a Hello may be said."""
+        self.is_testing = False
+        problem = event.problem[:4000]
+        self.out.append(Tell(SelfTested(epoch=0, incarnation=self.incarnation, problem=problem)))
+        if not problem:
+            self.is_in_doubt, self.num_failed_tests = False, 0
+            self.note("device_test_passed")
+            return True
+        self.num_failed_tests += 1
+        self.test_at = now + PAUSE_S * self.num_failed_tests
+        self.note("device_test_failed", "error", reason=problem, times=self.num_failed_tests)
+        if self.num_failed_tests >= MAX_FAILED_TESTS:
+            text = f"its device failed {self.num_failed_tests} tests in a row after a step had failed: {problem}"
+            self.out.append(Exit(1, text))
+        return False
+
+    # --- what is told ------------------------------------------------------------------------------------------------
+
+    def trouble(
+        self,
+        epoch: int,
+        reason: str,
+        *,
+        damaged: bool = False,
+        not_finite: NotFinite | None = None,
+        failed: StepFailure | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Tell the broker that the data path of this epoch broke here. ``step``: at which step, for the log."""
+        about = {} if step is None else {"step": step}
+        self.note("trouble", "error", reason=reason, epoch=epoch, **about)
+        told = Trouble(
+            epoch=epoch,
+            incarnation=self.incarnation,
+            reason=reason[:4000],
+            damaged=damaged,
+            not_finite=not_finite,
+            failed=failed,
+        )
+        self.out.append(Tell(told))
+
+    def not_finite(self, epoch: int, step: Step, rows: tuple[SequencePosition, ...]) -> None:
+        """Refuse a step with numbers that are not finite, since they spread, and name its sender."""
+        self.count("not_finite_refused")
+        what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
+        if not step.hops:  # no stage sends such
+            self.trouble(epoch, f"{what}, from nobody", damaged=True)
+            return
+        sender = step.hops[-1]
+        found = NotFinite(sender.worker, sender.layers, rows)
+        self.trouble(epoch, f"{what}, from {sender.worker}, layers {sender.layers}", not_finite=found)
