@@ -36,6 +36,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
         beat_endpoint=endpoints.beats,
         data_endpoint=endpoints.data,
         key=key,
+        dtype="" if broker.dtype == "auto" else broker.dtype,
         relay=endpoints.relay,
         lineage=lineage,
         version=__version__,

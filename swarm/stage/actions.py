@@ -190,6 +190,14 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Recast:
+    """The worker introduces itself again with weights of another type, in which the swarm computes."""
+
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A fact for the log."""
 
@@ -235,5 +243,6 @@ Action = (
     | SendStep
     | SendDone
     | Exit
+    | Recast
     | Note
 )

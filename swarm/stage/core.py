@@ -90,6 +90,7 @@ class StageSettings:
     num_layers: int
     log_bytes: int = 256 << 20
     profile_every: int = 0  # steps between two profile lines; 0: none
+    dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with, as its settings allow
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class StageCore:
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.membership = Membership(self._out, self._note)
+        self.membership = Membership(self._out, self._note, self.settings.dtypes)
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
         own = self.settings

@@ -23,6 +23,7 @@ VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
 # without.
 ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     2: {
+        "denied.dtype": True,
         "hello.build": True,
         "hello.kv_share": True,
         "hello.settings": True,

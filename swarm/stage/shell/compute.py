@@ -58,7 +58,7 @@ INBOX = 4096  # orders and results waiting for the compute thread; a full inbox 
 
 log = get_logger(__name__)
 
-Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit
+Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit | act.Recast
 
 
 class ComputeThread:
