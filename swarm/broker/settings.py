@@ -99,6 +99,7 @@ def plan_rules(settings: Settings) -> PlanRules:
         objective=plan.objective,
         load=Load(plan.rows, plan.context, plan.prompt),
         kv_positions=plan.kv_positions,
+        quiet_s=plan.quiet_s,
         margin=plan.margin,
         step_positions=broker.step_tokens,
         max_running=broker.max_running,
