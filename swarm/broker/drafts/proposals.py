@@ -114,6 +114,8 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
     change. This takes as long as making some plans, and nobody waits for it but who asks."""
     if plan.forecast is None:
         return None
+    if rules.objective == "auto":  # which may mean something else by now, and no other plan is worth it
+        rules = replace(rules, objective=plan.objective)
     found = _reasons(state, rules, plan) or plan.forecast
     others = found.others + _by_the_settings(state, rules, plan, found.step_s)
     forecast = replace(plan.forecast, left_out=found.left_out, others=others)

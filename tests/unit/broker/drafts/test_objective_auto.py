@@ -79,8 +79,11 @@ def test_it_follows_the_load(make_bench: MakeBench) -> None:
 def test_a_change_must_be_worth_it(make_bench: MakeBench) -> None:
     """Where the way between machines is short beside the computing, the plan stays: another would gain little."""
     bench = serving(make_bench(ruled()), SLOW_S)
+    before = bench.ask(Query(what="plan")).body
     run_for(bench, 10 * QUIET_S)
     assert is_quiet(bench)
+    after = bench.ask(Query(what="plan")).body
+    assert after == before | {name: after[name] for name in ("demand", "demand_since_s")}
     assert (lengths(bench), bench.epoch) == ({"w0": 3, "w1": 3}, 1)
 
 
