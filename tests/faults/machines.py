@@ -42,6 +42,8 @@ class Machines(Swarm):
         broker: str = "a",
     ) -> None:
         self.hosts, self._broker = hosts, broker
+        # Tests count on all workers: objective auto would leave some out after a quiet minute.
+        options = {"SWARM_PLAN__OBJECTIVE": "throughput"} | (options or {})
         super().__init__(model, logs, zygote, options, state=hosts[broker].home / "broker")
         self.port = PORT
         self.url = self.url_at(hosts[broker].address)
@@ -59,9 +61,8 @@ class Machines(Swarm):
 
     def start_broker(self, min_workers: int = 1, **environment: str) -> None:
         host = self.hosts[self._broker]
-        # Tests count on all workers: objective auto would leave some out after a quiet minute.
-        own = {"SWARM_BROKER__LISTEN": f'["{host.address}"]', "SWARM_PLAN__OBJECTIVE": "throughput"}
-        super().start_broker(min_workers, **own, **self._at(self._broker), **environment)
+        listen = {"SWARM_BROKER__LISTEN": f'["{host.address}"]'}
+        super().start_broker(min_workers, **listen, **self._at(self._broker), **environment)
 
     def start_worker(self, name: str, *more: str, faults: str = "", **environment: str) -> None:
         """It joins by invitation; a later one there is the machine's that has joined."""
