@@ -15,12 +15,18 @@ wait_passively()  # before torch: the cores are shared
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.untested import note_skipped  # noqa: E402
+
 # Files that take longest. They come first, so that the processes of a run end at about the same time.
 LONGEST = ("integration/test_systemd.py", "integration/test_hosts.py", "faults/test_weather.py", "unit/sim/test_sim.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    note_skipped(terminalreporter.stats.get("skipped", []))
 
 
 # What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only.

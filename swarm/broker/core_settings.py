@@ -29,6 +29,7 @@ class BrokerSettings:
     check_rules: bool = False
     lineage: Lineage = NOBODYS  # of this life
     key: str | None = None  # the broker's own, where doors go by keys
+    dtype: str = ""  # of the weights, at all workers; empty: the first worker's
     relay: str = ""  # where steps are passed on to workers that can only connect outwards, if they are
     run: str = ""  # tells the ids of this broker's events from those of one before it
     requests: RequestSettings = field(default_factory=RequestSettings)
@@ -47,4 +48,5 @@ class BrokerSettings:
             self.health,
             self.recheck,
             self.key,
+            self.dtype,
         )

@@ -51,6 +51,7 @@ def broker(
     port: PortOption = None,
     state_dir: StateDirOption = None,
     mode: ModeOption = None,
+    dtype: DtypeOption = None,
     min_workers: Annotated[
         int | None, typer.Option("--min-workers", metavar="N", help="Workers to wait for before the first plan.")
     ] = None,
@@ -68,6 +69,7 @@ def broker(
         "broker.discoverable": discoverable or None,
         "broker.port": port,
         "broker.mode": mode.value if mode else None,
+        "broker.dtype": dtype.value if dtype else None,
         "broker.min_workers": min_workers,
         "state_dir": str(state_dir) if state_dir else None,
     }

@@ -50,6 +50,11 @@ class BrokerSettings(Section):
         description="Port of the clients' door. The next one is the door for workers' control; with broker.listen, the "
         "two after it are those for beats and finished steps.",
     )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Type of the weights in memory, the same at all workers of the swarm. auto: that of the first "
+        "worker. A worker whose worker.dtype is auto takes it if its device can; another one is refused.",
+    )
     max_queue: Count = Field(
         default=1024,
         description="Sequences that may wait. Beyond it a request is refused with a time to come back: "

@@ -15,8 +15,16 @@ class PlanSettings(Section):
     objective: Literal["auto", "throughput", "latency"] = Field(
         default="auto",
         description="throughput: the most tokens for all together, so the slowest stage counts. latency: the quickest "
-        "single answer, so the sum over stages counts, and fewer workers may be better. auto: throughput; a plan that "
-        "followed the load of the minute would move layers to and fro.",
+        "single answer, so the sum over stages counts, and fewer workers may be better. auto: latency after a time "
+        "in which at most one sequence was under way (plan.quiet_s), throughput as soon as there are more. Either "
+        "counts for what a change must gain (plan.margin). Where all stages share the cores of one machine it makes "
+        "no difference.",
+    )
+    quiet_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=60.0,
+        description="Seconds with at most one sequence under way after which objective auto is latency. They are "
+        "doubled, up to an hour, each time that it was soon busy again, so that layers don't move to and fro. 0: auto "
+        "is always throughput.",
     )
     rows: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=8, description="Sequences that decode together in one step of the load that is planned for."

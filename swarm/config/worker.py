@@ -21,7 +21,9 @@ class WorkerSettings(Section):
         default="cpu", description="Device that computes: cpu, cuda, cuda:N or mps. The CPU is always there."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Type of the weights in memory. auto: what the model's files say."
+        default="auto",
+        description="Type of the weights in memory. auto: what the model's files say, where the device is quick at "
+        "it, else float32; and that of the swarm, if it computes in another (broker.dtype).",
     )
     memory_limit: ByteSize | None = Field(
         default=None,

@@ -164,7 +164,13 @@ REQUESTS = (
 
 STEPS = (
     _counter("steps", "Steps that were sent through the stages", "stats.pipeline.steps"),
+    _counter("overlapped_steps", "Steps that were sent while others were in flight", "stats.pipeline.overlapped_calls"),
     _gauge("steps_in_flight", "Steps in the stages now", "status.steps_in_flight"),
+    _histogram(
+        "micro_batches",
+        "Steps in flight when one is sent, itself counted: stages at work",
+        "stats.histograms.micro_batches",
+    ),
     _counter(
         "positions",
         "Positions in those steps: prompts' tokens and drawn ones, computed or computed again",
@@ -172,6 +178,8 @@ STEPS = (
     ),
     _histogram("step_rows", "Sequences in a step", "stats.histograms.step_rows"),
     _histogram("step_positions", "Positions in a step", "stats.histograms.step_positions"),
+    _histogram("batch_rows", "Sequences in all steps in flight when one is sent", "stats.histograms.batch_rows"),
+    _histogram("queue_depth", "Sequences that wait for room when a step is sent", "stats.histograms.queue_depth"),
     _histogram("step_seconds", "Seconds of a step's way through all stages and back", "stats.histograms.step_s"),
     _counter(
         "wire_seconds",
@@ -192,10 +200,24 @@ STEPS = (
 STAGES = (
     _stage("stage_steps", "Steps that the stage computed", "steps", is_counter=True),
     _stage("stage_positions", "Positions that the stage computed", "positions", is_counter=True),
+    _stage(
+        "stage_overlapped_steps",
+        "Steps that the stage computed while others were in flight",
+        "overlapped_calls",
+        is_counter=True,
+    ),
+    _stage(
+        "stage_queued_steps",
+        "Steps that waited at the stage when it began one, added up over all that it computed",
+        "sizes.queue_depth.total",
+        is_counter=True,
+    ),
     _seconds("busy", "Seconds from a step's arrival at the stage to handing it on", "total"),
     _seconds("idle", "Seconds that the stage waited for a step", "idle"),
     _seconds("wait", "Seconds that steps waited at the stage for others", "wait"),
     _seconds("compute", "Seconds of computing layers, norm and head", "compute"),
+    _seconds("head", "Seconds of norm and head, a part of computing, on the last stage", "head"),
+    _seconds("copy", "Seconds of bringing outputs to the host, a part of computing, on the other stages", "copy"),
     _seconds("sample", "Seconds of drawing tokens, on the last stage", "sample"),
     _ways(
         "serialize_seconds",

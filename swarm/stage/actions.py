@@ -201,6 +201,14 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Recast:
+    """The worker introduces itself again with weights of another type, in which the swarm computes."""
+
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A fact for the log."""
 
@@ -248,5 +256,6 @@ Action = (
     | SendStep
     | SendDone
     | Exit
+    | Recast
     | Note
 )

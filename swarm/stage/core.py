@@ -89,6 +89,7 @@ class StageSettings:
     num_layers: int
     log_bytes: int = 256 << 20
     profile_every: int = 0  # steps between two profile lines; 0: none
+    dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with, as its settings allow
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class StageCore:
         own = self.settings
         self.preparation = Preparation(own.incarnation)
         self.faults = Faults(own.incarnation, self.preparation, self._out, self._note, self._count)
-        self.membership = Membership(self._out, self._note, self.faults.holds_back)
+        self.membership = Membership(self._out, self._note, self.faults.holds_back, own.dtypes)
         self.holdings = Holdings(ActivationLog(own.log_bytes), self._out)
         self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)

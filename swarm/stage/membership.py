@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarm.stage.actions import EX_CONFIG, EX_TEMPFAIL, Action, Exit, Introduce, SendAssets, StartBeats
+from swarm.stage.actions import (
+    EX_CONFIG,
+    EX_TEMPFAIL,
+    Action,
+    Exit,
+    Introduce,
+    Recast,
+    SendAssets,
+    StartBeats,
+)
 from swarm.wire.messages import Alive, Denied, Order, Rejoin, Release, Welcome
 
 DEFAULT_LEASE_S = 10.0
@@ -27,6 +36,7 @@ class Membership:
     out: list[Action]
     note: Notes
     holds_back: Callable[[], bool] = lambda: False
+    dtypes: tuple[str, ...] = ()  # in which this worker could compute, as its settings allow
     welcome: Welcome | None = None
     parked: bool = False
     heard_at: float = 0.0
@@ -55,8 +65,11 @@ class Membership:
     def take(self, order: Order) -> bool:
         """Take an order about membership; False if it is about something else."""
         match order:
-            case Denied(reason=reason):
-                self.out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
+            case Denied(reason=reason, dtype=dtype) if dtype in self.dtypes:
+                self.out.append(Recast(dtype, reason))
+            case Denied(reason=reason, dtype=dtype):
+                cant = f"; this device can't compute in {dtype}" if dtype and len(self.dtypes) > 1 else ""
+                self.out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}{cant}"))
             case Rejoin(reason=reason):
                 self.note("rejoining", "warning", reason=reason)
                 self.introduce(self.heard_at)

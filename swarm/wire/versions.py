@@ -33,6 +33,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     },
     3: {
         "cancel.if_reader": True,
+        "denied.dtype": True,
         "enrol.proof": True,
         "look_up": False,
         "recalled.submit.keep_s": True,

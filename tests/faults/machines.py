@@ -42,6 +42,8 @@ class Machines(Swarm):
         broker: str = "a",
     ) -> None:
         self.hosts, self._broker = hosts, broker
+        # Tests count on all workers: objective auto would leave some out after a quiet minute.
+        options = {"SWARM_PLAN__OBJECTIVE": "throughput"} | (options or {})
         super().__init__(model, logs, zygote, options, state=hosts[broker].home / "broker")
         self.port = PORT
         self.url = self.url_at(hosts[broker].address)

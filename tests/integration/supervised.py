@@ -1,8 +1,9 @@
 """A supervisor with scripted children, as a program: ``supervised.py SOCKET LOGS NUM_WORKERS BEHAVIOUR NURSERY``.
 
 Each child connects to SOCKET, says who it is, and does what it is told there. The connection ends with the child.
-NURSERY: "none", "nursery", which forks workers, one that is "threaded", so it can't, one that is "deaf" to orders, or
-one that is "late", which is not waited for any longer than a moment.
+NURSERY: "none", "nursery", which forks workers, one that is "threaded", so it can't, one that is "deaf" to orders, one
+that is "late", which is not waited for any longer than a moment, or one that halts at each birth, "before" or "after"
+it sends the child's number: it connects to SOCKET as a child named by that number, and goes on at its next order.
 """
 
 from __future__ import annotations
@@ -64,9 +65,33 @@ def child(name: str, address: str, behaviour: str) -> None:
             sys.exit(int(rest))
 
 
+class Halting(socket.socket):
+    """The nursery's way to the supervisor, which halts at each birth."""
+
+    def __init__(self, control: socket.socket, when: str, address: str) -> None:
+        super().__init__(fileno=control.detach())
+        self._when, self._address = when, address
+
+    def send(self, message: bytes, flags: int = 0) -> int:  # type: ignore[override]
+        if self._when == "before":
+            self._halt(message)
+        num_bytes = super().send(message, flags)
+        if self._when == "after":
+            self._halt(message)
+        return num_bytes
+
+    def _halt(self, message: bytes) -> None:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(self._address)
+            link.sendall(f"{message.decode()} {os.getpid()}\n".encode())
+            link.recv(4096)
+
+
 def run_nursery(kind: str) -> None:
     """One as the product's, whose children are ours."""
     control = process.control()
+    if kind in ("before", "after"):
+        control = Halting(control, kind, sys.argv[3])
     if kind == "threaded":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if kind in ("deaf", "late"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -17,8 +18,9 @@ from queue import Queue
 import psutil
 import pytest
 
-from swarm.cli.up.nursery.ours import Forked
+from swarm.cli.up.nursery.ours import Forked, Nursery, take_orphans_in
 from swarm.cli.up.nursery.renewal import MOST_SHORT_LIVES
+from swarm.cli.up.processes import Lifeline, LogFile, Process
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0  # far above anything that should happen; a loaded machine is slow
@@ -37,6 +39,10 @@ class Child:
         self._link.sendall(f"say {text}".encode())
         assert self._file.readline() == "said\n"
 
+    def goes_on(self) -> None:
+        """For a nursery that halts."""
+        self._link.sendall(b"on")
+
     def exits(self, code: int) -> None:
         self._link.sendall(f"exit {code}".encode())
 
@@ -53,6 +59,14 @@ class Child:
     def close(self) -> None:
         self._file.close()
         self._link.close()
+
+
+@pytest.fixture
+def orphanage() -> Iterator[None]:
+    """This process takes in orphans for the time of a test."""
+    take_orphans_in()
+    yield
+    ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -403,6 +417,93 @@ def test_interrupt_before_workers_are_born(supervise: Supervise) -> None:
     assert swarm.left() == []
 
 
+@nurseries
+def test_a_worker_that_dies_before_its_number_is_known_is_started_again(supervise: Supervise) -> None:
+    """The supervisor looks at its children in between, and must not lose the end of one that it can't name yet."""
+    swarm = supervise(1, "obedient", "before")
+    broker, nursery, number = _halted_at_a_birth(swarm)
+    os.kill(number, signal.SIGKILL)
+    broker.exits(3)
+    assert swarm.next_line() == "broker ended with code 3; starting it again in 0.05 s"
+    assert "its log" in swarm.next_line()
+    assert swarm.next_child().name == "broker"
+    nursery.goes_on()
+    assert swarm.next_line() == "w0 was ended by SIGKILL; starting it again in 0.05 s"
+    again = swarm.next_child()
+    again.goes_on()
+    assert swarm.next_child().name == "w0"
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert swarm.left() == []
+
+
+@nurseries
+def test_a_nursery_that_dies_before_it_names_a_worker_takes_it_along(supervise: Supervise) -> None:
+    """Another one is started instead, so that there is one of this name, and the supervisor is its parent."""
+    swarm = supervise(1, "obedient", "before")
+    _, nursery, number = _halted_at_a_birth(swarm)
+    newborn = psutil.Process(number)
+    os.kill(nursery.pid, signal.SIGKILL)
+    worker = swarm.next_child()
+    assert (worker.name, _is_forked(worker)) == ("w0", False)
+    assert _is_over(newborn)
+    assert [each.pid for each in swarm.left() if "w0" in _command(each)] == [worker.pid]
+
+
+@nurseries
+def test_a_worker_that_is_named_and_never_released_is_started_again(supervise: Supervise) -> None:
+    """Its nursery died between the two: the supervisor knows the worker, and hears of its end as of any other."""
+    swarm = supervise(1, "obedient", "after")
+    _, nursery, _ = _halted_at_a_birth(swarm)
+    os.kill(nursery.pid, signal.SIGKILL)
+    lines = {swarm.next_line() for _ in range(3)}
+    assert "w0 ended with code 1; starting it again in 0.05 s" in lines
+    assert "the nursery was ended by SIGKILL; starting it again" in lines
+    again = swarm.next_child()
+    again.goes_on()
+    worker = swarm.next_child()
+    assert worker.name == "w0"
+    assert [each.pid for each in swarm.left() if "w0" in _command(each)] == [worker.pid]
+
+
+@nurseries
+def test_workers_killed_at_birth_come_back(supervise: Supervise) -> None:
+    """At whatever moment they are killed, as by a machine without memory: some before their numbers are known."""
+    swarm = supervise(12)
+    children = swarm.next_children(13)
+    for child in children.values():
+        if child.name != "broker":
+            child.exits(3)
+    spared = {child.pid for child in children.values()} | {each.pid for each in _nurseries(swarm)}
+    listed = Path(f"/proc/{swarm.process.pid}/task/{swarm.process.pid}/children")
+    killed: set[int] = set()
+    until = time.monotonic() + PATIENCE_S
+    while len(killed) < 24:
+        assert time.monotonic() < until
+        for pid in {int(each) for each in listed.read_text().split()} - spared - killed:
+            killed.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert swarm.process.poll() is None
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert swarm.left() == []
+
+
+def _halted_at_a_birth(swarm: Supervised) -> tuple[Child, Child, int]:
+    """The broker, a nursery that halts at its first birth, and the number of the newborn."""
+    ends = swarm.next_children(2)
+    broker = ends.pop("broker")
+    ((number, nursery),) = ends.items()
+    return broker, nursery, int(number)
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """Wait for its end."""
+    gone, _ = psutil.wait_procs([process], timeout=PATIENCE_S)
+    return bool(gone)
+
+
 @pytest.mark.parametrize("end", [Forked.terminate, Forked.kill])
 def test_who_was_ended_before_it_is_born_does_not_live(end: Callable[[Forked], None]) -> None:
     life = Forked(lambda: pytest.fail("it is not started"))
@@ -411,6 +512,39 @@ def test_who_was_ended_before_it_is_born_does_not_live(end: Callable[[Forked], N
     child = subprocess.Popen(["sleep", "60"])
     life.born(child.pid)
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+async def test_who_is_born_when_a_nursery_is_ended_is_known(
+    tmp_path: Path, orphanage: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number has been sent and nobody has read it yet: the worker lives on, and no other of its name is started."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
+    command = [sys.executable, "-m", "supervised", "--nursery", "nursery", str(tmp_path / "s")]
+    worker = [sys.executable, "-m", "supervised", "--child", "w0", str(tmp_path / "s"), "obedient"]
+    lifeline = Lifeline()
+    with contextlib.closing(lifeline), socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        nursery = Nursery(command, lifeline, LogFile(tmp_path / "nursery.log"), lambda: None)
+        life = nursery.begin(worker, LogFile(tmp_path / "w0.log"))
+        link, _ = listener.accept()  # meanwhile the loop reads nothing
+        with contextlib.closing(Child(link)) as child:
+            nursery.end()
+            assert life.pid == child.pid
+            life.kill()
+            assert life.wait(PATIENCE_S)
+
+
+def test_a_life_that_the_machine_cannot_start_says_why() -> None:
+    """Instead of the nursery that died: the supervisor hears of it as of one that could not be started at first."""
+
+    def fail() -> Process:
+        raise OSError("no more processes")
+
+    life = Forked(fail)
+    life.start_plainly()
+    assert (life.poll(), life.problem) == (os.EX_OSERR, "no more processes")
 
 
 def test_pipe_alone_ends_children(tmp_path: Path) -> None:

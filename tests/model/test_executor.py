@@ -17,7 +17,7 @@ from swarm.broker.planner.problem import Model
 from swarm.errors import DeviceError, IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import exercise, measure
+from swarm.stage.engine import exercise, forward, measure, torch_executor
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
 from swarm.stage.native import siblings
@@ -134,6 +134,41 @@ def test_nothing_is_loaded_twice(llama: Path) -> None:
     prepared(executor, 3, 7)
     assert executor.stats()["loaded_bytes"] - first == 2 * layer
     assert executor.weight_bytes == 4 * layer
+
+
+def test_each_new_layer_is_warmed_up_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is reported as loaded, with steps of several sizes, whether it is to serve or kept for others; what is
+    warm already costs nothing more."""
+    warmed: list[tuple[LayerRange, int]] = []
+
+    def recorded(stage: Any, arena: Any, batch: Batch, **rest: Any) -> Any:
+        warmed.append((stage.layers, len(batch.tokens)))
+        return forward.run(stage, arena, batch, **rest)
+
+    monkeypatch.setattr(torch_executor, "run", recorded)
+
+    def new() -> set[tuple[LayerRange, int]]:
+        assert len(warmed) == len(set(warmed))
+        found = set(warmed)
+        warmed.clear()
+        return found
+
+    executor = TorchExecutor(str(llama))
+    assert executor.prepare(LayerRange(0, 3), (), 8, nothing).warm_up_s > 0.0
+    assert new() == _passes(LayerRange(0, 3))
+    executor.activate(LayerRange(0, 3))
+    executor.keep((LayerRange(3, 5),), nothing, lambda _: False)
+    assert new() == _passes(LayerRange(3, 4)) | _passes(LayerRange(4, 5))
+    executor.prepare(LayerRange(0, 5), (), 8, nothing)
+    assert new() == set()
+    executor.activate(LayerRange(0, 5))
+    executor.prepare(LayerRange(2, 6), (), 8, nothing)
+    assert new() == _passes(LayerRange(5, 6))
+
+
+def _passes(layers: LayerRange) -> set[tuple[LayerRange, int]]:
+    """As a step of one sequence that decodes, of a short prompt and of a long one."""
+    return {(layers, num) for num in (1, 32, 128)}
 
 
 def test_layers_kept_for_others(llama: Path) -> None:

@@ -7,6 +7,7 @@ on stays, unless the change is worth it. Changes nothing: ``recovery`` does.
 
 ``proposals`` is the door: the best plan, the one in force if it may stay, the way back after a death, and ``draft``,
 which refuses what is no pipeline. ``candidates`` turns members into the planner's devices (``figures``: what they
-measured) and asks it. ``rules`` were set by hand. ``questions`` are answered beside the broker's loop, with
-``weighed``: which other plans came near, and why they are not made.
+measured) and asks it. ``rules`` were set by hand; ``demand`` judges by the load what objective ``auto`` means now.
+``questions`` are answered beside the broker's loop, with ``weighed``: which other plans came near, and why they are not
+made.
 """

@@ -19,6 +19,7 @@ from swarm.broker.state import Plan, State, Worker
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import LayerRange, Manifest, Suppose
 
+QUIETLY = "objective auto: latency while at most one sequence is under way (plan.quiet_s), throughput again once"
 MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 
@@ -91,7 +92,6 @@ class Table:
         assert state.manifest is not None
         self._state = state
         self._manifest: Manifest = state.manifest
-        self._rules = rules
         self._suppose = suppose
         self._thorough = thorough
         self._current = state.book.current
@@ -102,7 +102,11 @@ class Table:
         self._shut = figures.ways(state, workers, Way.SHUT)
         self._relayed = figures.ways(state, workers, Way.RELAYED)
         self._far = figures.far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
+        hosts = list(map(self._host, range(len(self._ids))))
+        self._rules = rules = rules.in_force(self._workers, hosts, self._manifest.context)
         self._is_latency = rules.objective == "latency"
+        self.is_quietly = self._is_latency and rules.is_quiet  # for as long as little is asked
+        self._least_room = rules.kv_positions if self.is_quietly else 0
         self._context = 0  # positions before those that are replayed
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
@@ -114,13 +118,13 @@ class Table:
         """Find the quickest way; with room for the keys and values that are wanted, or failing that, without."""
         if self._lacks_a_second is not None:
             return self._lacks_a_second
-        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, self._least_room)):
             found = [each for problem, chosen in self._problems(kv_positions) if (each := self._solve(problem, chosen))]
             if found:
                 quickest = min(seconds for seconds, *_ in found)
                 _, problem, line, chosen = next(each for each in found if each[0] <= quickest * (1 + EQUAL))
                 return self._proposal(problem, line, chosen)
-        problem, _ = next(self._problems(0))
+        problem, _ = next(self._problems(kv_positions))
         shortage = solve(problem)
         assert isinstance(shortage, Shortage)
         return shortage
@@ -286,6 +290,8 @@ class Table:
         if problem.kv_positions < self._rules.kv_positions:
             note = f"there is no room for keys and values of {self._rules.kv_positions} positions everywhere"
             told = replace(told, notes=(*told.notes, note))
+        if self.is_quietly:
+            told = replace(told, notes=(*told.notes, f"{QUIETLY} {self._rules.busy_from} are"))
         shares = tuple((self._ids[chosen[share.device]], share.layers) for share in line)
         real = tuple(Share(chosen[share.device], share.layers) for share in line)
         return Proposal(shares, told, self._now_s(problem.kv_positions), self._standby(problem, real))

@@ -16,9 +16,10 @@ stage costs is told but doesn't count. For the objective ``latency`` it does cou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swarm.broker.drafts.candidates import Proposal, Table
+from swarm.broker.drafts.demand import Demand
 from swarm.broker.drafts.figures import alone_s
 from swarm.broker.drafts.rules import PlanRules, how_held, steered, without_the_cordoned
 from swarm.broker.drafts.weighed import weigh
@@ -70,6 +71,9 @@ def _proposed(
     while state.manifest is not None and workers:
         table = Table(state, rules, workers, suppose, thorough=thorough)
         found = table.best()
+        if isinstance(found, Shortage) and table.is_quietly:  # the plan for many needs less on each machine
+            rules = replace(rules, objective="throughput")
+            continue
         if isinstance(found, Shortage):
             return Shortage(found.text + _refusals(refusing, " ({})"), found.missing_bytes)
         by_id = {w.incarnation: w for w in workers}
@@ -110,6 +114,8 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
     change. This takes as long as making some plans, and nobody waits for it but who asks."""
     if plan.forecast is None:
         return None
+    if rules.objective == "auto":  # which may mean something else by now, and no other plan is worth it
+        rules = replace(rules, objective=plan.objective)
     found = _reasons(state, rules, plan) or plan.forecast
     others = found.others + _by_the_settings(state, rules, plan, found.step_s)
     forecast = replace(plan.forecast, left_out=found.left_out, others=others)
@@ -218,13 +224,27 @@ class Wanted:
 
     state: State
     rules: PlanRules
+    demand: Demand = field(default_factory=Demand)
     times_ruled: int = 0
     _remembered: tuple[object, Proposal | Shortage] | None = None
 
     def rule(self, rules: PlanRules) -> None:
         """These hold from now on."""
-        self.rules = rules
+        self.rules = replace(rules, is_quiet=self.demand.is_quiet)
         self.times_ruled += 1
+
+    def look_at_demand(self, now: float) -> bool:
+        """Judge by the load what objective ``auto`` is; return whether that has changed. The plan in force goes if
+        another is worth it by that, as at any other time."""
+        rules = self.rules
+        if (self.state.steering.objective or rules.objective) != "auto" or not rules.quiet_s:
+            has_changed = self.demand.forget()
+        else:
+            num_sequences = len(self.state.running) + len(self.state.waiting)
+            has_changed = self.demand.look(num_sequences, now, quiet_s=rules.quiet_s, busy_from=rules.busy_from)
+        if has_changed:
+            self.rule(rules)
+        return has_changed
 
     @property
     def rests_on(self) -> tuple[object, ...]:

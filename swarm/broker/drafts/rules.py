@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm.broker.drafts.demand import QUIET
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.standby import Standby
-from swarm.broker.state import Plan, State, WorkerState
+from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.broker.state.plans import Steering
 from swarm.wire.messages import ByHand, Hello, LayerRange, Pin
 
@@ -22,15 +23,18 @@ def is_supported(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """Rules that a plan must keep to. ``margin``: a plan in force is changed for speed alone if the new one is quicker
-    by more than this part. ``pins``, ``caps``, ``exclude``: by workers' names. ``min_layers_per_s``: of one decoding
-    sequence, a worker's least speed. ``standby``: which layers are kept warm for the case that their holder dies.
-    ``cooldown_s``: between two looks at how quick workers really are."""
+    """Rules that a plan must keep to. ``quiet_s``: for how long at most one sequence must be under way before objective
+    ``auto`` is latency (0: it never is); ``is_quiet``: it is so now. ``margin``: a plan in force is changed for speed
+    alone if the new one is quicker by more than this part. ``pins``, ``caps``, ``exclude``: by workers' names.
+    ``min_layers_per_s``: of one decoding sequence, a worker's least speed. ``standby``: which layers are kept warm for
+    the case that their holder dies. ``cooldown_s``: between two looks at how quick workers really are."""
 
     mode: str = "auto"
     objective: str = "auto"
     load: Load = field(default_factory=Load)
     kv_positions: int = 0
+    quiet_s: float = 0.0
+    is_quiet: bool = False
     margin: float = 0.1
     step_positions: int = 512
     max_running: int = 64
@@ -41,6 +45,23 @@ class PlanRules:
     exclude: frozenset[str] = frozenset()
     standby: Standby = "neighbours"
     cooldown_s: float = 30.0
+
+    @property
+    def busy_from(self) -> int:
+        """Sequences from which on objective ``auto`` is throughput again: half of those that it plans for."""
+        return max(QUIET + 1, self.load.rows // 2)
+
+    def in_force(self, workers: Sequence[Worker], hosts: Sequence[str], context: int) -> PlanRules:
+        """Put what objective ``auto`` means now in its place: latency if little is asked, and if several steps could be
+        in flight. (Where stages take turns anyway a step's time is the sum, whatever the objective: each worker keeps
+        its share.) A plan for latency needs room for a whole context, so that it refuses no request as too large that
+        another plan would have taken."""
+        if self.objective != "auto":
+            return replace(self, is_quiet=False)
+        is_spread = len(set(hosts)) > 1 or any(worker.hello.device != "cpu" for worker in workers)
+        if not self.is_quiet or self.mode != "auto" or not is_spread:
+            return replace(self, objective="throughput", is_quiet=False)
+        return replace(self, objective="latency", kv_positions=max(self.kv_positions, context))
 
     def why_not(self, hello: Hello) -> str | None:
         """Say why this worker is not wanted as a member; None if it is."""

@@ -42,6 +42,7 @@ class MemberSettings:
     health: HealthSettings
     recheck: RecheckSettings
     key: str | None = None  # the broker's own, where doors go by keys
+    dtype: str = ""  # of the weights, at all workers; empty: the first worker's
 
 
 class Lose(Protocol):
@@ -84,6 +85,10 @@ class Entry:
         if reason is not None:
             self._deny(peer, hello, reason, now)
             return
+        dtype = other_dtype(hello, self._state, self._settings.dtype)
+        if dtype and (leaves_dtype_open(hello) or self._settings.dtype or not self._brings_the_model(hello)):
+            self._deny_dtype(peer, hello, dtype, now)
+            return
         known = self._state.workers.get(hello.incarnation)
         if known is not None and known.state is WorkerState.LEFT:
             self._out.append(OrderWorker(peer, known.told_to_go(self._state.book.written)))
@@ -112,6 +117,20 @@ class Entry:
         self._state.newcomers.refuse(hello, reason, now)
         self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
         self._out.append(OrderWorker(peer, Denied(reason=reason)))
+
+    def _deny_dtype(self, peer: bytes, hello: Hello, dtype: str, now: float) -> None:
+        """Send away a worker that has the swarm's model with another type of weights. It comes back with this one if
+        it can."""
+        reason = why_not_in(hello.dtype, dtype)
+        if not leaves_dtype_open(hello):
+            self._deny(peer, hello, reason, now)
+            return
+        self._state.newcomers.answered(hello.incarnation)
+        self._out.note("worker_recast", worker=hello.name, dtype=dtype, instead_of=hello.dtype)
+        self._out.append(OrderWorker(peer, Denied(reason=reason, dtype=dtype)))
+
+    def _brings_the_model(self, hello: Hello) -> bool:
+        return may_bring_another(hello, self._state, self._procedure.restart)
 
     def _let_in(self, claim: Claim, known: Worker | None, now: float) -> None:
         """``known``: what it was before, if it says Hello again."""
@@ -208,14 +227,44 @@ def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> s
         return strange
     if not is_supported(hello.device):
         return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-    # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does not
-    # take the swarm away from those that are waited for.
-    is_expected = hello.name in state.back.awaited or restart.waits_for(state.now) is None
-    if state.manifest is not None and not (state.back.model_is_remembered and is_expected):
+    if state.manifest is not None and not may_bring_another(hello, state, restart):
         difference = state.manifest.difference(hello.manifest)
-        if difference is not None:
+        if difference is not None and not state.manifest.differs_in_dtype_alone(hello.manifest):
             return f"this swarm serves another model: {difference}"
     return rules.why_not(hello)
+
+
+def may_bring_another(hello: Hello, state: State, restart: Restart) -> bool:
+    """Whether this worker's model becomes the swarm's, whatever that was. After a restart one of the known workers may
+    bring another; but a stranger does not take the swarm away from those that are waited for."""
+    if state.manifest is None:
+        return True
+    is_expected = hello.name in state.back.awaited or restart.waits_for(state.now) is None
+    return state.back.model_is_remembered and is_expected
+
+
+def other_dtype(hello: Hello, state: State, wanted: str) -> str:
+    """Return the type of weights in which the swarm computes, if it is not this worker's. ``wanted``: by the settings.
+    Empty: it is the same, or the worker has another model altogether."""
+    known = state.manifest
+    if not wanted and (known is None or not known.differs_in_dtype_alone(hello.manifest)):
+        return ""
+    dtype = wanted or (hello.dtype if known is None else known.dtype)
+    return dtype if dtype != hello.dtype else ""
+
+
+def leaves_dtype_open(hello: Hello) -> bool:
+    """Whether this worker's settings leave the type of its weights to the swarm. (Older builds don't say.)"""
+    return any(each.name == "worker.dtype" and each.value == '"auto"' for each in hello.settings)
+
+
+def why_not_in(dtype: str, wanted: str) -> str:
+    """Say why a worker with weights of this type is not let in, and what to set."""
+    there = "" if wanted == "float16" else f'set worker.dtype = "{wanted}" there, or '
+    return (
+        f"this swarm computes in {wanted}, and this worker in {dtype}: {there}start all workers with "
+        'worker.dtype = "float32", which every device can'
+    )
 
 
 def why_not_called(name: str, owner: str, state: State) -> str | None:

@@ -199,7 +199,7 @@ class Suppositions:
         book = self.state.book
         if isinstance(found, Forecast) and book.current is not None:
             book.explain(found)
-        self._say(client, query, plan_report.plan(self.state))
+        self._say(client, query, plan_report.plan(self.state) | self.wanted.demand.report(self.state.now))
 
     def _say(self, client: bytes, query: Query, body: Json) -> None:
         self.out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))

@@ -74,6 +74,8 @@ class Procedure:
     def tick(self, now: float) -> None:
         """Make a plan if one is wanted, and say orders again that were not answered."""
         book = self._state.book
+        if self.wanted.look_at_demand(now):
+            self._out.note("demand_changed", is_quiet=self.wanted.demand.is_quiet)
         for worker in self._state.workers.values():
             if worker.refusals and now >= worker.retry_at:
                 worker.forget_refusals()

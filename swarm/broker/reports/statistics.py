@@ -22,7 +22,9 @@ from swarm.wire.messages import FinishReason, Json, Step, StepDone
 
 
 def _histograms() -> dict[str, Histogram]:
-    return {"step_rows": Histogram(POWERS), "step_positions": Histogram(POWERS), "step_s": Histogram(SHORT_S)}
+    by_size = ("step_rows", "step_positions", "batch_rows", "micro_batches")
+    sizes = {name: Histogram(POWERS) for name in by_size}
+    return {**sizes, "queue_depth": Histogram((0.0, *POWERS)), "step_s": Histogram(SHORT_S)}
 
 
 @dataclass(slots=True)
@@ -74,6 +76,9 @@ class PipelineStatistics(Profiled):
         self.batch_rows.add(self._in_flight_rows)
         self.micro_batches.add(num_in_flight)
         self.queue_depth.add(num_waiting)
+        self.spread["batch_rows"].add(self._in_flight_rows)
+        self.spread["micro_batches"].add(num_in_flight)
+        self.spread["queue_depth"].add(num_waiting)
 
     def finished(self, seconds: float, done: StepDone) -> bool:
         """Count the answer to a step that took so long; False if it had no rows, which counts nowhere."""

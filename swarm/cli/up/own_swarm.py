@@ -49,6 +49,7 @@ class Wanted:
             "model": self.model,
             "broker.port": port,
             "broker.mode": self.mode.value if self.mode else None,
+            "broker.dtype": self.dtype.value if self.dtype else None,
             "worker.dtype": self.dtype.value if self.dtype else None,
             "worker.device": self.device,
             "worker.threads": self.threads,

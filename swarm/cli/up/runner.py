@@ -129,6 +129,7 @@ class Runner:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)  # or one comes while the loop is closed
             if self._nursery is not None:
                 self._nursery.close()
+                self._nursery = None
             self._kill_rest()
             self._lifeline.close()
         return error
@@ -254,14 +255,22 @@ class Runner:
             code = process.poll()
             if code is not None:
                 del self._processes[name]
-                self.feed(Exited(name, code, self._logs[name].last_error()))
-        own = {process.pid for process in self._processes.values() if process.pid is not None}
+                self.feed(self._describe_end(name, process, code))
         if self._nursery is not None:
-            self._nursery.look()
-            own.add(self._nursery.pid)
-        if self._takes_orphans_in:
-            reap_orphans(own)
+            self._nursery.look()  # whose children may be heard of only now
+        # An orphan that is not among ours may be a worker whose number is still to be read: its end must be kept.
+        if self._takes_orphans_in and not (self._nursery is not None and self._nursery.has_pending_births):
+            reap_orphans(self._own_pids())
         self._tend_nursery()
+
+    def _describe_end(self, name: str, process: Process | Forked, code: int) -> Exited | NotStarted:
+        if isinstance(process, Forked) and process.problem:
+            return NotStarted(name, process.problem)
+        return Exited(name, code, self._logs[name].last_error())
+
+    def _own_pids(self) -> set[int]:
+        own = {process.pid for process in self._processes.values() if process.pid is not None}
+        return own if self._nursery is None else own | {self._nursery.pid}
 
     async def _keep_time(self) -> None:
         while True:

@@ -70,8 +70,9 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
     schedule = Schedule(
-        settings=_with_beginnings(
-            Random(f"beginnings {seed}"), _with_rules(Random(f"rules {seed}"), _settings(random))
+        settings=_with_demand(
+            Random(f"demand {seed}"),
+            _with_beginnings(Random(f"beginnings {seed}"), _with_rules(Random(f"rules {seed}"), _settings(random))),
         ),
         pace=_pace(random),
         num_layers=num_layers,
@@ -125,6 +126,12 @@ def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
         margin=random.choice([0.0, 0.1, 0.5]),
         caps={"w1": 2} if random.random() < 0.2 else {},
     )
+    return replace(settings, plan=replace(settings.plan, rules=rules))
+
+
+def _with_demand(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """Draw how soon objective auto follows the load; so soon that plans change while requests come and go."""
+    rules = replace(settings.plan.rules, quiet_s=random.choice([0.0, 0.1, 0.3, 2.0]))
     return replace(settings, plan=replace(settings.plan, rules=rules))
 
 

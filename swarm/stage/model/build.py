@@ -50,6 +50,12 @@ def dtype_of(name: str, stored: str, device: torch.device) -> str:
     return name
 
 
+def possible_dtypes(name: str, device: torch.device) -> tuple[str, ...]:
+    """List the types of weights that this device can compute with, be it slowly. ``name``: the setting, which leaves
+    the choice open only if it is "auto"."""
+    return tuple(each for each in DTYPES if linears.can_compute(device, DTYPES[each])) if name == "auto" else (name,)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Where a model's parts are: module names in the whole model. ``embed`` run before the layers, ``tail`` after."""

@@ -149,6 +149,17 @@ def made(kernel: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> tor
     return module
 
 
+def can_compute(device: torch.device, dtype: torch.dtype) -> bool:
+    """Can this device compute in this dtype at all? CPUs are not asked for float16: no kernel of theirs is proven."""
+    if device.type == "cpu":
+        return dtype != torch.float16
+    try:
+        one = torch.ones((1, 1), dtype=dtype, device=device)
+        return float(one @ one) == 1.0
+    except (RuntimeError, TypeError):  # as torch says that the device has no such numbers
+        return False
+
+
 def good_at(device: torch.device, dtype: torch.dtype) -> bool:
     """Does this device compute fast in this dtype?"""
     if dtype == torch.float32:

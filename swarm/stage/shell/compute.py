@@ -62,7 +62,7 @@ log = get_logger(__name__)
 
 DEVICE_ERRORS = (RuntimeError, ValueError, MemoryError, ArithmeticError)  # torch's own errors are RuntimeErrors
 
-Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit
+Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit | act.Recast
 
 
 class ComputeThread:

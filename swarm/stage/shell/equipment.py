@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from swarm.demo import model_path
+from swarm.stage.engine.device import device_of
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.build import possible_dtypes
 from swarm.stage.native import choice
 from swarm.stage.shell.budget import Budget, share_out
 from swarm.wire.door.keys import KeyPair
@@ -20,23 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a worker works with: the device, how fast it was measured to be, bytes for the log, its keys."""
+    """What a worker works with: the device, how fast it was measured to be, bytes for the log, its keys. ``dtypes``:
+    types of weights that it could compute with instead, as its settings allow."""
 
     executor: TorchExecutor
     costs: tuple[LayerCost, ...]
     log_bytes: int
     pair: KeyPair
+    dtypes: tuple[str, ...] = ()
 
 
-def equip(settings: Settings, pair: KeyPair) -> Equipment:
-    """Open the model on the device, measure it, and share out the memory."""
+def equip(settings: Settings, pair: KeyPair, dtype: str = "") -> Equipment:
+    """Open the model on the device, measure it, and share out the memory. ``dtype``: of the weights, where the swarm
+    has chosen it; else the settings do."""
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
     choice.settle(worker.kernels, worker.bits)
     executor = TorchExecutor(
         _model(settings),
         device=worker.device,
-        dtype=worker.dtype,
+        dtype=dtype or worker.dtype,
         memory_limit=limit,
         threads=worker.threads or None,
         kv_share=worker.kv_share,
@@ -48,7 +53,7 @@ def equip(settings: Settings, pair: KeyPair) -> Equipment:
     if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
         budget = _budget(limit, log_bytes)
         executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
-    return Equipment(executor, costs, log_bytes, pair)
+    return Equipment(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, device_of(worker.device)))
 
 
 def _budget(limit: int | None, log_bytes: int) -> Budget:

@@ -90,16 +90,21 @@ def run(
 
 
 def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate | None, unit: Unit | None) -> int:
-    equipment = equip(settings, pair)
-    gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
-    code = uvloop.run(_main(settings, equipment, home, rotate, unit))
-    gc.freeze()  # the interpreter's last one, too
-    return code
+    dtype = ""
+    while True:
+        equipment = equip(settings, pair, dtype)
+        gc.freeze()  # else every full collection walks through all of torch: half a second in which nothing else runs
+        ended = uvloop.run(_main(settings, equipment, home, rotate, unit))
+        gc.freeze()  # the interpreter's last one, too
+        if isinstance(ended, int):
+            return ended
+        dtype = ended.dtype
+        gc.unfreeze()  # what the former equipment leaves is to be found
 
 
 async def _main(
     settings: Settings, equipment: Equipment, home: Home | None, rotate: Rotate | None, unit: Unit | None
-) -> int:
+) -> int | act.Recast:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     service = WorkerService(settings, equipment, context, SystemClock(), home=home, rotate=rotate, unit=unit)
     try:
@@ -143,6 +148,7 @@ class WorkerService:
                 executor.manifest.num_layers,
                 equipment.log_bytes,
                 settings.log.profile_every,
+                equipment.dtypes,
             )
         )
         self._way = Way(equipment.pair, broker_host(settings))
@@ -172,10 +178,11 @@ class WorkerService:
         self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
+        self._recast: act.Recast | None = None
         self._lineage = NOBODYS  # of the broker that welcomed this worker last
 
-    async def run(self) -> int:
-        """Serve until something ends it; returns the exit code."""
+    async def run(self) -> int | act.Recast:
+        """Serve until something ends it; returns the exit code, or what to begin anew with."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
         self._unit.listen(self._loop)
@@ -199,7 +206,7 @@ class WorkerService:
                 task.cancel()
         if self._compute.failure is not None:
             self._exit_code = 1
-        return self._exit_code
+        return self._recast or self._exit_code
 
     def close(self) -> bool:
         """End threads and sockets; False if the compute thread is still busy and holds its sockets."""
@@ -256,6 +263,13 @@ class WorkerService:
         self._exit_code = self._departure.exit_code or code
         (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
         self._stop.set()
+
+    def _begin_anew(self, recast: act.Recast) -> None:
+        """Come back with weights of another type, unless this process is ending."""
+        if not self._stop.is_set():
+            log.info("worker_recast", dtype=recast.dtype, reason=recast.reason)
+            self._recast = recast
+            self._stop.set()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
         """End a worker that was told to join anew, and whose compute thread stands still. Nobody can use this
@@ -354,6 +368,8 @@ class WorkerService:
                 self._send_assets(names)
             case act.Exit(code, reason):
                 self.end(code, reason)
+            case act.Recast():
+                self._begin_anew(action)
 
     def _hello(self) -> Hello:
         """Introduce the worker, in the compute thread: what is held belongs to it."""

@@ -19,6 +19,9 @@ class Asset(Record, frozen=True):
     digest: Digest
 
 
+_OF_DTYPE = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")  # fields that follow from it
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What everybody must agree on about the model; the broker has no other knowledge of it."""
 
@@ -45,6 +48,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if layers.stop == self.num_layers:
             total += self.head_bytes
         return total
+
+    def differs_in_dtype_alone(self, other: Manifest) -> bool:
+        """Whether it is the same model with another type of weights, and so with other sizes in memory."""
+        sizes = {name: getattr(self, name) for name in _OF_DTYPE}
+        return self.dtype != other.dtype and self.difference(msgspec.structs.replace(other, **sizes)) is None
 
     def difference(self, other: Manifest) -> str | None:
         """Name the first field that differs, with both values; None if the two are the same.

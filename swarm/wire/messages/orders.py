@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from swarm.wire.messages.common import (
+    MAX_NAME,
     MAX_SEQUENCES,
     Endpoint,
     LayerIndex,
@@ -36,10 +37,12 @@ class Welcome(Message, frozen=True):
     wants: Names
 
 
-class Denied(Message, frozen=True):
-    """The worker can't be a member; knocking again will not help."""
+class Denied(Message, frozen=True, kw_only=True):
+    """The worker can't be a member; knocking again will not help. ``dtype``: it would, with weights of this type."""
 
     reason: Text
+    v: Version = 3
+    dtype: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
 
 
 class Prepare(Message, frozen=True):

@@ -15,6 +15,7 @@ from swarm.wire.messages import NOBODYS
 # Another value than the default, of each kind that can't be made by a rule.
 OTHER: dict[str, object] = {
     "broker.mode": "batch",
+    "broker.dtype": "float32",
     "broker.prefill_chunk": 100,
     "broker.prefix_share": 0.5,
     "broker.prefix_policy": "frequent",

@@ -140,7 +140,7 @@ def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
     commands = Commands(settings, None, str(tmp_path), tmp_path / "state", 2, 1000, verbose=False)
     broker, worker = " ".join(commands("broker", None)), " ".join(commands("w0", None))
     assert "-P -m swarm" in broker
-    assert f"broker --port 6100 --mode batch --min-workers 2 --state-dir {tmp_path}/state" in broker
+    assert f"broker --port 6100 --mode batch --dtype float32 --min-workers 2 --state-dir {tmp_path}/state" in broker
     assert f"worker --url tcp://127.0.0.1:6100 --model {tmp_path} --name w0 --device cpu --dtype float32" in worker
     assert "--threads 3 --memory-limit 1000" in worker
     assert "--memory-limit 77" in " ".join(commands("w1", 77))

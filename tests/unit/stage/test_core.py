@@ -10,7 +10,16 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.actions import EX_CONFIG
-from swarm.stage.events import BrokerConnected, Computed, ComputeFenced, Loaded, LoadFailed, Tick
+from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.events import (
+    BrokerConnected,
+    Computed,
+    ComputeFenced,
+    Loaded,
+    LoadFailed,
+    OrderArrived,
+    Tick,
+)
 from swarm.stage.executor import Forwarded
 from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
 from swarm.stage.replay import MAX_WAITING
@@ -84,6 +93,24 @@ def test_denied_ends_with_the_code_that_means_never(make_stage: MakeStage) -> No
     (action,) = make_stage().order(Denied(reason="another model"))
     assert action == act.Exit(EX_CONFIG, "the broker does not take this worker: another model")
     assert EX_CONFIG == 78
+
+
+def test_a_worker_comes_back_in_the_dtype_of_the_swarm() -> None:
+    """If its settings and its device allow that; else it ends, and says why."""
+    core = StageCore(StageSettings("w0", "w0.1", 6, dtypes=("float32", "bfloat16")))
+    assert core.handle(OrderArrived(Denied(reason="another", dtype="bfloat16")), 0.0) == [
+        act.Recast("bfloat16", "another")
+    ]
+    assert core.handle(OrderArrived(Denied(reason="another", dtype="float16")), 0.0) == [
+        act.Exit(EX_CONFIG, "the broker does not take this worker: another; this device can't compute in float16")
+    ]
+
+
+def test_a_worker_set_to_one_dtype_keeps_it() -> None:
+    core = StageCore(StageSettings("w0", "w0.1", 6, dtypes=("float32",)))
+    assert core.handle(OrderArrived(Denied(reason="another", dtype="bfloat16")), 0.0) == [
+        act.Exit(EX_CONFIG, "the broker does not take this worker: another")
+    ]
 
 
 def test_rejoin_is_a_hello_with_all_it_holds(stage: StageBench) -> None:

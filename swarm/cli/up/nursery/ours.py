@@ -34,6 +34,7 @@ class Forked:
         self._plain: Process | None = None  # instead, if there is no nursery any more
         self._number: int | None = None
         self._code: int | None = None
+        self.problem = ""  # why the machine could not start it
 
     def born(self, number: int) -> None:
         """It is process ``number``. Who was ended before lives no longer."""
@@ -42,9 +43,12 @@ class Forked:
             self._send(signal.SIGKILL)
 
     def start_plainly(self) -> None:
-        """It won't be born: start it as a process of its own. Raises OSError if the machine can't."""
+        """It won't be born: start it as a process of its own. If the machine can't, this life ends with ``problem``."""
         if self._code is None:
-            self._plain = self._plainly()
+            try:
+                self._plain = self._plainly()
+            except OSError as error:
+                self._code, self.problem = os.EX_OSERR, str(error)
 
     @property
     def pid(self) -> int | None:
@@ -158,10 +162,14 @@ class Nursery:
         """Another version has been installed since it was started: what it has imported is the former one."""
         return self._made_of != _installed()
 
+    @property
+    def has_pending_births(self) -> bool:
+        """Whether a child may live, or have died, whose number is not read yet."""
+        return bool(self._unborn)
+
     def look(self) -> None:
-        """Something has ended, perhaps this: whom it has told of before lives all the same."""
+        """Something has ended, perhaps this."""
         if self._process.poll() is not None:
-            self._hear_births()
             self.end()
 
     def begin(self, command: Sequence[str], log: LogFile) -> Forked:
@@ -206,7 +214,8 @@ class Nursery:
         assert self._patience is not None
         self._patience.cancel()
         self._patience = self._loop.call_later(BIRTH_S, self._lose_patience) if self._unborn else None
-        self._look()  # it may have ended before we knew its number
+        # It may have ended before its number was read. Not at once: this may be in the middle of a look.
+        self._loop.call_soon(self._look)
 
     def _lose_patience(self) -> None:
         self._problem = f"did not answer within {BIRTH_S:g} s"
@@ -217,11 +226,12 @@ class Nursery:
         if self._control.fileno() < 0:
             return
         self._loop.remove_reader(self._control.fileno())
+        self._process.kill()
+        self._process.wait()
+        self._hear_births()  # only now is it sure that no more will come: each of these children lives on
         self._control.close()
         if self._patience is not None:
             self._patience.cancel()
-        self._process.kill()
-        self._process.wait()
         while self._unborn:
             self._unborn.popleft().start_plainly()
 

@@ -2,6 +2,10 @@
 
 An order is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the number of a process
 that is the supervisor's child by then; or, in words, why there will never be one.
+
+A child runs only after its number has been sent. It waits for one byte in a pipe whose only other end is the nursery's;
+if the nursery dies first, the pipe ends and so does the child. So every child that runs has a number that the
+supervisor can read, also after the nursery's death.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +32,6 @@ from swarm.errors import ModelError
 Run = Callable[[Sequence[str]], int]  # what a child does: the exit code
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_AGAIN_S = 0.0005
 
 
 def main(model: str) -> int:
@@ -55,11 +57,12 @@ def serve(way: socket.socket, run: Run) -> int:
     supervisor = os.getppid()
     with way:
         while order := _next_order(way):
-            number = _fork_twice(supervisor)
-            if number is None:
+            newborn = _fork_twice(supervisor)
+            if newborn is None:
                 break
             os.close(order.log)
-            way.send(json.dumps(number).encode())
+            way.send(json.dumps(newborn.pid).encode())
+            newborn.release()
     return 0 if order is None else _be(order, run)
 
 
@@ -107,33 +110,49 @@ def _next_order(way: socket.socket) -> _Order | None:
     return _Order(json.loads(message), descriptors[0]) if message else None
 
 
-def _fork_twice(supervisor: int) -> int | None:
-    """Fork a process that forks the child and ends. Returns the child's number; None in the child, once the supervisor
-    is its parent."""
+@dataclass(frozen=True, slots=True)
+class _Newborn:
+    """A forked child that waits to be released."""
+
+    pid: int
+    word: int  # write end of the pipe in which the child waits
+
+    def release(self) -> None:
+        """Let the child run. One that is dead already stays with the supervisor, which knows its number."""
+        with suppress(BrokenPipeError):
+            os.write(self.word, b"!")
+        os.close(self.word)
+
+
+def _fork_twice(supervisor: int) -> _Newborn | None:
+    """Fork a process that forks the child and ends. Returns None in the child, once it is released."""
     reads, writes = os.pipe()
+    hears, word = os.pipe()
     between = os.fork()
     if between == 0:
-        between = os.getpid()
         child = os.fork()
         if child == 0:
-            os.close(reads)
-            os.close(writes)
-            _be_adopted(between, supervisor)
+            for descriptor in (reads, writes, word):
+                os.close(descriptor)
+            _wait_for_release(hears, supervisor)
             return None
-        os.write(writes, str(child).encode())
+        with suppress(BrokenPipeError):  # the nursery is dead, and the child ends by itself
+            os.write(writes, str(child).encode())
         os._exit(0)
     os.close(writes)
+    os.close(hears)
     with os.fdopen(reads) as pipe:
         number = int(pipe.read())
     os.waitpid(between, 0)
-    return number
+    return _Newborn(number, word)
 
 
-def _be_adopted(between: int, supervisor: int) -> None:
-    """Wait until the process between has ended, which it does at once. Without a supervisor there is nothing to do."""
-    while os.getppid() == between:
-        time.sleep(_LOOK_AGAIN_S)
-    if os.getppid() != supervisor:
+def _wait_for_release(hears: int, supervisor: int) -> None:
+    """Return once the nursery has sent this child's number; by then the process between has ended. End this process if
+    the nursery is dead, or if the supervisor is."""
+    is_released = os.read(hears, 1)
+    os.close(hears)
+    if not is_released or os.getppid() != supervisor:
         os._exit(1)
 
 

@@ -99,4 +99,7 @@ def test_sizes_of_steps_are_spread(serving: Bench) -> None:
     serving.run_dry()
     assert spread(serving, "step_rows") == (2, 2.0)
     assert spread(serving, "step_positions") == (2, 6.0)
+    assert spread(serving, "batch_rows") == (2, 2.0)
+    assert spread(serving, "micro_batches") == (2, 2.0)
+    assert spread(serving, "queue_depth") == (2, 0.0)
     assert spread(serving, "step_s")[0] == 0  # answers without hops tell no times

@@ -1,0 +1,61 @@
+"""How much is asked of the swarm at the moment: what objective ``auto`` goes by. Pure.
+
+Two thresholds and two patiences keep it from turning to and fro. The swarm is quiet once at most ``QUIET`` sequence has
+been under way for ``quiet_s``; it is busy again once ``busy_from`` have been for ``BUSY_S``. After a short quiet time
+the next one is waited for twice as long, up to ``MOST_PATIENCE_S``; after a long one as long as at first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.wire.messages import Json
+
+QUIET = 1  # sequences
+BUSY_S = 5.0  # a plan for one answer at a time serves many meanwhile, only not as quickly
+MOST_PATIENCE_S = 3600.0
+LONG = 10.0  # times its patience: so long a quiet time was worth its two changes of plan
+MOST_UNSEEN_S = 1.0  # between two looks; what is longer is a pause of the broker, in which nothing was seen
+
+
+@dataclass(slots=True)
+class Demand:
+    """See the module's text."""
+
+    is_quiet: bool = False
+    since: float | None = None  # when that last changed; None: nothing is judged
+    num_short: int = 0  # quiet times in a row that were short
+    _leans_s: float | None = None  # for how long the load has been as it must be for a change; None: it is not
+    _looked_at: float | None = None
+
+    def look(self, num_sequences: int, now: float, *, quiet_s: float, busy_from: int) -> bool:
+        """Take the number of sequences that run or wait; return whether the judgement has changed."""
+        self.since = now if self.since is None else self.since
+        unseen_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        leans = num_sequences >= busy_from if self.is_quiet else num_sequences <= QUIET
+        if not leans:
+            self._leans_s = None
+            return False
+        self._leans_s = 0.0 if self._leans_s is None else self._leans_s + min(unseen_s, MOST_UNSEEN_S)
+        if self._leans_s < (min(BUSY_S, quiet_s) if self.is_quiet else self._patience_s(quiet_s)):
+            return False
+        if self.is_quiet:
+            is_long = now - self.since >= LONG * self._patience_s(quiet_s)
+            self.num_short = 0 if is_long else self.num_short + 1
+        self.is_quiet, self.since, self._leans_s = not self.is_quiet, now, None
+        return True
+
+    def _patience_s(self, quiet_s: float) -> float:
+        return max(quiet_s, min(MOST_PATIENCE_S, quiet_s * 2.0 ** min(self.num_short, 16)))
+
+    def forget(self) -> bool:
+        """The objective is said, so nothing depends on the load; return whether the judgement has changed."""
+        was_quiet = self.is_quiet
+        self.is_quiet, self.since, self.num_short, self._leans_s, self._looked_at = False, None, 0, None, None
+        return was_quiet
+
+    def report(self, now: float) -> Json:
+        if self.since is None:
+            return {}
+        return {"demand": "quiet" if self.is_quiet else "busy", "demand_since_s": round(now - self.since, 1)}
