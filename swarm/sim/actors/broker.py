@@ -301,7 +301,9 @@ class BrokerNode:
         if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Activate):
             assert state.book.current is not None
             self._cluster.ways.begin(state.book.current)
-        if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
+        if self._writes_again and isinstance(action, broker_act.WriteAcceptance | broker_act.WriteEnd):
+            return  # of a moment that is over: by now the stages may hold more
+        if isinstance(action, broker_act.WriteEnd):
             audit.ends(action.sequence)
         match action:
             case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
@@ -309,7 +311,7 @@ class BrokerNode:
             case broker_act.SayClient(_, Rejected(code="overloaded", request_id=request_id)):
                 at_door = sum(map(len, self._at_door))
                 audit.sent_away(request_id, state, self._settings.requests.max_queue, at_door)
-            case broker_act.WriteAcceptance(_, sequences) if not self._writes_again:
+            case broker_act.WriteAcceptance(_, sequences):
                 self._at_door.add(sequences)
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
