@@ -27,7 +27,8 @@ class ClientSettings(Section):
     reconnect_timeout_s: Seconds = Field(
         default=600.0,
         description="Seconds that a request waits for a broker that went away or stands still, once the broker has "
-        "accepted it: long enough for a machine that starts again or sleeps. What was not accepted yet waits 30 at most.",
+        "accepted it: long enough for a machine that starts again or sleeps. What it has not accepted yet waits 30 at "
+        "most.",
     )
 
 
