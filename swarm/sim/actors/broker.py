@@ -67,6 +67,8 @@ class BrokerNode:
         self.key = key_of("broker") if cluster.uses_keys else None
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
+        self._frozen_at = 0.0
+        self._slept_s = 0.0  # the longest time that it stood still, before it went on
         self._writes_again = False
         self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
         self.started_at = 0.0
@@ -83,6 +85,11 @@ class BrokerNode:
     def is_away(self) -> bool:
         """Is the broker frozen or dead, so that it can see nothing?"""
         return self.frozen or not self.alive
+
+    @property
+    def longest_sleep_s(self) -> float:
+        """For how long it has stood still at once."""
+        return max(self._slept_s, self._world.now - self._frozen_at if self.frozen else 0.0)
 
     def lets_in(self, door: str) -> bool:
         """Whether it is there, and somebody new can come in at this door."""
@@ -175,7 +182,8 @@ class BrokerNode:
         return False
 
     def freeze(self) -> None:
-        self.frozen = self.alive
+        if not self.frozen:
+            self.frozen, self._frozen_at = self.alive, self._world.now
 
     def thaw(self) -> None:
         """Let it go on. What came meanwhile is there at once, in any order of connections and timer."""
@@ -183,6 +191,8 @@ class BrokerNode:
             return
         self.frozen = False
         self._went_on_at = self._world.now
+        self._slept_s = max(self._slept_s, self._world.now - self._frozen_at)
+        self._cluster.watch.broker_slept(self._frozen_at)
         held, self._held_back = self._held_back, []
         if self._world.random.random() < 0.5:
             held.insert(0, broker_event.Tick())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from swarm.sim.schedules.draw import OTHER_FAULTS, fault_of, make_schedule, request_of, with_fields
+from swarm.sim.schedules.draw import OTHER_FAULTS, SLEEP_FAULTS, fault_of, make_schedule, request_of, with_fields
 from swarm.sim.schedules.schedule import Fault, FaultKind, Schedule
 
 LARGE = 0.03  # how often a schedule has many more requests and faults than others
@@ -26,6 +26,8 @@ NO_KEYS = 0.1  # how often doors go by no keys
 HIDDEN = 0.2  # how often some workers can only connect outwards, where doors go by keys
 KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
 LATE_DRAWS = 0.2
+BROKER_SLEEPS = 0.04  # how often the broker stands still for long
+SLEEP_S = (31.0, 55.0)  # longer than what is unanswered waits for it, and shorter than what is answered does
 OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 
@@ -38,6 +40,8 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
     if faults:
         habits += [_larger, _revoked, *(_striking(kind) for kind in OTHER_FAULTS)]
     habits.append(_late_draws)
+    if faults:
+        habits.append(_with_a_sleeping_broker)
     for number, habit in enumerate(habits):
         schedule = habit(Random(f"habit {number} {seed}"), schedule)
     if schedule.keys:
@@ -59,6 +63,14 @@ def _late_draws(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= LATE_DRAWS:
         return schedule
     return replace(schedule, put_off_every=random.choice([2, 3, 7, 20]))
+
+
+def _with_a_sleeping_broker(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= BROKER_SLEEPS:
+        return schedule
+    fault = fault_of(random, random.uniform(0.4, 4.5))
+    asleep = replace(fault, kind=random.choice(SLEEP_FAULTS), for_s=random.uniform(*SLEEP_S))
+    return replace(schedule, faults=(*schedule.faults, asleep))
 
 
 def _with_hops(random: Random, schedule: Schedule) -> Schedule:

@@ -52,6 +52,7 @@ FaultKind = Literal[
     "read_fails",  # the journal can't be read for a while, only written
     "compute_fails",  # computations fail, or find no memory
     "key_revoked",  # of a worker; another process with another key takes its place
+    "broker_sleeps",  # SIGSTOP, SIGCONT of the broker: for longer than it may be silent to what it has not answered
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled
