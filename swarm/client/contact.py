@@ -28,14 +28,17 @@ class Contact:
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
     _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
     _probed_at: float = 0.0
+    _is_mute: bool = False  # it owed us a word for too long; its answers will come when it goes on
 
     def heard(self, now: float) -> None:
         """Note a word of the broker, whatever it says."""
-        self._heard_at, self._ever_heard = now, True
+        self._heard_at, self._ever_heard, self._is_mute = now, True, False
 
     def wake(self, now: float) -> None:
-        """Measure silence from here on: that of an idle connection says nothing about the broker."""
-        self._heard_at = self._probed_at = now
+        """Measure silence from here on: that of an idle connection says nothing about the broker. A broker that is mute
+        stays so until it says something."""
+        if not self._is_mute:
+            self._heard_at = self._probed_at = now
 
     def reach(self) -> None:
         self._reached, self._unheard = True, False
@@ -44,7 +47,7 @@ class Contact:
         self._unheard = True
 
     def connect(self, now: float) -> None:
-        self.connected, self._heard_at, self._probed_at = True, now, now
+        self.connected, self._heard_at, self._probed_at, self._is_mute = True, now, now, False
 
     def estrange(self, reason: str) -> Unavailable:
         """Talk to this broker no more. It stays so until the connection breaks: then there may be another one."""
@@ -76,6 +79,7 @@ class Contact:
         limit_s = self._patience_s(is_answered=is_answered) if self._ever_heard else self.connect_timeout_s
         if now < self._heard_at + limit_s:
             return None
+        self._is_mute = True
         if self._ever_heard:
             return Unavailable(f"the broker at {self.url} has said nothing for {limit_s:g} s")
         return Unavailable(f"something listens at {self.url}, but it does not answer like a broker")

@@ -13,7 +13,7 @@ from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.network import Link
 from swarm.wire.messages import Accepted, ClientMessage, Finished, ServerMessage, Submit, Tokens
 
-RECONNECT_TIMEOUT_S = 60.0
+RECONNECT_TIMEOUT_S = 45.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
 AGAIN_S = 1.0  # before a caller tries again who never reached the broker

@@ -49,7 +49,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = tuple(
 )
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
-FROZEN_S = (61.0, 70.0)
+FROZEN_S = (46.0, 55.0)  # longer than they wait for a broker, shorter than what has ended is kept
 CHANGED_JOURNAL = 0.05  # how often another journal, or an older state of it, takes its place
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one

@@ -27,7 +27,7 @@ HIDDEN = 0.2  # how often some workers can only connect outwards, where doors go
 KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
 LATE_DRAWS = 0.2
 BROKER_SLEEPS = 0.04  # how often the broker stands still for long
-SLEEP_S = (31.0, 55.0)  # longer than what is unanswered waits for it, and shorter than what is answered does
+SLEEP_S = (31.0, 40.0)  # longer than what is unanswered waits for it, and shorter than what is answered does
 OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 

@@ -448,6 +448,20 @@ def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
     assert patient.get(tokens(0, 3)) == [deliver(0, 3)]
 
 
+def test_a_mute_broker_gets_nothing_new(patient: Driver) -> None:
+    """What begins while it is known to stand still fails at once; when it has said something, all is as before."""
+    patient.running()
+    patient.do(Leave("r", cancel=True))
+    patient.do(Ask(1, Describe(), 60.0))
+    assert len(errors(patient.wait(31))) == 1
+    patient.wait(60)
+    patient.do(Start(submit(request_id="s")))
+    assert "has said nothing for 30 s" in str(errors(patient.wait(0.1))[0])
+    patient.get(Report(what="status", ok=True, body={}))
+    patient.do(Start(submit(request_id="t")))
+    assert errors(patient.wait(29)) == []
+
+
 def test_a_broker_frozen_for_good(patient: Driver) -> None:
     """The wait ends."""
     patient.running()

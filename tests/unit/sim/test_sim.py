@@ -26,7 +26,7 @@ from swarm.cli.sim import play
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS
+from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
 from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
 from swarm.sim.world import Pace, World
@@ -81,7 +81,15 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(400) for fault in whole_schedule(seed).faults}
-    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS, *OTHER_FAULTS, *KEY_FAULTS, *SLEEP_FAULTS}
+    assert kinds == {
+        *FAULT_KINDS,
+        *JOURNAL_FAULTS,
+        *JOURNAL_FAULT_KINDS,
+        *CLIENT_FAULTS,
+        *OTHER_FAULTS,
+        *KEY_FAULTS,
+        *SLEEP_FAULTS,
+    }
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
