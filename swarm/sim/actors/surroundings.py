@@ -10,6 +10,7 @@ from swarm.sim.checks import guard
 from swarm.sim.checks.audit import Audit
 from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
+from swarm.sim.checks.watch import Watch
 from swarm.sim.roles import Client, Reader, Scene, Worker
 from swarm.sim.schedules.schedule import Machines
 from swarm.wire.messages import (
@@ -34,6 +35,7 @@ class Surroundings(Scene, Protocol):
 
     audit: Audit
     promises: Promises
+    watch: Watch
     manifest: Manifest
     machines: Machines
     log_bytes: int

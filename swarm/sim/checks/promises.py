@@ -137,10 +137,10 @@ class Promises:
         whole = continuation.whole
         if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
             raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
-        is_counted = isinstance(message, Finished) and whole is not None and whole.tokens
-        if is_counted and message.num_cached != whole.num_cached:  # whoever reads it again gets the journal's
-            text = f"{message.num_cached} cached tokens, the journal has {whole.num_cached}"
-            raise Violation(f"I2: {message.request_id} is told {text}")
+        if isinstance(message, Finished) and whole is not None and whole.tokens:
+            told, noted = message.num_cached, whole.num_cached  # who reads it again is told what is noted
+            if told != noted:
+                raise Violation(f"I2: {message.request_id} is told {told} cached tokens, the journal has {noted}")
 
     @property
     def _is_strict(self) -> bool:
