@@ -80,8 +80,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", code="min_tokens"
             )
-        if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
-            raise InvalidRequest(f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop_token_ids", code="stop")
+        for name in ("stop", "stop_token_ids"):
+            num = len(getattr(self, name))
+            if num > MAX_STOPS:
+                raise InvalidRequest(f"{name} takes at most {MAX_STOPS}, not {num}", code=name)
         if any(not stop for stop in self.stop):
             raise InvalidRequest("a stop string must not be empty", code="stop")
         if len(self.logit_bias) > MAX_BIASES:

@@ -91,7 +91,8 @@ class WriteAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of one sequence, from ``position`` on; the first is number ``first`` of the generated ones."""
+    """Tokens of one sequence, from ``position`` on; the first is number ``first`` of the generated ones.
+    ``num_cached``: with the first token, how many of the prompt's tokens came from the prefix cache."""
 
     sequence: int
     position: int
@@ -99,6 +100,7 @@ class NewTokens:
     ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     hops: tuple[tuple[Hop, ...], ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

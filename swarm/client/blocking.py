@@ -32,7 +32,7 @@ class Client:
     """
 
     def __init__(
-        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 600.0
     ) -> None:
         self._client = AsyncClient(url, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
         self.url = self._client.url

@@ -51,12 +51,14 @@ class AsyncClient(Governor):
     Nothing is connected before the first verb. Every verb that makes a request takes a prompt (text or token ids),
     ``params`` and the keywords of :class:`RequestOptions`; the keywords override ``params``. What they raise is a
     :class:`~swarm.errors.ClientError` (a ModelError, should the broker's tokenizer be broken): InvalidRequest for a
-    mistake in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away
-    stays away for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were.
+    mistake in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away or
+    stands still does so for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were. A
+    request that the broker has not answered yet waits 30 seconds for it at most. A request's own ``timeout`` ends
+    either wait sooner.
     """
 
     def __init__(
-        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 600.0
     ) -> None:
         """Without a url: ``$SWARM_URL``, else the swarm that this machine has joined last, else the broker on it."""
         self._access = url if isinstance(url, Access) else access_to(url or os.environ.get("SWARM_URL"))

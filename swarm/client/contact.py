@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from swarm.errors import Unavailable
 
 QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
+# How long a request waits that the broker has not answered yet, at most. Its caller can still go elsewhere, while one
+# that was answered is in the broker's hands.
+UNANSWERED_S = 30.0
 
 
 @dataclass(slots=True)
 class Contact:
-    """One client's contact with one broker. ``url`` is only for the texts of errors."""
+    """One client's contact with one broker. ``reconnect_timeout_s``: how long an answered request waits for a broker
+    that is gone or silent. ``url`` is only for the texts of errors."""
 
     url: str
     connect_timeout_s: float
@@ -24,14 +28,17 @@ class Contact:
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
     _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
     _probed_at: float = 0.0
+    _is_mute: bool = False  # it owed us a word for too long; its answers will come when it goes on
 
     def heard(self, now: float) -> None:
         """Note a word of the broker, whatever it says."""
-        self._heard_at, self._ever_heard = now, True
+        self._heard_at, self._ever_heard, self._is_mute = now, True, False
 
     def wake(self, now: float) -> None:
-        """Measure silence from here on: that of an idle connection says nothing about the broker."""
-        self._heard_at = self._probed_at = now
+        """Measure silence from here on: that of an idle connection says nothing about the broker. A broker that is mute
+        stays so until it says something."""
+        if not self._is_mute:
+            self._heard_at = self._probed_at = now
 
     def reach(self) -> None:
         self._reached, self._unheard = True, False
@@ -40,7 +47,7 @@ class Contact:
         self._unheard = True
 
     def connect(self, now: float) -> None:
-        self.connected, self._heard_at, self._probed_at = True, now, now
+        self.connected, self._heard_at, self._probed_at, self._is_mute = True, now, now, False
 
     def estrange(self, reason: str) -> Unavailable:
         """Talk to this broker no more. It stays so until the connection breaks: then there may be another one."""
@@ -63,30 +70,38 @@ class Contact:
         if self._lost_at is not None:
             self._lost_at = min(now, self._lost_at + pause_s)
 
-    @property
-    def _silence_limit_s(self) -> float:
-        return self.reconnect_timeout_s if self._ever_heard else self.connect_timeout_s
+    def _patience_s(self, *, is_answered: bool) -> float:
+        """Return how long a request waits for a broker that was there."""
+        return self.reconnect_timeout_s if is_answered else min(self.reconnect_timeout_s, UNANSWERED_S)
 
-    def silent_too_long(self, now: float) -> Unavailable | None:
-        """Tell, of a connected broker with work for us, that it has said nothing for too long."""
-        limit_s = self._silence_limit_s
+    def silent_too_long(self, now: float, *, is_answered: bool) -> Unavailable | None:
+        """Return the error for what waits, if a connected broker has said nothing for too long."""
+        limit_s = self._patience_s(is_answered=is_answered) if self._ever_heard else self.connect_timeout_s
         if now < self._heard_at + limit_s:
             return None
+        self._is_mute = True
         if self._ever_heard:
             return Unavailable(f"the broker at {self.url} has said nothing for {limit_s:g} s")
         return Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
 
+    def is_silent(self, now: float) -> bool:
+        """Whether the broker was asked for a sign of life and gave none. It answers all it gets when it goes on."""
+        return now >= self._heard_at + 2 * QUIET_S
+
     def probes(self, now: float) -> bool:
-        """Is it time to ask the broker for a sign of life? Counts as asked then."""
-        if now < max(self._heard_at, self._probed_at) + min(QUIET_S, self._silence_limit_s / 2):
+        """Whether it is time to ask the broker for a sign of life. Counts as asked then. Each time without an answer
+        doubles the wait for the next one."""
+        limit_s = self._patience_s(is_answered=False) if self._ever_heard else self.connect_timeout_s
+        wait_s = max(min(QUIET_S, limit_s / 2), self._probed_at - self._heard_at)
+        if now < max(self._heard_at, self._probed_at) + wait_s:
             return False
         self._probed_at = now
         return True
 
-    def waited_enough(self, started: float, now: float) -> bool:
+    def waited_enough(self, started: float, now: float, *, is_answered: bool) -> bool:
         """Has this waited enough? Until the connection is back if there was one at its start, else for a first one."""
         if self._lost_at is not None and started <= self._lost_at:
-            return now >= self._lost_at + self.reconnect_timeout_s
+            return now >= self._lost_at + self._patience_s(is_answered=is_answered)
         return now >= started + self.connect_timeout_s
 
     @property

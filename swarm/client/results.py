@@ -57,7 +57,7 @@ class BatchPiece(_BatchPiece):
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens counted: the prompt once, and all continuations together. ``num_cached`` of the prompt's were not computed
-    again, because the swarm still had them from an earlier request; 0 too where that is not known any more."""
+    again, because the swarm still had them from an earlier request. They are the same when it is read again."""
 
     num_prompt: int
     num_tokens: int

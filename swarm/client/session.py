@@ -17,7 +17,9 @@ The rules:
   left is kept until the broker confirms its end, so that a lost ``Cancel`` is said again; then it is forgotten. One
   that was detached, or made elsewhere, is not cancelled but let go of (``Detach``), and forgotten at once.
 * **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
-  is live fails with :class:`Unavailable`.
+  is live fails with :class:`Unavailable`: a request that the broker has answered after ``reconnect_timeout_s``, all
+  else after ``UNANSWERED_S`` at most. A broker that stood still goes on with what it had, so nothing is told again
+  while it is silent.
 * **What can't be understood ends in words.** A broker of another build is known by its greeting, before anything else
   is said to it; a message that makes no sense all the same fails whom it is about, at once.
 * **Our own pauses are nobody's lateness.** If this process stood still (stopped, a closed lid, a blocked loop), every
@@ -89,7 +91,7 @@ class Session:
 
     url: str
     connect_timeout_s: float = 5.0
-    reconnect_timeout_s: float = 30.0
+    reconnect_timeout_s: float = 600.0
     _questions: Questions = field(default_factory=Questions)
     _contact: Contact = field(init=False)
     _talk: Conversation = field(init=False)
@@ -185,9 +187,10 @@ class Session:
         return self._talk.say(self._questions.due())
 
     def _wake(self, now: float) -> None:
-        """Begin to measure time, if nothing was live."""
+        """Begin to measure time, if nothing was live, and silence, if nothing was awaited."""
         if self.idle:
             self._ticked_at = now
+        if not self._talk.live() and not self._questions:
             self._contact.wake(now)
 
     def _consumed(self, event: Consumed, now: float) -> Actions:
@@ -338,7 +341,7 @@ class Session:
     def _nudges(self, now: float) -> Actions:
         """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""
         actions: Actions = []
-        for request in self._requests.values():
+        for request in () if self._contact.is_silent(now) else self._requests.values():
             if now >= request.nudge_at and request.is_waiting:
                 actions += self._talk.tell_again(request, now)
         return actions
@@ -347,14 +350,18 @@ class Session:
         live = self._talk.live()
         if not live and not self._questions:
             return []
-        error = self._contact.silent_too_long(now)
-        if error is not None:
-            return self._talk.give_up(live, error, now) + self._questions.fail_all(error)
-        return [Send(Describe())] if self._contact.probes(now) else []
+        actions: Actions = []
+        if (error := self._contact.silent_too_long(now, is_answered=False)) is not None:
+            actions += self._talk.give_up([r for r in live if not r.is_reader], error, now)
+            actions += self._questions.fail_all(error)
+        if (error := self._contact.silent_too_long(now, is_answered=True)) is not None:
+            actions += self._talk.give_up([r for r in live if r.is_reader], error, now)
+        return [*actions, Send(Describe())] if self._contact.probes(now) else actions
 
     def _absence(self, now: float) -> Actions:
-        requests = [r for r in self._talk.live() if self._contact.waited_enough(r.started, now)]
-        keys = self._questions.keys_where(lambda started: self._contact.waited_enough(started, now))
+        enough = self._contact.waited_enough
+        requests = [r for r in self._talk.live() if enough(r.started, now, is_answered=r.is_reader)]
+        keys = self._questions.keys_where(lambda started: enough(started, now, is_answered=False))
         if not requests and not keys:
             return []
         error = self._contact.absence

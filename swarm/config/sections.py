@@ -25,7 +25,10 @@ class ClientSettings(Section):
         description="Seconds to wait for the broker's first answer: long enough for a busy one, short for a person.",
     )
     reconnect_timeout_s: Seconds = Field(
-        default=30.0, description="Seconds to wait for a broker that went away; a restart takes a few."
+        default=600.0,
+        description="Seconds that a request waits for a broker that went away or stands still, once the broker has "
+        "accepted it: long enough for a machine that starts again or sleeps. What it has not accepted yet waits 30 at "
+        "most.",
     )
 
 

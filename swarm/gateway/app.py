@@ -134,8 +134,6 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
 @router.post("/v1/completions", responses=shapes.answer_or_stream(shapes.TextShape))
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
     """Go on with a text, or with several."""
-    if last := request.headers.get("last-event-id"):
-        return await counter_of(request).resume(last, owner_of(request))
     served = await desk_of(request).served()
     asks = completions.asks_of(body, served)
     memo, request_id = completions.memo_of(body, asks, served, int(time.time())), secrets.token_hex(16)

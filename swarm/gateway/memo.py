@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from swarm.gateway.ask import ToolUse
-from swarm.wire.messages import MAX_MEMO
+from swarm.wire.messages import MAX_MEMO, MAX_TOKENS
 
 ApiName = Literal["chat", "completions", "responses", "messages"]
 
@@ -36,7 +36,7 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: bool = False
     hops: bool = False
     keep_s: float = 0.0
-    echoes: tuple[str, ...] = ()  # texts that are said first, by choice
+    echoes: tuple[str, ...] = ()  # texts that are said first, by choice; or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made
 
@@ -44,6 +44,11 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
         """As the broker keeps it. Too long: nothing, and the answer can't be read on from elsewhere."""
         written = msgspec.json.encode(self).decode()
         return written if len(written) <= MAX_MEMO else ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the broker keeps it, with a prompt of any length."""
+        return bool(msgspec.structs.replace(self, num_prompt=MAX_TOKENS).text())
 
     @classmethod
     def read(cls, text: str) -> Memo | None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
+from swarm.client.contact import UNANSWERED_S
 from swarm.demo import model_path
 from tests.faults.bench import WAIT_S, Swarm
 from tests.faults.zygote import Zygote
@@ -32,6 +33,7 @@ BODY: dict[str, Any] = {
     "n": 2,
     "ignore_eos": True,
 }
+FROZEN_S = UNANSWERED_S + 3.0
 Texts = dict[int, str]
 
 
@@ -200,6 +202,28 @@ async def test_a_stream_outlives_the_broker(bench: Bench) -> None:
         bench.swarm.kill_broker()
         bench.swarm.start_broker(3)
         assert texts_of(await stream.to_the_end()) == bench.expected
+
+
+async def test_answers_outlast_a_frozen_broker(bench: Bench) -> None:
+    """For longer than anything waits that the broker has not answered: streams, with ``keep_s`` and without, and an
+    answer in one piece. Readers hear comments meanwhile, and nothing is cancelled."""
+    whole = asyncio.create_task(asyncio.to_thread(request, bench.gateways[0].url + CHAT, {**BODY, "max_tokens": 400}))
+    async with asked(bench, max_tokens=400) as stream, asked(bench, number=1, max_tokens=400, keep_s=60) as kept:
+        for each in (stream, kept):
+            await each.until_events(20)
+        bench.swarm.broker.send_signal(signal.SIGSTOP)
+        try:
+            stood_at = time.monotonic()
+            while time.monotonic() < stood_at + FROZEN_S:
+                assert await stream.more(), stream.text[-500:]
+        finally:
+            bench.swarm.broker.send_signal(signal.SIGCONT)
+        assert len(stream.comments) > FROZEN_S / 2
+        texts = texts_of(await stream.to_the_end())
+        assert texts_of(await kept.to_the_end()) == texts
+    code, _, content = await whole
+    assert code == 200
+    assert {c["index"]: c["message"]["content"] for c in json.loads(content)["choices"]} == texts
 
 
 async def test_a_comment_comes_each_second_while_nobody_computes(bench: Bench) -> None:

@@ -118,12 +118,17 @@ def test_errors(client: OpenAI) -> None:
 
 
 def test_an_answer_is_found_again_if_it_was_to_be_stored(client: OpenAI) -> None:
-    """As a whole, and as a stream behind any event; one that was not to be stored is not given whole."""
-    kept = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4, store=True)
+    """As a whole, with the usage of the first time, and as a stream behind any event; one that was not to be stored is
+    not given whole."""
+    for _ in range(2):  # the second one's prompt comes from the prefix cache
+        kept = client.responses.create(model=MODEL, input="Hello " * 60, max_output_tokens=4, store=True)
+    assert kept.usage is not None
+    assert kept.usage.input_tokens_details.cached_tokens > 0
     assert client.responses.retrieve(kept.id) == kept
     events = list(client.responses.retrieve(kept.id, stream=True))
     behind = list(client.responses.retrieve(kept.id, stream=True, starting_after=3))
     assert behind == events[4:]
+    assert list(client.responses.retrieve(kept.id, stream=True, starting_after=len(events) - 1)) == []
     lost = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4, store=False)
     with pytest.raises(NotFoundError, match="store"):
         client.responses.retrieve(lost.id)
@@ -194,8 +199,9 @@ async def test_a_stream_goes_on_by_the_id_of_its_last_event(url: str) -> None:
             whole = (await answer.text()).split("\n\n")
         for number, event in enumerate(whole[:-1]):
             last = {"Last-Event-ID": event.split("\n")[0].removeprefix("id: ")}
-            async with session.post(url + "/v1/responses", json=asked, headers=last) as answer:
-                assert (await answer.text()).split("\n\n") == whole[number + 1 :]
+            for body in (json.dumps(asked), "", "not JSON"):
+                async with session.post(url + "/v1/responses", data=body, headers=last) as answer:
+                    assert (await answer.text()).split("\n\n") == whole[number + 1 :]
 
 
 async def test_tokens(url: str) -> None:

@@ -74,8 +74,8 @@ def test_what_is_no_number_is_refused(field: str, value: float) -> None:
         ({"top_p": 0.0}, "top_p", "top_p must be above 0; for greedy decoding set temperature to 0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty", "repetition_penalty must be above 0 (1 is off)"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "min_tokens (9) must not exceed max_tokens (8)"),
-        ({"stop": ("x",) * (MAX_STOPS + 1)}, "stop", "at most 16 stop strings and 16 stop_token_ids"),
-        ({"stop_token_ids": (1,) * (MAX_STOPS + 1)}, "stop", "at most 16 stop strings and 16 stop_token_ids"),
+        ({"stop": ("x",) * (MAX_STOPS + 1)}, "stop", "stop takes at most 16, not 17"),
+        ({"stop_token_ids": (1,) * (MAX_STOPS + 1)}, "stop_token_ids", "stop_token_ids takes at most 16, not 17"),
         ({"stop": ("a", "")}, "stop", "a stop string must not be empty"),
         (
             {"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1.0)},

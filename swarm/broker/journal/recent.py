@@ -26,7 +26,9 @@ Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence
 
 def add(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
     """Add one step's tokens, or those of a few, in one statement. Returns how many rows there are then, about."""
-    row = tuple((new.sequence, new.first, Part(new.ids, new.logprobs, new.hops)) for new in tokens)
+    row = tuple(
+        (new.sequence, new.first, Part(new.ids, new.logprobs, new.hops, None, new.num_cached)) for new in tokens
+    )
     return db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(row),)).lastrowid or 0
 
 

@@ -144,7 +144,9 @@ def _sequence(
     else:
         parts = [*folded(db, number, Part), *gathered.get(number, [])]
         part = joined(sorted(parts, key=itemgetter(0)), Part)
-    return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
+    return SequenceRecord(
+        number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail, part.num_cached
+    )
 
 
 def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:

@@ -17,12 +17,15 @@ T = TypeVar("T")
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Some tokens of a sequence, one after the other, with what was asked for beside them. ``place``: of which sequence
-    and the index of the first, for a row whose own columns say so too, without a checksum; None: it is not told."""
+    and the index of the first, for a row whose own columns say so too, without a checksum; None: it is not told.
+    ``num_cached`` counts tokens of the prompt and stands in the part with the first token. It comes last: journals of
+    earlier versions end before it."""
 
     ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     hops: tuple[tuple[Hop, ...], ...] = ()
     place: tuple[int, int] | None = None
+    num_cached: int = 0
 
 
 class RawPart(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +35,7 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[msgspec.Raw, ...] = ()
     hops: tuple[msgspec.Raw, ...] = ()
     place: tuple[int, int] | None = None
+    num_cached: int = 0
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +93,7 @@ def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int |
     ids: list[int] = []
     logprobs: list[Any] = []
     hops: list[Any] = []
+    num_cached = 0
     for first, part in parts:
         known = len(ids) - first
         if known < 0:
@@ -98,4 +103,5 @@ def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int |
         ids += part.ids[known:]
         logprobs += part.logprobs[known:]
         hops += part.hops[known:]
-    return kind(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]))
+        num_cached = max(num_cached, part.num_cached)
+    return kind(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]), num_cached=num_cached)

@@ -105,6 +105,7 @@ class Durability:
             ids=tuple(sequence.tokens[sequence.num_prompt :]),
             logprobs=tuple(sequence.logprobs) if submit.params.logprobs is not None else (),
             hops=tuple(sequence.hops) if submit.hops else (),
+            num_cached=sequence.num_cached,
         )
         if new.ids:
             self._out.append(WriteTokens((new,)))
@@ -169,6 +170,7 @@ def remembered(record: RequestRecord, now: float) -> Request:
             logprobs=each.logprobs if submit.params.logprobs is not None else [()] * len(each.tokens),
             hops=each.hops,
             num_restored=len(each.tokens),
+            num_cached=each.num_cached,
         )
         sequence.commit(sequence.sampled)
         if each.reason is not None:

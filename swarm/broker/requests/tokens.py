@@ -72,6 +72,7 @@ class Growth:
             ids=(item.token,),
             logprobs=(item.logprobs,) if submit.params.logprobs is not None else (),
             hops=(hops,) if submit.hops else (),
+            num_cached=0 if sequence.num_generated else sequence.num_cached,
         )
         self._latencies.token(sequence, now)
         sequence.grow(item.token, item.logprobs, hops if submit.hops else None, now)

@@ -215,7 +215,7 @@ class Refusal:
     retry_after_s: float | None = None
 
 
-SUPERSEDED = Refusal("superseded", "another client has attached to this request and reads it now")
+SUPERSEDED = Refusal("superseded", "somebody else reads this answer now")
 _UNKNOWN = Refusal("unknown", "this request is not known: its id is wrong, or it ended too long ago to be kept")
 _READ = Refusal(
     "superseded", "another client has attached to this request and read it to its end, and it is not kept any more"

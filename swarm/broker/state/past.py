@@ -12,7 +12,8 @@ _MOST_AT_ONCE = 1 << 20  # generations: two copies of a journal come to the same
 
 @dataclass(slots=True)
 class SequenceRecord:
-    """One continuation. ``tokens``: the generated ones, without a gap from the first on. ``reason`` None: not ended."""
+    """One continuation. ``tokens``: the generated ones, without a gap from the first on. ``reason`` None: not ended.
+    ``num_cached``: tokens of the prompt that came from the prefix cache."""
 
     id: int
     index: int
@@ -21,6 +22,7 @@ class SequenceRecord:
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     reason: FinishReason | None = None
     detail: str = ""
+    num_cached: int = 0
 
 
 @dataclass(slots=True)

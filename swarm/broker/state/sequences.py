@@ -239,7 +239,9 @@ class Sequence:
         self.told = False
         self.truncate = True
         if self.fork_of is not None:  # it was never opened: nothing has been copied
-            self.fork_of, self.num_cached = None, 0
+            self.fork_of = None
+            if not self.num_generated:  # with the first token the journal has noted it
+                self.num_cached = 0
         self.rebuilds.clear()
 
     def compute_from(self, position: int) -> None:

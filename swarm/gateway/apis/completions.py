@@ -152,12 +152,12 @@ def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: 
 
 
 def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
-    """The prompts as texts, one for each choice."""
+    """The prompts as texts, one for each choice. A single one stands for all choices."""
     texts = [
         ask.prompt if isinstance(ask.prompt, str) else served.needs_text("leave out echo").decode(ask.prompt)
         for ask in asks
     ]
-    return tuple(text for text in texts for _ in range(asks[0].params.n))
+    return tuple(texts) if len(texts) == 1 else tuple(text for text in texts for _ in range(asks[0].params.n))
 
 
 class CompletionWriter:
@@ -198,6 +198,10 @@ class CompletionWriter:
         result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
         return result
 
+    def _echo(self, choice: int) -> str:
+        """Return what the choice begins with."""
+        return self._echoes[choice if len(self._echoes) > 1 else 0] if self._echoes else ""
+
     def head(self, num_prompt: int = 0) -> Sequence[Sse]:
         return ()
 
@@ -205,7 +209,7 @@ class CompletionWriter:
         events = []
         if self._echoes and part.choice not in self._begun:
             self._begun.add(part.choice)
-            events.append(self._chunk(part.choice, self._echoes[part.choice]))
+            events.append(self._chunk(part.choice, self._echo(part.choice)))
         if isinstance(part, Text) and not self._memo.logprobs and not self._memo.hops:
             events.append(self._said(part))
         elif isinstance(part, Text):
@@ -231,8 +235,8 @@ class CompletionWriter:
                 self._collect(choice, part)
             elif isinstance(part, End):
                 choice["finish_reason"] = part.reason
-        for index, echo in enumerate(self._echoes):
-            choices[index]["text"] = echo + choices[index]["text"]
+        for index, choice in choices.items():
+            choice["text"] = self._echo(index) + choice["text"]
         return {**self._base(), "choices": [choices[index] for index in sorted(choices)], "usage": usage(counts)}
 
     def _collect(self, choice: Json, part: Text) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarm.client.client import AsyncClient
-from swarm.errors import ClientError, SwarmError
+from swarm.errors import ClientError, RequestTimeout, SwarmError, Unavailable
 from swarm.gateway.answer import Counts, Part
 from swarm.gateway.ask import Ask, Tool, ToolUse
 from swarm.gateway.desk.parts import Parts
@@ -81,6 +81,8 @@ class Desk:
         now = asyncio.get_running_loop().time()
         try:
             described = await self.client.describe()
+        except RequestTimeout as error:  # no request's own limit: the broker is silent
+            raise problem_of(Unavailable(str(error))) from None
         except ClientError as error:
             raise problem_of(error) from None
         self._described, self._described_at = described, now

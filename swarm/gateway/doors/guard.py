@@ -20,6 +20,7 @@ from swarm.gateway.doors.limits import Book
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import api_of
 from swarm.gateway.http.json import identified
+from swarm.gateway.http.sse import resumed_by
 from swarm.keys.file import Watched
 from swarm.keys.keys import Key, Limits
 from swarm.log import get_logger
@@ -109,7 +110,7 @@ class Guard:
         declared = headers.get("content-length", "")
         own = self._settings
         body = await read(receive, int(declared) if declared.isdecimal() else None, own.max_body, own.body_timeout_s)
-        if body:
+        if body and not resumed_by(scope):
             await check_json(body)
             scope["headers"] = _as_json(scope["headers"])
         scope["swarm.body"] = body

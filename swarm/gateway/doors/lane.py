@@ -2,6 +2,8 @@
 
 It takes what asks for an answer with a body that is right in all its fields. Everything else goes the ordinary way
 through the application, which has the same routes and says what is wrong. So no answer is another, but it comes sooner.
+
+A POST that goes on with a stream is answered here, too: its body is not read, whatever it is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from swarm.gateway.apis.completions import CompletionBody
 from swarm.gateway.apis.responses import ResponseBody
 from swarm.gateway.app import broken, chat_completions, refuse, text_completions
 from swarm.gateway.errors import Problem
+from swarm.gateway.http.sse import resumed_by
+from swarm.gateway.http.state import counter_of, owner_of
 from swarm.gateway.routes.messages import answer
 from swarm.gateway.routes.responses import respond
 
@@ -45,18 +49,21 @@ class Lane:
         self._short: ASGIApp = ServerErrorMiddleware(self._answer, handler=broken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _checked(scope)
-        if body is None:
+        is_resumed = scope["type"] == "http" and bool(resumed_by(scope))
+        body = None if is_resumed else _checked(scope)
+        if body is None and not is_resumed:
             await self._ordinary(scope, receive, send)
             return
         scope["app"], scope["swarm.checked"] = self._ordinary, body
         await self._short(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
-        endpoint = ROUTES[scope["path"]][1]
+        request, body = Request(scope, receive, send), scope.pop("swarm.checked")
         try:
-            response = await endpoint(request, scope.pop("swarm.checked"))
+            if body is None:
+                response = await counter_of(request).resume(resumed_by(scope), owner_of(request))
+            else:
+                response = await ROUTES[scope["path"]][1](request, body)
         except Problem as problem:
             response = refuse(request, problem)
         await response(scope, receive, send)

@@ -23,6 +23,7 @@ from swarm.gateway.http.accounts import Account, Accounts
 from swarm.gateway.http.json import JsonResponse, identified
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
+from swarm.wire.messages import MAX_MEMO
 
 PATIENCE_S = 0.006  # for an error that still fits into the status; then a stream's headers go out
 LONG_PATIENCE_S = 0.25  # the same, for the tokens of a prompt that may be too long
@@ -57,6 +58,8 @@ class Counter:
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
         """Answer a request. Raises Problem for what goes wrong before a status is sent."""
+        if job.asks[0].keep_s and not job.memo.is_kept:
+            raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be read on")
         account = self._accounts.open(
             owner, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
         )
@@ -79,8 +82,8 @@ class Counter:
             problem.is_counted = _has_begun(begun)
             raise
 
-    async def resume(self, last_event_id: str, owner: Owner) -> Response:
-        """Go on with a stream behind the event of this id."""
+    async def resume(self, last_event_id: str, owner: Owner, num_seen: int = 0) -> Response:
+        """Go on with a stream behind the event of this id, or behind the first ``num_seen`` events."""
         request_id, seen = read_event_id(last_event_id)
         memo, reading = await self._desk.resume(request_id, owner)
         if seen and len(seen) != reading.num_choices + 1:
@@ -88,8 +91,8 @@ class Counter:
             raise wrong("Last-Event-ID", f"{last_event_id!r} is not the id of an event of this answer")
         served = await self._desk.served()
         writer = self._writers[memo.api](memo, served, request_id)
-        numbering = Numbering(request_id, reading.num_choices, seen)
-        close = self._resumed(owner, memo.api, served.name, request_id, reading, num_known=sum(seen))
+        numbering = Numbering(request_id, reading.num_choices, seen, num_seen)
+        close = self._resumed(owner, memo.api, served.name, request_id, reading, num_known=sum(seen) + num_seen)
         return EventStream(events_of(reading, writer, numbering), close, _headers(request_id), SLOW_READER_S)
 
     def _resumed(

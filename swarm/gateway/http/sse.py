@@ -22,14 +22,18 @@ from swarm.gateway.errors import Problem
 QUIET_S = 1.0  # without a byte, until a comment says that all is well
 # A line alone: behind an event with an id, OpenAI's Python client takes an empty line for one more event, and breaks.
 COMMENT = b": still here\n"
+# Where a POST with Last-Event-ID goes on with a stream. Its body is not read.
+RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 _ID = re.compile(r"([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?")
 
 
 class Numbering:
     """Numbers the events of a stream, and leaves out those that the reader has."""
 
-    def __init__(self, request_id: str, num_choices: int, seen: Sequence[int] = ()) -> None:
-        self._request_id = request_id
+    def __init__(self, request_id: str, num_choices: int, seen: Sequence[int] = (), num_seen: int = 0) -> None:
+        """``seen``: events that the reader has of each choice, and behind all; ``num_seen``: the first events of all
+        that it has, where a stream has one order."""
+        self._request_id, self._num_left_out = request_id, num_seen
         self._counts = [0] * (num_choices + 1)
         self._seen = list(seen) if len(seen) == len(self._counts) else list(self._counts)
         self._is_fresh = not any(self._seen)
@@ -41,10 +45,21 @@ class Numbering:
             self._counts[choice] += 1
             if self._counts[choice] <= self._seen[choice]:
                 continue
+            if self._num_left_out:
+                self._num_left_out -= 1
+                continue
             at = ".".join(map(str, self._counts if self._is_fresh else map(max, self._counts, self._seen)))
             written += f"id: {self._request_id}:{at}\n".encode()
             written += event.encode()
         return bytes(written)
+
+
+def resumed_by(scope: Scope) -> str:
+    """Return the event's id by which a POST goes on with a stream; empty if it asks for an answer of its own."""
+    if scope["method"] != "POST" or scope["path"] not in RESUMABLE:
+        return ""
+    ids = [value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"]
+    return ids[-1] if ids else ""
 
 
 def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:

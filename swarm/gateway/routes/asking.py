@@ -32,9 +32,7 @@ async def answer(
     memo_of: Callable[[B, Ask, int], Memo],
     make_writer: MakeWriter,
 ) -> Response:
-    """Answer a conversation, or go on with the stream whose last event the request names. Raises Problem."""
-    if last := request.headers.get("last-event-id"):
-        return await counter_of(request).resume(last, owner_of(request))
+    """Answer a conversation. Raises Problem."""
     served = await desk_of(request).served()
     ask = ask_of(body, served)
     memo, request_id = memo_of(body, ask, int(time.time())), secrets.token_hex(16)

@@ -35,8 +35,8 @@ async def fetch(
     ``stream``, read on in that one's place, behind the event of this ``sequence_number``."""
     request_id, owner = response_id.removeprefix(PREFIX), owner_of(request)
     if stream:
-        seen = 0 if starting_after is None else starting_after + 1
-        return await counter_of(request).resume(f"{request_id}:{seen}.0", owner)
+        num_seen = 0 if starting_after is None else starting_after + 1
+        return await counter_of(request).resume(request_id, owner, num_seen)
     return await counter_of(request).look_up(request_id, owner, responses.may_be_fetched)
 
 

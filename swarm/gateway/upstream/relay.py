@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import ConfigError
 from swarm.gateway.errors import Problem
-from swarm.gateway.http.sse import EventStream, hang_up
+from swarm.gateway.http.sse import EventStream, hang_up, resumed_by
 from swarm.gateway.upstream.choice import OUTCOMES, Board, Server, Target, is_failure, trouble_of
 from swarm.log import get_logger
 from swarm.numbers.http import HttpNumbers
@@ -83,7 +83,7 @@ class Upstreams:
             return None
         if scope["method"] != "POST" or scope["path"] not in PATHS or not scope.get("swarm.body"):
             return None
-        if any(name == b"last-event-id" for name, _ in scope["headers"]):
+        if resumed_by(scope):
             return None  # goes on with a stream of ours
         fields = msgspec.json.decode(scope["swarm.body"])
         return fields if isinstance(fields, dict) else None

@@ -67,6 +67,8 @@ class BrokerNode:
         self.key = key_of("broker") if cluster.uses_keys else None
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
+        self._frozen_at = 0.0
+        self._slept_s = 0.0  # the longest time that it stood still, before it went on
         self._writes_again = False
         self._keeping = fates.Keeping(settings.requests.client_grace_s)
         self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
@@ -84,6 +86,11 @@ class BrokerNode:
     def is_away(self) -> bool:
         """Is the broker frozen or dead, so that it can see nothing?"""
         return self.frozen or not self.alive
+
+    @property
+    def longest_sleep_s(self) -> float:
+        """For how long it has stood still at once."""
+        return max(self._slept_s, self._world.now - self._frozen_at if self.frozen else 0.0)
 
     def lets_in(self, door: str) -> bool:
         """Whether it is there, and somebody new can come in at this door."""
@@ -177,7 +184,8 @@ class BrokerNode:
         return False
 
     def freeze(self) -> None:
-        self.frozen = self.alive
+        if not self.frozen:
+            self.frozen, self._frozen_at = self.alive, self._world.now
 
     def thaw(self) -> None:
         """Let it go on. What came meanwhile is there at once, in any order of connections and timer."""
@@ -185,6 +193,8 @@ class BrokerNode:
             return
         self.frozen = False
         self._went_on_at = self._world.now
+        self._slept_s = max(self._slept_s, self._world.now - self._frozen_at)
+        self._cluster.watch.broker_slept(self._frozen_at)
         held, self._held_back = self._held_back, []
         if self._world.random.random() < 0.5:
             held.insert(0, broker_event.Tick())
@@ -306,7 +316,9 @@ class BrokerNode:
         if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Activate):
             assert state.book.current is not None
             self._cluster.ways.begin(state.book.current)
-        if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
+        if self._writes_again and isinstance(action, broker_act.WriteAcceptance | broker_act.WriteEnd):
+            return  # of a moment that is over: by now the stages may hold more
+        if isinstance(action, broker_act.WriteEnd):
             audit.ends(action.sequence)
         match action:
             case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
@@ -314,8 +326,17 @@ class BrokerNode:
             case broker_act.SayClient(_, Rejected(code="overloaded", request_id=request_id)):
                 at_door = sum(map(len, self._at_door))
                 audit.sent_away(request_id, state, self._settings.requests.max_queue, at_door)
-            case broker_act.WriteAcceptance(_, sequences) if not self._writes_again:
+            case broker_act.WriteAcceptance(_, sequences):
                 self._at_door.add(sequences)
+            case broker_act.WriteEnd():
+                self._audit_end(action)
+            case _:
+                pass
+
+    def _audit_end(self, action: broker_act.WriteEnd) -> None:
+        """Sequences that end without an answer must have the reason that the broker gives."""
+        audit, state = self._cluster.audit, self.core.state
+        match action:
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
             case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:

@@ -11,12 +11,13 @@ from swarm.client.session import Session
 from swarm.errors import ClientError, Overloaded, Unavailable
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.network import Link
-from swarm.wire.messages import ClientMessage, Finished, ServerMessage, Submit
+from swarm.wire.messages import Accepted, ClientMessage, Finished, ServerMessage, Submit, Tokens
 
-RECONNECT_TIMEOUT_S = 30.0
+RECONNECT_TIMEOUT_S = 45.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
 AGAIN_S = 1.0  # before a caller tries again who never reached the broker
+LONG_SLEEP_S = 4.0  # of the broker: a client that it has never answered gives up a request after five
 QUEUE = 8  # messages that a connection holds for one that does not read
 
 
@@ -38,6 +39,7 @@ class ClientNode:
         self.alive = True
         self._submits: dict[str, Submit] = {}
         self._unsaid: set[str] = set()  # requests that began without a connection
+        self._answered: set[str] = set()  # … that the broker has answered
         self._connect()
         self._tick()
 
@@ -99,6 +101,9 @@ class ClientNode:
         if self._frozen_until is not None:
             self._held_back.append(event)
             return
+        match event:
+            case client_event.Received(message=Accepted() | Tokens() | Finished() as message):
+                self._answered.add(message.request_id)
         self._world.tell(self.name, event)
         for action in self.session.handle(event, self._world.now):
             self._perform(action)
@@ -130,7 +135,8 @@ class ClientNode:
             return
         if self._frozen_until is not None:  # without a connection it is gone, to the broker, and may be for too long
             self._cluster.audit.may_fail.update(self.session.request_ids)
-        if not self._cluster.broker.lets_in("client") or self._frozen_until is not None:
+        broker = self._cluster.broker
+        if not broker.lets_in("client") or broker.is_away or self._frozen_until is not None:  # nobody greets
             self._world.at(self._world.draw(KNOCK_S), self._connect)
             return
         self._link = self._cluster.network.link(self.name, "broker", "client", self._world.pace.control)
@@ -167,12 +173,19 @@ class ClientNode:
         self._cluster.audit.ended(request_id, index, finished)
 
     def _failed(self, request_id: str, error: ClientError) -> None:
+        if self.was_not_answered(request_id, error):
+            self._cluster.audit.left.add(request_id)  # its caller goes elsewhere
         submit = self._submits.get(request_id)
         again_s = self._comes_again_after(request_id, error)
         if again_s is None or submit is None or request_id in self._cluster.audit.left:
             self._cluster.audit.failed(request_id, error)
         else:
             self._world.at(again_s, lambda: self.submit(submit))
+
+    def was_not_answered(self, request_id: str, error: ClientError) -> bool:
+        """Whether it may fail, since the broker slept and said nothing of it."""
+        slept = self._cluster.broker.longest_sleep_s > LONG_SLEEP_S
+        return isinstance(error, Unavailable) and slept and request_id not in self._answered
 
     def _comes_again_after(self, request_id: str, error: ClientError) -> float | None:
         """If there was no place for it, or never a connection to say it on."""

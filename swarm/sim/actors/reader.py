@@ -106,4 +106,7 @@ class Reader(ClientNode):
             raise Violation(f"I3: {where} ended with {finished.num_tokens} of which {self._received[index]} came")
 
     def _failed(self, request_id: str, error: ClientError) -> None:
-        self.error = error
+        if self.was_not_answered(request_id, error):
+            self._world.at(AGAIN_S, self.begin)
+        else:
+            self.error = error

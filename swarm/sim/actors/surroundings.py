@@ -11,6 +11,7 @@ from swarm.sim.checks.audit import Audit
 from swarm.sim.checks.blame import Blame
 from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
+from swarm.sim.checks.watch import Watch
 from swarm.sim.roles import Client, Reader, Scene, Worker
 from swarm.sim.schedules.schedule import Machines
 from swarm.wire.messages import (
@@ -36,6 +37,7 @@ class Surroundings(Scene, Protocol):
     audit: Audit
     blame: Blame
     promises: Promises
+    watch: Watch
     manifest: Manifest
     machines: Machines
     log_bytes: int

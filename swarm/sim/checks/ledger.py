@@ -68,6 +68,7 @@ class Continuation:
             found.tokens += part.ids[known:]
             found.logprobs += part.logprobs[known:]
             found.hops += part.hops[known:]
+            found.num_cached = max(found.num_cached, part.num_cached)
         return found
 
 

@@ -137,6 +137,10 @@ class Promises:
         whole = continuation.whole
         if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
             raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
+        if isinstance(message, Finished) and whole is not None and whole.tokens:
+            told, noted = message.num_cached, whole.num_cached  # who reads it again is told what is noted
+            if told != noted:
+                raise Violation(f"I2: {message.request_id} is told {told} cached tokens, the journal has {noted}")
 
     @property
     def _is_strict(self) -> bool:

@@ -39,6 +39,12 @@ class Watch:
         until = self._world.now + for_s + AFTERMATH_S
         self._disturbed[name] = max(until, self._disturbed.get(name, 0.0))
 
+    def broker_slept(self, since: float) -> None:
+        """What happened to others while the broker stood still it notices now."""
+        for name, until in self._disturbed.items():
+            if until >= since:
+                self._disturbed[name] = max(until, self._world.now + AFTERMATH_S)
+
     def was_disturbed(self, name: str) -> bool:
         """Whether something has happened to this machine that may be the reason of a verdict."""
         return self._disturbed.get(name, 0.0) >= self._world.now

@@ -42,11 +42,19 @@ OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails",
 STEP_FAULTS: tuple[FaultKind, ...] = ("device_breaks", "request_fails")  # so do these
 CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
 KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # so do these
-BY_OWN_CHANCE: tuple[FaultKind, ...] = (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS, *STEP_FAULTS, *KEY_FAULTS)
+SLEEP_FAULTS: tuple[FaultKind, ...] = ("broker_sleeps",)  # and these
+BY_OWN_CHANCE: tuple[FaultKind, ...] = (
+    *CLIENT_FAULTS,
+    *JOURNAL_FAULTS,
+    *OTHER_FAULTS,
+    *STEP_FAULTS,
+    *KEY_FAULTS,
+    *SLEEP_FAULTS,
+)
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in BY_OWN_CHANCE)
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
-FROZEN_S = (31.0, 40.0)
+FROZEN_S = (46.0, 55.0)  # longer than they wait for a broker, shorter than what has ended is kept
 CHANGED_JOURNAL = 0.05  # how often another journal, or an older state of it, takes its place
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one

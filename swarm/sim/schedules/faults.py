@@ -350,6 +350,7 @@ _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "blackout": _blackout,
     "all_crash": _all_crash,
     "freeze_broker": _freeze_broker,
+    "broker_sleeps": _freeze_broker,
     "pipe_drop": _pipe_drop,
     "broker_crash": _broker_crash,
     "broker_power": _broker_power,

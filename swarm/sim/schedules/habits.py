@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from swarm.sim.schedules.draw import OTHER_FAULTS, STEP_FAULTS, fault_of, make_schedule, request_of, with_fields
+from swarm.sim.schedules.draw import (
+    OTHER_FAULTS,
+    SLEEP_FAULTS,
+    STEP_FAULTS,
+    fault_of,
+    make_schedule,
+    request_of,
+    with_fields,
+)
 from swarm.sim.schedules.schedule import Fault, FaultKind, Look, Schedule
 
 LARGE = 0.03  # how often a schedule has many more requests and faults than others
@@ -28,6 +36,8 @@ KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
 LATE_DRAWS = 0.2
 LOOKED_UP = 0.3  # how often answers are looked up beside their readers
 KEPT = 0.15  # how often some answers are kept when their readers leave
+BROKER_SLEEPS = 0.04  # how often the broker stands still for long
+SLEEP_S = (31.0, 40.0)  # longer than what is unanswered waits for it, and shorter than what is answered does
 OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 
@@ -42,6 +52,7 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
     habits.append(_late_draws)
     if faults:
         habits += [_striking(kind) for kind in STEP_FAULTS]
+        habits.append(_with_a_sleeping_broker)
     for number, habit in enumerate(habits):
         schedule = habit(Random(f"habit {number} {seed}"), schedule)
     schedule = _looked_up(Random(f"looks {seed}"), schedule)
@@ -93,6 +104,14 @@ def _kept(random: Random, schedule: Schedule) -> Schedule:
                 spec = replace(spec, leaves_after=random.uniform(0.0, 2.0))  # noqa: PLW2901
         requests.append(spec)
     return replace(schedule, requests=tuple(requests))
+
+
+def _with_a_sleeping_broker(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= BROKER_SLEEPS:
+        return schedule
+    fault = fault_of(random, random.uniform(0.4, 4.5))
+    asleep = replace(fault, kind=random.choice(SLEEP_FAULTS), for_s=random.uniform(*SLEEP_S))
+    return replace(schedule, faults=(*schedule.faults, asleep))
 
 
 def _with_hops(random: Random, schedule: Schedule) -> Schedule:

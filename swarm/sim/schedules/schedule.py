@@ -54,6 +54,7 @@ FaultKind = Literal[
     "device_breaks",  # from some computation on all of them fail; tests of the device, too, or not
     "request_fails",  # a request makes steps fail, wherever a certain layer lies
     "key_revoked",  # of a worker; another process with another key takes its place
+    "broker_sleeps",  # SIGSTOP, SIGCONT of the broker: for longer than it may be silent to what it has not answered
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled

@@ -286,8 +286,7 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 class Finished(Message, frozen=True):
     """Continuation ``index`` ended: ``num_tokens`` were generated. ``detail`` says why when the reason is "failed".
-    ``num_cached`` of the prompt's tokens were found in the prefix cache when it was first let in; 0 too where that is
-    not known any more, after a restart of the broker."""
+    ``num_cached`` of the prompt's tokens were found in the prefix cache when it was first let in."""
 
     request_id: RequestId
     index: Position

@@ -121,6 +121,13 @@ def driver() -> Iterator[Driver]:
     assert list(driver.session.invariants()) == []
 
 
+@pytest.fixture
+def patient(driver: Driver) -> Driver:
+    """With the usual limits."""
+    driver.session = Session(URL)
+    return driver
+
+
 def submit(n: int = 1, request_id: str = "r") -> Submit:
     return Submit(request_id=request_id, prompt=(1, 2), params=SamplingParams(n=n), seed=5)
 
@@ -425,6 +432,70 @@ def test_a_silent_broker(driver: Driver) -> None:
     assert "has said nothing for 30 s" in str(error)
 
 
+def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
+    """What the broker has not answered fails after half a minute. What it has answered goes on when the broker does:
+    the broker hears no Cancel of it, and is asked for a sign of life less and less often."""
+    patient.running()
+    patient.do(Start(submit(request_id="s")))
+    patient.do(Ask(1, Describe(), 60.0))
+    actions = patient.wait(590)
+    assert [type(action) for action in actions if isinstance(action, Failed | Unanswered)] == [Failed, Unanswered]
+    assert [action.request_id for action in actions if isinstance(action, Failed)] == ["s"]
+    assert "has said nothing for 30 s" in str(errors(actions)[0])
+    sent = [action.message for action in actions if isinstance(action, Send)]
+    assert [message for message in sent if isinstance(message, Cancel)] == [Cancel(request_id="s")]
+    assert sent.count(Describe()) < 10
+    assert patient.get(tokens(0, 3)) == [deliver(0, 3)]
+
+
+def test_a_mute_broker_gets_nothing_new(patient: Driver) -> None:
+    """What begins while it is known to stand still fails at once; when it has said something, all is as before."""
+    patient.running()
+    patient.do(Leave("r", cancel=True))
+    patient.do(Ask(1, Describe(), 60.0))
+    assert len(errors(patient.wait(31))) == 1
+    patient.wait(60)
+    patient.do(Start(submit(request_id="s")))
+    assert "has said nothing for 30 s" in str(errors(patient.wait(0.1))[0])
+    patient.get(Report(what="status", ok=True, body={}))
+    patient.do(Start(submit(request_id="t")))
+    assert errors(patient.wait(29)) == []
+
+
+def test_a_broker_frozen_for_good(patient: Driver) -> None:
+    """The wait ends."""
+    patient.running()
+    [error] = errors(patient.wait(601))
+    assert "has said nothing for 600 s" in str(error)
+
+
+def test_an_answered_request_outlasts_an_absent_broker(patient: Driver) -> None:
+    """It is told again when the broker is back; what was not answered fails after half a minute."""
+    patient.running()
+    patient.do(Start(submit(request_id="s")))
+    patient.do(Disconnected())
+    assert errors(patient.wait(29)) == []
+    [error] = errors(patient.wait(560))
+    assert "has not come back" in str(error)
+    assert patient.do(Connected()) == [attach(0)]
+
+
+def test_nothing_is_told_again_while_the_broker_is_silent(patient: Driver) -> None:
+    """It reads all that was sent when it goes on, and would answer each time. Then the request is told again once."""
+    patient.running()
+    assert patient.wait(590).count(attach(0)) == 1
+    patient.get(Report(what="status", ok=True, body={}))
+    assert patient.wait(0).count(attach(0)) == 1
+    assert patient.wait(NUDGE_S - 1).count(attach(0)) == 0
+
+
+def test_a_timeout_ends_the_wait_for_a_frozen_broker(patient: Driver) -> None:
+    """The caller's own limit counts."""
+    patient.running(timeout_s=45.0)
+    [error] = errors(patient.wait(50))
+    assert isinstance(error, RequestTimeout)
+
+
 def test_silence_counts_only_while_something_is_awaited(driver: Driver) -> None:
     """An idle hour is no silence."""
     driver.running()
@@ -432,6 +503,16 @@ def test_silence_counts_only_while_something_is_awaited(driver: Driver) -> None:
     driver.now += 3600
     assert driver.do(Start(submit())) == [Send(submit())]
     assert driver.wait(1) == []
+
+
+def test_silence_does_not_count_while_only_the_caller_is_slow(driver: Driver) -> None:
+    """A request that has ended waits for its consumer, and the broker owes nothing."""
+    driver.running()
+    driver.get(tokens(0, 3))
+    driver.get(finished(3))
+    assert driver.wait(3600) == []
+    driver.do(Start(submit(request_id="s")))
+    assert errors(driver.wait(4)) == []
 
 
 def test_a_quiet_request_is_told_again(driver: Driver) -> None:

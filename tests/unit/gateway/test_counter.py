@@ -12,17 +12,20 @@ from starlette.types import Message
 
 from swarm.client.results import Piece
 from swarm.errors import Unavailable
-from swarm.gateway.answer import Counts
+from swarm.gateway.answer import Counts, End, Text
 from swarm.gateway.apis.chat import ChatWriter
+from swarm.gateway.apis.completions import CompletionBody, CompletionWriter, asks_of, memo_of
 from swarm.gateway.ask import Ask, ToolUse
 from swarm.gateway.desk.desk import Desk, Order, Owner
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.desk.reading import Reading
+from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import Accounts
 from swarm.gateway.http.counter import Counter, Job
 from swarm.gateway.memo import Memo
 from swarm.numbers.http import HttpNumbers
 from swarm.params import SamplingParams
+from swarm.wire.messages import MAX_MEMO
 from tests.unit.gateway.apis.feeding import served
 
 TOY = served()
@@ -104,6 +107,32 @@ async def answer(then: str, stream: bool, num_taken: int | None) -> tuple[Book, 
         response = await counter.serve(Request(scope, receive, send), TOY, ALICE, job)
         await response(scope, receive, send)
     return book, swarm.stream
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_read_on_is_not_kept(stream: bool) -> None:
+    """An echo longer than what the broker notes of a request: ``keep_s`` is refused before a status is sent."""
+    counter = Counter(cast("Desk", Swarm("")), {}, Accounts(HttpNumbers(), Book()))
+    memo = Memo("completions", 7, keep_s=5.0, echoes=("x" * MAX_MEMO,))
+    job = Job(
+        "r", [Ask(params=SamplingParams(), prompt="x", keep_s=5.0)], memo, CompletionWriter(memo, TOY, "r"), stream
+    )
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    with pytest.raises(Problem, match="can't be read on") as caught:
+        await counter.serve(Request(scope), TOY, ALICE, job)
+    assert (caught.value.status, caught.value.param) == (400, "keep_s")
+
+
+def test_an_echo_is_noted_once_for_all_choices() -> None:
+    """So that its length alone counts, and each choice begins with it."""
+    body = CompletionBody(model="toy", prompt="Once", n=3, echo=True)
+    memo = memo_of(body, asks_of(body, TOY), TOY, 7)
+    assert memo.echoes == ("Once",)
+    ends = [End(choice, "stop", 1) for choice in range(3)]
+    whole = CompletionWriter(memo, TOY, "r").whole([Text(0, " upon"), *ends], Counts(1, 3))
+    assert [choice["text"] for choice in whole["choices"]] == ["Once upon", "Once", "Once"]
+    writer = CompletionWriter(memo, TOY, "r")
+    assert all(b'"Once"' in writer.write(end)[0].data for end in ends)
 
 
 @pytest.mark.parametrize("stream", [False, True])

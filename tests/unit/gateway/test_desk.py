@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.client.results import Piece, Progress
-from swarm.errors import Unavailable
+from swarm.errors import RequestTimeout, Unavailable
 from swarm.gateway.answer import Text
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk import desk as module
@@ -69,6 +69,18 @@ async def test_nobody_waits_for_what_was_known_a_moment_ago(broker: Broker) -> N
         await desk.served()
     assert caught.value.status == 503
     await desk.aclose()
+
+
+async def test_a_broker_that_does_not_describe_itself_in_time_is_not_there(broker: Broker) -> None:
+    """So that another server is asked: no limit of a request has passed."""
+
+    async def never() -> Any:
+        raise RequestTimeout("the broker did not answer within 30 s")
+
+    broker.describe = never  # type: ignore[method-assign]
+    with pytest.raises(Problem) as caught:
+        await Desk(broker).description()  # type: ignore[arg-type]
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 2.0)
 
 
 async def test_whether_it_is_ready_is_asked_and_not_remembered(broker: Broker) -> None:

@@ -99,6 +99,15 @@ def keyed(tmp_path: Path) -> Keyed:
     return Keyed(tmp_path)
 
 
+async def test_the_body_is_not_looked_at_where_a_stream_goes_on() -> None:
+    """Anywhere else, and where no event is named, it must be JSON."""
+    guard = Guard(Routes(), Watched(None), SETTINGS)
+    assert (await ask(guard, body=b"no JSON", last_event_id="abc:1.0")).status == 200
+    assert (await ask(guard, body=b"no JSON", last_event_id="")).status == 400
+    assert (await ask(guard, "/tokenize", body=b"no JSON", last_event_id="abc:1.0")).status == 400
+    assert (await ask(guard, body=b"x" * 1001, last_event_id="abc:1.0")).status == 413
+
+
 async def test_without_keys_only_this_machine_is_served() -> None:
     guard = Guard(Routes(), Watched(None), SETTINGS)
     assert (await ask(guard)).status == 200

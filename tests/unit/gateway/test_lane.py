@@ -15,6 +15,7 @@ from swarm.errors import Unavailable
 from swarm.gateway.app import make_app
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.lane import BODY, ROUTES, Lane
+from swarm.gateway.http.sse import RESUMABLE
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
@@ -40,6 +41,10 @@ class Client:
     async def describe(self) -> None:
         raise self._error
 
+    async def recall(self, request_id: str) -> None:
+        assert request_id == "abc"
+        raise self._error
+
 
 class Ordinary:
     """Stands for the routes; counts what comes that way."""
@@ -60,7 +65,13 @@ def make(error: Exception) -> tuple[Lane, Ordinary]:
 
 
 async def ask(
-    app: ASGIApp, path: str, body: bytes, method: str = "POST", error: type[Exception] | None = None
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    method: str = "POST",
+    *,
+    error: type[Exception] | None = None,
+    last_event_id: str = "",
 ) -> Answer:
     """``error`` is what the application raises behind its answer."""
     sent: list[Message] = []
@@ -72,6 +83,7 @@ async def ask(
         sent.append(message)
 
     headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
+    headers += [(b"last-event-id", last_event_id.encode())]
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", BODY: body}
     with pytest.raises(error) if error else nullcontext():
         await app(scope, receive, send)
@@ -80,7 +92,17 @@ async def ask(
 
 
 def test_it_has_all_routes_that_answer() -> None:
-    assert set(ROUTES) == set(GOOD)
+    assert set(ROUTES) == set(GOOD) == RESUMABLE
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("body", [b"", b"{}", b"null", b'{"model": 3}', b"not json", b"\xff"])
+async def test_a_stream_goes_on_whatever_the_body_is(path: str, body: bytes) -> None:
+    """Where Last-Event-ID names an event."""
+    lane, ordinary = make(Unavailable("nobody is there"))
+    answer = await ask(lane, path, body, last_event_id="abc:1.0")
+    assert (answer.status, ordinary.num) == (503, 0)
+    assert b"nobody is there" in answer.body
 
 
 @pytest.mark.parametrize("path", GOOD)

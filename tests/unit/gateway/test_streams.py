@@ -12,6 +12,7 @@ from swarm.errors import InvalidRequest
 from swarm.gateway.answer import Counts, End, Part, Text
 from swarm.gateway.apis.chat import ChatWriter
 from swarm.gateway.apis.completions import CompletionWriter
+from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.apis.writer import Mould, Sse, Writer
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
@@ -52,6 +53,22 @@ def test_whoever_has_an_event_gets_those_behind_it(kind: int) -> None:
         request_id, seen = read_event_id(event.split(b"\n")[0].decode().removeprefix("id: "))
         rest = bytes_of(writers()[kind], Numbering(request_id, 2, seen))
         assert rest.split(b"\n\n")[:-1] == events[place + 1 :]
+
+
+def test_whoever_has_the_first_events_gets_those_behind_them() -> None:
+    """The number of an event of /v1/responses says how many came before it; none is left behind the last one."""
+
+    def events(num_seen: int) -> list[bytes]:
+        writer, numbering = ResponseWriter(Memo("responses", 7), SERVED, "r"), Numbering("r", 1, (), num_seen)
+        written = numbering.encode(writer.head(), 0)
+        for part in (Text(0, "one "), Text(0, "two"), End(0, "stop", 2)):
+            written += numbering.encode(writer.write(part), part.choice)
+        return (written + numbering.encode(writer.tail(Counts(3, 2)), -1)).split(b"\n\n")[:-1]
+
+    whole = events(0)
+    assert b"response.completed" in whole[-1]
+    for num_seen in range(len(whole) + 2):
+        assert events(num_seen) == whole[num_seen:]
 
 
 def test_choices_may_come_in_another_order_the_second_time() -> None:

@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 
 from swarm.broker.state import Request
+from swarm.client.contact import UNANSWERED_S
 from swarm.client.events import Reply
 from swarm.errors import Overloaded
+from swarm.sim.actors import client
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.onlooker import Onlooker
@@ -50,6 +52,16 @@ def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played = play_only(monkeypatch, "OFTEN", 8, first=60)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert all(o.faults.get(kind) for o in played)
+
+
+def test_a_broker_that_sleeps_for_long_ends_no_request_that_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not count its own sleep as others' silence. Without the clients' patience some would end by it."""
+    monkeypatch.setattr(habits, "BROKER_SLEEPS", 1.0)
+    played = [run(seed) for seed in range(12)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert all(o.faults.get("broker_sleeps") for o in played)
+    monkeypatch.setattr(client, "RECONNECT_TIMEOUT_S", UNANSWERED_S)
+    assert any(run(seed).failure for seed in range(40))
 
 
 def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

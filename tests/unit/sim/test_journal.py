@@ -39,7 +39,8 @@ def accept(request_id: str, *sequences: int) -> WriteAcceptance:
 
 
 def tokens(sequence: int, first: int, *ids: int) -> WriteTokens:
-    return WriteTokens((NewTokens(sequence, 3 + first, first, ids, tuple((TokenLogprob(i, -1.0),) for i in ids)),))
+    logprobs = tuple((TokenLogprob(i, -1.0),) for i in ids)
+    return WriteTokens((NewTokens(sequence, 3 + first, first, ids, logprobs, num_cached=0 if first else sequence),))
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from swarm.broker.actions import WriteEnd
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests import intake
 from swarm.broker.requests.endings import Ends
@@ -23,10 +25,11 @@ from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
 from swarm.broker.steps import scheduler
 from swarm.cli.sim import play
+from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS
+from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
 from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
 from swarm.sim.world import Pace, World
@@ -81,7 +84,15 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(400) for fault in whole_schedule(seed).faults}
-    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS, *OTHER_FAULTS, *KEY_FAULTS}
+    assert kinds == {
+        *FAULT_KINDS,
+        *JOURNAL_FAULTS,
+        *JOURNAL_FAULT_KINDS,
+        *CLIENT_FAULTS,
+        *OTHER_FAULTS,
+        *KEY_FAULTS,
+        *SLEEP_FAULTS,
+    }
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +101,7 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("terminate",))
     monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.habits.BROKER_SLEEPS", 0.0)  # it hears no goodbye then
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -394,6 +406,21 @@ def test_a_link_keeps_the_order_and_loses_only_the_last(seed: int) -> None:
     while world.step():
         pass
     assert arrived == list(range(len(arrived)))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_end_that_is_written_once_more_says_nothing_of_the_room_of_now(again: bool) -> None:
+    """A journal was begun anew, and a plan with more room is in force by then (seed 910000367)."""
+    seen: list[str] = []
+    sequence = SimpleNamespace(detail="prompt and max_tokens make 492 positions, the stages hold 128", request=None)
+    sequence.request = SimpleNamespace(id="r0")
+    node = object.__new__(BrokerNode)
+    audit = SimpleNamespace(ends=lambda _: None, refused_for_size=lambda request_id, _: seen.append(request_id))
+    node._cluster = SimpleNamespace(audit=audit, promises=SimpleNamespace(performs=lambda _: None))  # type: ignore[assignment]
+    node.core = SimpleNamespace(state=SimpleNamespace(sequences={8: sequence}))  # type: ignore[assignment]
+    node._writes_again = again
+    node._audit(WriteEnd(8, "failed", 0, sequence.detail))
+    assert seen == ([] if again else ["r0"])
 
 
 def test_violations_are_assertion_errors() -> None:

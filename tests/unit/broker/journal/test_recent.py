@@ -72,6 +72,27 @@ def test_an_end_puts_all_where_it_belongs(store: Store) -> None:
     assert known(store) == [drawn(4, 6), drawn(5, 3), drawn(9, 6)]
 
 
+def cached(store: Store) -> list[int]:
+    record = store.request("r", NOW)
+    assert record is not None
+    return [sequence.num_cached for sequence in record.sequences]
+
+
+def test_cached_tokens_of_the_prompt_are_kept_with_the_first_token(store: Store) -> None:
+    """Before rows are folded, in a row of the sequence, in the value of an ended one, also without any token."""
+    store.write([WriteTokens(tuple(NewTokens(each, 3, 0, (100 * each,), num_cached=each) for each in SEQUENCES))], NOW)
+    for index in range(1, recent.FOLD + 3):
+        assert cached(store) == list(SEQUENCES)
+        store.write([step(index)], NOW)
+    store.write([WriteEnd(4, "length", 60), WriteEnd(5, "stop", 0)], NOW)
+    assert cached(store) == list(SEQUENCES)
+
+
+def test_parts_of_an_earlier_version_have_no_cached_tokens() -> None:
+    """They end before that number."""
+    assert unsealed(sealed(((1, 2), (), (), None)), Part) == Part((1, 2))
+
+
 def test_one_end_is_all_a_sequence_gets(store: Store) -> None:
     """A second one, with other figures, takes no token away."""
     for index in range(5):

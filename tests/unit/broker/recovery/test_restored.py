@@ -54,9 +54,10 @@ def record(
     detail: str = "",
     age_s: float = 2.0,
     ended_age_s: float = 1.0,
+    num_cached: int = 0,
 ) -> RequestRecord:
     """A request with one continuation, as the journal tells of it."""
-    each = SequenceRecord(5, 0, list(generated), reason=reason, detail=detail)
+    each = SequenceRecord(5, 0, list(generated), reason=reason, detail=detail, num_cached=num_cached)
     return RequestRecord(of or submit(), "tenant", age_s, [each], None if reason is None else ended_age_s)
 
 
@@ -315,6 +316,23 @@ def test_attach_to_one_that_is_not_in_memory(journalled: Bench) -> None:
     assert isinstance(told, Finished)
     journalled.say(Ack(request_id="r", index=0, next_index=3))
     assert journalled.state.requests == {}
+
+
+def test_cached_tokens_of_an_answer_that_is_read_again(journalled: Bench) -> None:
+    """The usage is the one of the first time."""
+    journalled.say(Attach(request_id="r", next_index=(0,)))
+    _, end = said(read(journalled, record(submit(max_tokens=3), 7, 8, 9, reason="length", num_cached=2)))
+    assert isinstance(end, Finished)
+    assert end.num_cached == 2
+
+
+def test_cached_tokens_of_an_answer_that_goes_on_after_a_restart(make_bench: MakeBench) -> None:
+    """Its prompt is computed again, perhaps from the prefix cache: the usage tells how it was computed first."""
+    bench = make_bench(JOURNALLED, past(record(submit(max_tokens=9, ignore_eos=True), 7, num_cached=2))).serve(1)
+    bench.say(Attach(request_id="r", next_index=(1,)))
+    bench.run_dry()
+    (end,) = [message for message in said(bench.log) if isinstance(message, Finished)]
+    assert end.num_cached == 2
 
 
 def test_it_stays_for_its_reader(journalled: Bench) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.broker.actions import WriteTokens
+from swarm.broker.state import Request, Sequence
 from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, Retired
 from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Step
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
@@ -204,6 +206,31 @@ def test_what_was_never_copied_was_not_found(make_bench) -> None:
     bench.tick()
     bench.run_dry()
     assert bench.sequence("b").num_cached == 0
+
+
+def test_the_first_token_is_journalled_with_the_cached_tokens(make_bench) -> None:
+    """Once, for whoever reads the answer again."""
+    bench = make_bench().serve(1)
+    for name in "ab":
+        bench.say(submit(name, num_prompt=70, max_tokens=2))
+        bench.run_dry()
+    written = [new for action in bench.log if isinstance(action, WriteTokens) for new in action.tokens]
+    assert [(new.sequence, new.first, new.num_cached) for new in written] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (2, 0, 64),
+        (2, 1, 0),
+    ]
+
+
+def test_cached_tokens_are_those_of_the_first_time() -> None:
+    """A sequence with a token comes in again by a copy that is never made."""
+    request = Request(submit("b", num_prompt=70), None, 0.0, None)
+    prompt = list(request.submit.prompt)
+    sequence = Sequence(2, request, 0, 0, tokens=[*prompt, 7], limit=79, num_restored=1, num_cached=64)
+    sequence.enter((1, 32))
+    sequence.cut_to(0)
+    assert sequence.num_cached == 64
 
 
 def test_an_ended_sequence_is_retired_and_copied_from(make_bench) -> None:
