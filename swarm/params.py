@@ -15,6 +15,7 @@ MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP = 4096  # characters of one
 MAX_BIASES = 1024
 MAX_GRAMMAR = 256 << 10  # characters
 MAX_CHOICES = 10_000
@@ -84,6 +85,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop_token_ids", code="stop")
         if any(not stop for stop in self.stop):
             raise InvalidRequest("a stop string must not be empty", code="stop")
+        if any(len(stop) > MAX_STOP for stop in self.stop):
+            raise InvalidRequest(f"a stop string has at most {MAX_STOP} characters", code="stop")
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", code="logit_bias")
         for token, bias in self.logit_bias.items():
