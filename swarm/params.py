@@ -15,6 +15,7 @@ MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP = 4096  # characters of one
 MAX_BIASES = 1024
 MAX_GRAMMAR = 256 << 10  # characters
 MAX_CHOICES = 10_000
@@ -80,12 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", code="min_tokens"
             )
-        for name in ("stop", "stop_token_ids"):
-            num = len(getattr(self, name))
-            if num > MAX_STOPS:
-                raise InvalidRequest(f"{name} takes at most {MAX_STOPS}, not {num}", code=name)
-        if any(not stop for stop in self.stop):
-            raise InvalidRequest("a stop string must not be empty", code="stop")
+        self._check_stops()
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", code="logit_bias")
         for token, bias in self.logit_bias.items():
@@ -95,6 +91,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
         if self.grammar is not None:
             self._check_grammar(self.grammar)
+
+    def _check_stops(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            num = len(getattr(self, name))
+            if num > MAX_STOPS:
+                raise InvalidRequest(f"{name} takes at most {MAX_STOPS}, not {num}", code=name)
+        if any(not stop for stop in self.stop):
+            raise InvalidRequest("a stop string must not be empty", code="stop")
+        if any(len(stop) > MAX_STOP for stop in self.stop):
+            raise InvalidRequest(f"a stop string has at most {MAX_STOP} characters", code="stop")
 
     def _check_grammar(self, grammar: Grammar) -> None:
         """Check what can be known without the model; what its text means, whoever has the tokenizer finds out."""

@@ -78,6 +78,12 @@ class GatewaySettings(Section):
         default=[],
         description="Other names that clients may call the model by, since many programs have one built in. *: any.",
     )
+    parse_special_tokens: bool = Field(
+        default=False,
+        description="Whether special tokens that stand in messages, in results of tools and in their descriptions are "
+        "read as such, as most servers do. Users could end their message with one, and go on as the assistant. Prompts "
+        "of /v1/completions have theirs in any case.",
+    )
     traces: str | None = Field(
         default=None,
         examples=["http://127.0.0.1:4318"],
@@ -100,7 +106,9 @@ class UpstreamSettings(Section):
         "case.",
     )
     overflow_model: str = Field(
-        default="", description="Its name for the model that answers what was meant for ours. Empty: the same name."
+        default="",
+        description="Its name for the model that answers what was meant for ours. Empty: our model's own name, so "
+        "nothing is passed on before our swarm has served once.",
     )
     when: Literal["never", "busy", "down"] = Field(
         default="never",

@@ -13,6 +13,7 @@ from swarm.cli.options import ConfigOption, JsonOption, UrlOption, load_settings
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
+    from swarm.errors import ClientError
     from swarm.keys.keys import Key, Ring
     from swarm.wire.messages import Json
 
@@ -98,22 +99,26 @@ def list_(  # noqa: PLR0917 (options are parameters)
     from swarm.cli.output import console, print_json
     from swarm.ctl import machines
     from swarm.ctl.render_keys import keys
+    from swarm.errors import RequestFailed
 
     kinds = _kinds(api, machine, keys_file)
     body: Json = {}
+    error: ClientError | None = None
     if "api" in kinds:
         ring = _ring(context, keys_file, config, must=kinds == {"api"})
         body["keys"] = [_row(key) for key in ring.keys]
     if "machine" in kinds:
         with open_client(context, url or _outer_url(context)) as client:
-            told, problem = machines.told(client)
+            told, error = machines.told(client)
         body |= {"members": told.get("members", []), "invitations": told.get("invitations", [])}
         about = {what: told.get(what) for what in ("key", "former_key", "locked")}
-        body |= {"problem": problem} if problem else about
+        body |= {"problem": str(error)} if error else about
     if as_json:
         print_json(body)
     else:
         console().print(keys({**body, **machines.shown(body)} if "machine" in kinds else body))
+    if error is not None and (isinstance(error, RequestFailed) or kinds == {"machine"}):
+        raise error  # a refusal fails; an absent broker does so only where nothing else was asked for
 
 
 @keys_app.command("revoke", epilog="Example: swarmctl keys revoke alice")
@@ -164,7 +169,8 @@ def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
     from swarm.ctl import machines
     from swarm.errors import ConfigError
 
-    told, problem = machines.told(client)
+    told, error = machines.told(client)
+    problem = "" if error is None else str(error)
     is_api, is_machine = any(key.name == name for key in ring.keys), machines.has(told, name)
     if is_api and is_machine:
         raise ConfigError(f"{name!r} is an API key and a machine's: say which, with --api or --machine")
@@ -189,8 +195,8 @@ def show(
 
     settings = load_settings(context, config, {})
     with open_client(context, url or _outer_url(context)) as client:
-        description, problem = machines.told(client)
-    body: Json = {"key": description.get("key") or "", "problem": problem}
+        description, error = machines.told(client)
+    body: Json = {"key": description.get("key") or "", "problem": "" if error is None else str(error)}
     body["joined"] = machines.joined(settings.state_dir or default_state_dir())
     if as_json:
         print_json(body)

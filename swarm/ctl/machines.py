@@ -20,12 +20,12 @@ _FEWEST_DIGITS = 8  # by which the broker takes a key's beginning for one
 _SHOWN = 16  # digits that its lists have
 
 
-def told(client: Client) -> tuple[Json, str]:
+def told(client: Client) -> tuple[Json, Unavailable | RequestFailed | None]:
     """What the broker says of keys; else nothing, and why: nobody answers, or it does not tell everybody."""
     try:
-        return client.query("keys"), ""
+        return client.query("keys"), None
     except (Unavailable, RequestFailed) as error:
-        return {}, str(error)
+        return {}, error
 
 
 def has(body: Json, name: str) -> bool:

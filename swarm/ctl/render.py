@@ -356,7 +356,9 @@ def _duration(seconds: float) -> str:
         (120.0, lambda s: f"{s:.1f} s"),
         (7200.0, lambda s: f"{s / 60:.0f} min"),
     )
-    return next((say(seconds) for limit, say in steps if seconds < limit), f"{seconds / 3600:.1f} h")
+    size = abs(seconds)
+    text = next((say(size) for limit, say in steps if size < limit), f"{size / 3600:.1f} h")
+    return f"-{text}" if seconds < 0 else text
 
 
 def words(names: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,13 +17,15 @@ from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.apis.models import model_of
 from swarm.gateway.apis.response_writer import ResponseWriter
+from swarm.gateway.ask import Ask
 from swarm.gateway.console.console import Console
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import Accounts, api_of
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.http.state import beside, counter_of, desk_of, owner_of
+from swarm.gateway.memo import Memo
 from swarm.gateway.routes import asking, messages, responses, tokenizing
 from swarm.gateway.routes import console as pages
 from swarm.numbers.exposition import render
@@ -135,8 +137,13 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
     """Go on with a text, or with several."""
     served = await desk_of(request).served()
-    asks = completions.asks_of(body, served)
-    memo, request_id = completions.memo_of(body, asks, served, int(time.time())), secrets.token_hex(16)
+
+    def read() -> tuple[list[Ask], Memo]:
+        asks = completions.asks_of(body, served)
+        return asks, completions.memo_of(body, asks, served, int(time.time()))
+
+    asks, memo = await beside(request, read)
+    request_id = secrets.token_hex(16)
     job = Job(request_id, asks, memo, completions.CompletionWriter(memo, served, request_id), bool(body.stream))
     return await counter_of(request).serve(request, served, owner_of(request), job)
 
@@ -156,6 +163,7 @@ def is_anthropic(request: Request) -> bool:
 
 def refuse(request: Request, problem: Problem) -> Response:
     """The answer in the words of the API that was asked."""
+    problem.forget()
     numbers: HttpNumbers = request.app.state.numbers
     if not problem.is_counted:
         count = request.scope.get("swarm.refused", numbers.refused)  # whoever may ask others counts what is refused
@@ -170,13 +178,17 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong with a body."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    return refuse(request, first_wrong(error.errors()))
+
+
+def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Problem:
+    """The first thing that is wrong with a body, of those that pydantic names."""
+    first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None
     text = f"{field}: {first['msg']}" if field else f"the body can't be read: {first['msg']}"
-    return refuse(request, Problem(400, text, param=field, code="invalid_value"))
+    return Problem(400, text, param=field, code="invalid_value")
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -47,6 +47,10 @@ class Problem(Exception):
             self.message = f"{param}: {self.message}"
         return self
 
+    def forget(self) -> None:
+        """Let go of what was under way when it was raised: whole bodies, until the next collection of garbage."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
     @property
     def type(self) -> str:
         return _TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from swarm.config import GatewaySettings, Settings
 
 GRACE_S = 3.0  # for answers under way, when told to stop
+SWITCH_S = 0.001  # until a thread that computes lets the loop go on; Python's own choice is five times as long
 _OTHER_DESCRIPTORS = 1200  # other servers' connections, and what a process has anyway
 _RELEASE_S = 1.0  # for connections to be gone after that
 
@@ -46,6 +48,8 @@ def run(
     """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
     systemd sees it. ``home``: what swarm up says of itself. Raises ConfigError if it can't serve there."""
     failpoints.arm(os.environ)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own threads are few: a long prompt would hold up all others
+    sys.setswitchinterval(SWITCH_S)
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
         return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings), home))
@@ -87,7 +91,7 @@ async def _main(
         )
 
     client = make_client()
-    desk = Desk(client, own.aliases)
+    desk = Desk(client, own.aliases, parse_special=own.parse_special_tokens)
     doors = Doors(settings, desk, home, make_client, lambda: report("gateway", unit.shown("gateway")))
     config = uvicorn.Config(
         doors.app,

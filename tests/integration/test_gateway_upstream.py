@@ -168,6 +168,18 @@ async def test_others_answer_by_name_and_for_a_swarm_that_is_down(other: Other, 
     assert "Traceback" not in log
 
 
+async def test_a_swarm_that_never_served_passes_no_names_on(other: Other, tmp_path: Path) -> None:
+    """They are a client's words: without ``overflow_model`` they would choose what the operator pays for."""
+    with gateway(tmp_path, [{"url": other.url, "when": "busy", "key_env": "OTHERS_KEY"}]) as url:
+        async with aiohttp.ClientSession() as session:
+            await until_alive(session, url)
+            for model in ("village", "gpt-5-pro-very-expensive", "o1/../../x"):
+                body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+                async with session.post(url + "/v1/chat/completions", json=body) as response:
+                    assert response.status == 503
+    assert other.asked == []
+
+
 async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = False) -> tuple[int, HttpNumbers]:
     """What comes of a request that our swarm answers with this status."""
     numbers = HttpNumbers()
@@ -178,7 +190,8 @@ async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = Fal
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"ours"})
 
-    upstreams = Upstreams(ours, [UpstreamSettings(url=other.url, when=when)], numbers)  # type: ignore[arg-type]
+    settings = UpstreamSettings(url=other.url, when=when, overflow_model="big")  # type: ignore[arg-type]
+    upstreams = Upstreams(ours, [settings], numbers)
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -194,7 +207,7 @@ async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = Fal
         "method": "POST",
         "path": "/v1/completions",
         "headers": [],
-        "swarm.body": b'{"model": "village"}',
+        "swarm.json": {"model": "village"},
     }
     await upstreams(scope, receive, send)
     await upstreams.aclose()

@@ -127,6 +127,33 @@ def test_without_a_broker_the_files_keys_are_shown(capsys: pytest.CaptureFixture
     assert shown(capsys, "keys", "revoke", "alice")["kind"] == "api"
 
 
+def test_a_list_that_is_refused_fails(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """API keys are shown all the same; without a broker they are enough, unless machines' keys are asked for."""
+    shown(capsys, "keys", "add", "alice")
+    broker.reports["keys"] = Report(what="keys", ok=False, body={"error": "that takes an admin's key"})
+    assert swarmctl(["keys", "list"]) == 1
+    told = capsys.readouterr()
+    assert "alice" in told.out
+    assert "that takes an admin's key" in told.err
+    assert "that takes an admin's key" in failed(capsys, "keys", "list", "--machine", "--json")
+    assert swarmctl(["keys", "list", "--api"]) == 0
+
+
+@pytest.mark.usefixtures("nobody")
+def test_machines_keys_alone_cannot_be_listed_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no broker answers" in failed(capsys, "keys", "list", "--machine")
+
+
+def test_an_expired_invitation_says_since_when(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = {**OPEN[0], "name": "gone", "expires_in_s": -948.076544, "expired": True}
+    body = {"members": [], "invitations": [gone, *OPEN], "key": BROKER, "locked": True}
+    broker.reports["keys"] = Report(what="keys", ok=True, body=body)
+    assert swarmctl(["keys", "list", "--machine"]) == 0
+    out = capsys.readouterr().out
+    assert "-16 min" in out
+    assert "µs" not in out
+
+
 def test_what_is_revoked_is_found_among_both(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """By name, or by how a machine's key begins."""
     shown(capsys, "keys", "add", "alice")

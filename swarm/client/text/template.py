@@ -1,32 +1,103 @@
 """The environment that chat templates are written for: what transformers gives them, and no more.
 
 Templates come with models and are not trusted. They run in Jinja's immutable sandbox, and the doors through which one
-can climb out of it are shut: no attributes of ``dict``, no underscored names in a ``namespace``.
+can climb out of it are shut: no attributes of ``dict``, no underscored names in a ``namespace``. What they spend is
+limited (``budget``).
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from swarm.client.text import budget
+from swarm.client.text.rewriting import rewrite
+
+MAX_DATE = 200  # characters of the form of a date
+MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have 40,000
+
+
+def load_template(source: str, spell: Callable[[str], str] = str) -> jinja2.Template:
+    """Compile a chat template, whose literals are spelled by ``spell``. Raises jinja2.TemplateError."""
+    if len(source) > MAX_SOURCE:
+        raise jinja2.TemplateError(f"it has {len(source)} characters; at most {MAX_SOURCE} are read")
+    environment = template_environment()
+    try:
+        return environment.from_string(rewrite(environment.parse(source), spell))
+    except RecursionError:
+        raise jinja2.TemplateError("it is nested too deep") from None
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
+    environment.filters = {name: _limited(name, one) for name, one in environment.filters.items()}
+    del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     return environment
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, with a limit for what single operations make."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        budget.check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if __obj in budget.OWN:
+            return __obj(*args)
+        spent = budget.current()
+        spent.tick()
+        owner = getattr(__obj, "__self__", None)
+        if not isinstance(__obj, Macro) and isinstance(owner, str | list | tuple | dict):
+            budget.check_method(owner, __obj.__name__, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        spent.made(result)
+        return result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def limited(*args: Any, **kwargs: Any) -> str:
+            budget.check_method(value.__self__, value.__name__, args, kwargs)
+            return wrapped(*args, **kwargs)
+
+        return limited
+
+
+def _limited(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, with a limit for what it makes."""
+    first = 1 if hasattr(one, "jinja_pass_arg") else 0  # Jinja passes a context or the like before the value
+
+    @functools.wraps(one)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        before, value, rest = args[:first], args[first], args[first + 1 :]
+        if name == "join" and isinstance(value, Iterable) and not isinstance(value, str | list | tuple | Mapping):
+            value = list(value)
+        budget.check_filter(name, value, rest, kwargs)
+        result = one(*before, value, *rest, **kwargs)
+        budget.current().made(result)
+        return result
+
+    return limited
 
 
 class _Generation(Extension):
@@ -79,4 +150,6 @@ def _raise_exception(text: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > MAX_DATE:
+        raise jinja2.TemplateError(f"a date's form has {len(form)} characters; at most {MAX_DATE} are read")
     return datetime.now().strftime(form)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import jinja2
 from tokenizers import Tokenizer
 
+from swarm.client.text.budget import TIME_S, Budget, TimePassed, size_of, spending
 from swarm.client.text.detokenize import Detokenizer
-from swarm.client.text.template import template_environment
+from swarm.client.text.spelling import Rendered, Spelling, is_control
+from swarm.client.text.template import load_template
+from swarm.client.text.vocabulary import Vocabulary, load_tokenizer
 from swarm.errors import InvalidRequest, ModelError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -18,10 +22,24 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 
+_MANY_IDS = 1024
 # What Python raises when a template meets a value it was not written for, such as a missing content.
-_TEMPLATE_TROUBLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_TEMPLATE_TROUBLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 Chat = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation becomes a prompt. ``time_s``: of a processor, for the template; ``parse_special``: special
+    tokens that stand in messages are such, as most servers have it."""
+
+    time_s: float = TIME_S
+    parse_special: bool = False
+
+
+SAFELY = Rendering()
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,49 +53,58 @@ class TextModel:
     added: Mapping[str, int] = field(default_factory=dict)  # tokens beside the vocabulary, special or not, by text
     tool_template: jinja2.Template | None = None  # of models that have one of its own for conversations with tools
     template_source: str = ""  # as it was written: of the one for tools, if there is one
+    spelling: Spelling = field(default_factory=lambda: Spelling(()), repr=False)  # how its templates are rewritten
+    vocabulary: Vocabulary = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vocabulary", Vocabulary(self.tokenizer, self.spelling))
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> TextModel | None:
         """Load from the files by name; None if the model has no tokenizer. Raises ModelError if a file is broken."""
         if TOKENIZER_FILE not in files:
             return None
-        tokenizer = _tokenizer(files[TOKENIZER_FILE])
+        tokenizer = load_tokenizer(files[TOKENIZER_FILE], TOKENIZER_FILE)
         config = _json_object(files.get(CONFIG_FILE, b"{}"), CONFIG_FILE)
         added = tokenizer.get_added_tokens_decoder()
         silent = frozenset(token for token, entry in added.items() if entry.special)
         by_text = {entry.content: token for token, entry in added.items()}
+        spelling = Spelling(
+            tuple(entry.content for entry in added.values() if is_control(entry.content, special=entry.special))
+        )
         special = {name: _token_text(config[name]) for name in config if name.endswith("_token") and config[name]}
         sources = _template_sources(files, config)
-        plain, tools = _template(sources.get("default")), _template(sources.get("tool_use"))
+        plain, tools = (_template(sources.get(name), spelling) for name in ("default", "tool_use"))
         source = sources.get("tool_use") or sources.get("default") or ""
-        return cls(tokenizer, silent, plain or tools, special, by_text, tools, source)
+        return cls(tokenizer, silent, plain or tools, special, by_text, tools, source, spelling)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The ids of a text, with the special tokens around it that the model expects."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> tuple[int, ...]:
+        """The ids of a text, with the special tokens around it that the model expects. Special tokens in the text are
+        such. InvalidRequest (code "context") for more than ``most``, as far as that is known before."""
         if not text:
             raise InvalidRequest("the prompt is empty", code="prompt")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the prompt is not valid Unicode: {error.reason}", code="prompt") from error
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        if not ids:
-            raise InvalidRequest("the prompt has no tokens", code="prompt")
-        return ids
+        return _some(self.vocabulary.encode(text, add_special_tokens=add_special_tokens, most=most))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._decoded(ids, skip_special_tokens=True)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens with it."""
+        return self._decoded(ids, skip_special_tokens=False)
+
+    def _decoded(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        if len(ids) < _MANY_IDS:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)  # decode_batch leaves the interpreter's lock to others, and takes a little longer
 
     def detokenizer(self, visible: Sequence[int] = ()) -> Detokenizer:
         """A fresh incremental one, in whose text these special tokens are seen."""
         if not visible:
             return Detokenizer(self.decode, self._is_silent)
         shown = frozenset(visible)
-        return Detokenizer(self._decode_all, lambda token: token not in shown and self._is_silent(token))
-
-    def _decode_all(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return Detokenizer(self.decode_all, lambda token: token not in shown and self._is_silent(token))
 
     def _is_silent(self, token: int) -> bool:
         return token in self.silent or self.tokenizer.id_to_token(token) is None
@@ -85,6 +112,27 @@ class TextModel:
     def render_chat(self, messages: Chat, **variables: object) -> str:
         """The prompt text for a conversation, ready for the assistant's answer. ``variables`` reach the template;
         with ``tools`` among them, the one for tools is taken if the model has such a one."""
+        return self._render(messages, variables).plain()
+
+    def encode_chat(
+        self,
+        messages: Chat,
+        variables: Mapping[str, object] = NOTHING,
+        *,
+        most: int | None = None,
+        how: Rendering = SAFELY,
+    ) -> tuple[int, ...]:
+        """The ids of a conversation. The template writes all special tokens itself, so none are added; those that
+        stand in messages are text, unless ``how`` says otherwise."""
+        rendered = self._render(messages, variables, how.time_s)
+        if how.parse_special:
+            return self.encode(rendered.plain(), add_special_tokens=False, most=most)
+        if not (rendered.tokens or any(rendered.texts)):
+            raise InvalidRequest("the prompt is empty", code="prompt")
+        return _some(self.vocabulary.encode_rendered(rendered, most))
+
+    def _render(self, messages: Chat, variables: Mapping[str, object], time_s: float = TIME_S) -> Rendered:
+        """The prompt, with the special tokens that the template writes apart from all other text."""
         template = self.tool_template if variables.get("tools") and self.tool_template else self.template
         if template is None:
             raise InvalidRequest("this model has no chat template: pass a prompt instead of messages", code="chat")
@@ -93,25 +141,26 @@ class TextModel:
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise InvalidRequest(f"messages[{number}] must be a mapping with a role and a content", code="messages")
-        values = {**self.special, "add_generation_prompt": True, **variables, "messages": [dict(m) for m in messages]}
+        special = {name: self.spelling.spell(text) for name, text in self.special.items()}
+        values = {**special, "add_generation_prompt": True, **variables, "messages": [dict(m) for m in messages]}
         try:
-            return template.render(values)
+            with spending(Budget(size_of(values), time_s)):
+                return self.spelling.read(template.render(values))
+        except TimePassed as error:
+            raise TooSlow(f"the chat template refuses the conversation: {error}", code="messages") from error
         except (jinja2.TemplateError, *_TEMPLATE_TROUBLE) as error:
-            raise InvalidRequest(f"the chat template refuses the conversation: {error}", code="messages") from error
-
-    def encode_chat(self, messages: Chat, **variables: object) -> tuple[int, ...]:
-        """The ids of a conversation. The template writes all special tokens itself, so none are added."""
-        return self.encode(self.render_chat(messages, **variables), add_special_tokens=False)
+            why = self.spelling.plain(str(error))  # nobody shall know how the special tokens are spelled
+            raise InvalidRequest(f"the chat template refuses the conversation: {why}", code="messages") from error
 
 
-def _tokenizer(content: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except ValueError as error:
-        raise ModelError(f"{TOKENIZER_FILE} can't be read: {error}") from error
-    tokenizer.no_truncation()  # settings of the model's training; here they would cut prompts in silence
-    tokenizer.no_padding()
-    return tokenizer
+class TooSlow(InvalidRequest):
+    """A template had not rendered a conversation when its time was up."""
+
+
+def _some(ids: tuple[int, ...]) -> tuple[int, ...]:
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", code="prompt")
+    return ids
 
 
 def _json_object(content: bytes, name: str) -> dict[str, object]:
@@ -140,10 +189,10 @@ def _template_sources(files: Mapping[str, bytes], config: Mapping[str, object]) 
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
-def _template(source: str | None) -> jinja2.Template | None:
+def _template(source: str | None, spelling: Spelling) -> jinja2.Template | None:
     if source is None:
         return None
     try:
-        return template_environment().from_string(source)
+        return load_template(source, spelling.spell)
     except jinja2.TemplateError as error:
         raise ModelError(f"the chat template can't be read: {error}") from error

@@ -11,6 +11,8 @@ from swarm.gateway.apis.bodies import (
     Body,
     KeepSeconds,
     Number,
+    Objects,
+    Texts,
     as_json,
     check_extra,
     deadline_of,
@@ -56,9 +58,9 @@ class CountBody(Body):
     }
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    messages: Objects
+    system: str | Objects | None = None
+    tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thoughts come.")] = None
     output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema.")] = None
@@ -68,7 +70,7 @@ class MessageBody(CountBody):
     """What /v1/messages takes."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     seed: Annotated[int | None, Field(description="Swarm's own here.")] = None

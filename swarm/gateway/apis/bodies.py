@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from swarm.errors import InvalidRequest
 from swarm.gateway.errors import unsupported, wrong
-from swarm.params import MAX_SEED, PRIORITIES, Grammar, SamplingParams
+from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, Grammar, SamplingParams
 
 # They change nothing of an answer: accepted, and not looked at.
 BOOKKEEPING = frozenset({
@@ -28,7 +29,20 @@ BOOKKEEPING = frozenset({
 
 MAX_KEEP_S = 600.0
 
+
+def _few_biases(given: object) -> object:
+    """Before any of them is looked at: what is wrong with each would be told."""
+    if isinstance(given, dict) and len(given) > MAX_BIASES:
+        raise PydanticCustomError("too_many", f"takes at most {MAX_BIASES} tokens, not {len(given)}")
+    return given
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Quick = Field(fail_fast=True)  # the first item that is wrong is told alone, however many there are
+Biases = Annotated[dict[str, Number], BeforeValidator(_few_biases)]
+Ids = Annotated[list[int], Quick]
+Texts = Annotated[list[str], Quick]
+Objects = Annotated[list[dict[str, Any]], Quick]
 KeepSeconds = Annotated[
     Number | None,
     Field(description="Swarm's own: how long a stream's answer goes on when its reader is gone, to be read on."),
@@ -46,7 +60,7 @@ class Body(BaseModel):
     repetition_penalty: Annotated[Number | None, Field(description="Swarm's own: 1 is off.")] = None
     min_tokens: Annotated[int | None, Field(description="Swarm's own: the answer doesn't end before.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Swarm's own: the answer ends by its length only.")] = None
-    stop_token_ids: Annotated[list[int] | None, Field(description="Swarm's own: tokens that end the answer.")] = None
+    stop_token_ids: Annotated[Ids | None, Field(description="Swarm's own: tokens that end the answer.")] = None
     priority: Annotated[int | str | None, Field(description="Swarm's own: high, normal, low, or -100 to 100.")] = None
     deadline_s: Annotated[Number | None, Field(description="Swarm's own: seconds after which it is not wanted.")] = None
     hops: Annotated[bool | None, Field(description="Swarm's own: where each token's time went.")] = None

@@ -13,9 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from swarm.gateway.answer import CallBegins, CallText, Counts, End, Part, Text
 from swarm.gateway.apis.bodies import (
     BOOKKEEPING,
+    Biases,
     Body,
     KeepSeconds,
     Number,
+    Objects,
+    Texts,
     biases,
     check_extra,
     deadline_of,
@@ -56,23 +59,23 @@ class ChatBody(Body):
     }
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+    messages: Objects
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Biases | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     keep_s: KeepSeconds = None

@@ -11,9 +11,11 @@ from pydantic import Field, WithJsonSchema
 
 from swarm.gateway.answer import Counts, End, Part, Text
 from swarm.gateway.apis.bodies import (
+    Biases,
     Body,
     KeepSeconds,
     Number,
+    Texts,
     biases,
     check_extra,
     deadline_of,
@@ -50,11 +52,11 @@ class CompletionBody(Body):
     top_p: Number | None = None
     n: int | None = None
     best_of: Annotated[int | None, Field(description="Only as many as n.")] = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Biases | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: Annotated[str | None, Field(description="Refused: models here write forwards only.")] = None

@@ -12,6 +12,8 @@ from swarm.gateway.apis.bodies import (
     Body,
     KeepSeconds,
     Number,
+    Objects,
+    Texts,
     as_json,
     check_extra,
     deadline_of,
@@ -66,17 +68,17 @@ class ResponseBody(Body):
     }
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: Annotated[dict[str, Any] | None, Field(description="format: text, json_object or json_schema.")] = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Annotated[str | None, Field(description="Only disabled.")] = None
@@ -86,7 +88,7 @@ class ResponseBody(Body):
     metadata: Annotated[dict[str, Any] | None, Field(description="Told again.")] = None
     reasoning: Annotated[dict[str, Any] | None, Field(description="Told again, and not looked at.")] = None
     seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
-    stop: Annotated[str | list[str] | None, Field(description="Swarm's own here.")] = None
+    stop: Annotated[str | Texts | None, Field(description="Swarm's own here.")] = None
     presence_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
     frequency_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
     keep_s: KeepSeconds = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swarm.gateway.apis.bodies import check_extra
+from swarm.gateway.apis.bodies import Objects, Quick, check_extra
 from swarm.gateway.apis.chat import length_of, tool_use
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.ask import Ask
@@ -16,6 +16,8 @@ from swarm.gateway.errors import Problem, wrong
 from swarm.params import SamplingParams
 
 MAX_TOKENS = 1_000_000  # of a text that is asked for
+MOST_TOKENS = 1 << 17  # that are told of a text, or
+MORE_THAN_FIT = 4  # times as many as the model holds
 
 
 class TokenizeBody(BaseModel):
@@ -26,8 +28,8 @@ class TokenizeBody(BaseModel):
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: Annotated[bool | None, Field(description="With prompt; true unless given.")] = None
@@ -42,7 +44,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Quick]
 
 
 def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
@@ -69,7 +71,8 @@ def ids_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
     if not text:
         return ()
     special = body.add_special_tokens is not False if body.content is None else bool(body.add_special)
-    return model.encode(text, add_special_tokens=special)
+    most = max(MOST_TOKENS, MORE_THAN_FIT * served.manifest.context)
+    return model.encode(text, add_special_tokens=special, most=most)
 
 
 def tokenized(body: TokenizeBody, ids: Sequence[int], served: Served) -> Json:
@@ -101,5 +104,5 @@ def detokenized(body: DetokenizeBody, served: Served) -> Json:
         if token >= vocabulary:
             raise Problem(400, f"tokens: {token} is not in the vocabulary of {vocabulary}", param="tokens")
     model = served.needs_text("there is no text for tokens")
-    text = str(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    text = model.decode_all(body.tokens)
     return {"prompt": text, "content": text}

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarm.client.client import AsyncClient
+from swarm.client.text.budget import size_of as size_as_text
+from swarm.client.text.tokenizer import Rendering, TooSlow
 from swarm.errors import ClientError, RequestTimeout, SwarmError, Unavailable
 from swarm.gateway.answer import Counts, Part
+from swarm.gateway.aside import Aside
 from swarm.gateway.ask import Ask, Tool, ToolUse
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.desk.reading import Reading
@@ -23,6 +26,8 @@ from swarm.params import SamplingParams
 from swarm.wire.messages import Description, Submit
 
 SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
+MEDIUM = 1 << 18  # of those that take a fraction of a second
+MOMENT_S = 0.01  # of a processor, for a chat template on the loop
 USABLE_S = 60.0  # for which it is good enough for requests
 FRESH_S = 0.5  # for which what the broker said of itself is believed
 WARM_S = 0.8 * FRESH_S
@@ -62,13 +67,22 @@ class Seen:
 class Desk:
     """One for a gateway; on one client."""
 
-    def __init__(self, client: AsyncClient, aliases: Sequence[str] = ()) -> None:
+    def __init__(self, client: AsyncClient, aliases: Sequence[str] = (), *, parse_special: bool = False) -> None:
+        """``parse_special``: special tokens that stand in messages are such."""
         self.client = client
+        self.bodies = Aside("bodies", 1)
+        self._prompts, self._long_prompts = Aside("prompts", 2), Aside("long-prompts", 2)
+        self._parse_special = parse_special
         self._aliases = tuple(aliases)
         self._served: Served | None = None
         self._described: Description | None = None
         self._described_at = 0.0
         self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def served_last(self) -> Served | None:
+        """The model that was served last, whether it is now or not; None before the first."""
+        return self._served
 
     async def description(self) -> Description:
         """The model and the state of the swarm, at most a moment old. Raises Problem if the broker doesn't answer."""
@@ -118,6 +132,8 @@ class Desk:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
+        for threads in (self.bodies, self._prompts, self._long_prompts):
+            threads.close()
 
     async def served(self) -> Served:
         """The model that is served now. Raises Problem while there is none."""
@@ -132,16 +148,15 @@ class Desk:
             raise Problem(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
         served = self._served
         if served is None or served.manifest != manifest or served.text is not text:
-            served = Served.of(manifest, text, description.max_context, self._aliases)
+            served = await asyncio.to_thread(Served.of, manifest, text, description.max_context, self._aliases)
             served.words, self._served = words, served
         served.max_context = description.max_context
         return served
 
     async def order(self, ask: Ask, served: Served) -> Order:
-        """Make the prompt. Long ones are tokenized in a thread."""
+        """Make the prompt. What takes longer than a moment is done beside the loop."""
         try:
-            ask = with_grammar(ask, served)
-            ids = await asyncio.to_thread(encode, ask, served) if size_of(ask) > SHORT else encode(ask, served)
+            ask, ids = await self._made(ask, served)
         except ClientError as error:
             raise problem_of(error) from None
         if len(ids) >= served.manifest.context:
@@ -152,6 +167,20 @@ class Desk:
         if params.max_tokens == ALL_LEFT:
             params = msgspec.structs.replace(params, max_tokens=served.room(len(ids)))
         return Order(ask, ids, params, served)
+
+    async def _made(self, ask: Ask, served: Served) -> tuple[Ask, tuple[int, ...]]:
+        size = size_of(ask, MEDIUM)
+        how = Rendering(parse_special=self._parse_special)
+        if size <= SHORT:
+            try:
+                return made(ask, served, replace(how, time_s=MOMENT_S))
+            except TooSlow:  # this template takes longer; so may have another one after it
+                size = SHORT + 1
+        return await self.threads_for(size).run(made, ask, served, how)
+
+    def threads_for(self, size: int) -> Aside:
+        """The threads for a prompt of about so many characters: longer ones have theirs, so that no others wait."""
+        return self._prompts if size <= MEDIUM else self._long_prompts
 
     def begin(
         self,
@@ -243,13 +272,18 @@ def _offered(memo: Memo) -> ToolUse:
     return ToolUse(tools, parallel=memo.parallel)
 
 
-def size_of(ask: Ask) -> int:
-    """How long a prompt is, about: in characters, or in tokens where those were given."""
+def size_of(ask: Ask, most: int) -> int:
+    """How long a prompt is, about: in characters, or in tokens where those were given. Counting stops at ``most``."""
     if ask.messages is None:
         return len(ask.prompt)
     tools = ask.tools.tools if ask.tools.offered else ()
-    told = sum(len(tool.description) + len(str(tool.parameters)) for tool in tools)
-    return told + sum(len(str(message)) for message in ask.messages)
+    return size_as_text([ask.messages, [(tool.description, tool.parameters) for tool in tools]], most)
+
+
+def made(ask: Ask, served: Served, how: Rendering) -> tuple[Ask, tuple[int, ...]]:
+    """The ask with the grammar that its tools need, and its prompt's tokens."""
+    ask = with_grammar(ask, served)
+    return ask, encode(ask, served, how)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:
@@ -259,14 +293,15 @@ def with_grammar(ask: Ask, served: Served) -> Ask:
     return replace(ask, params=msgspec.structs.replace(ask.params, grammar=served.family.forced(ask.tools)))
 
 
-def encode(ask: Ask, served: Served) -> tuple[int, ...]:
+def encode(ask: Ask, served: Served, how: Rendering) -> tuple[int, ...]:
     """The prompt's tokens. Raises InvalidRequest, or Problem if the model has no tokenizer."""
     if ask.messages is not None:
         text = served.needs_text("pass token ids to /v1/completions")
         if clash := ask.template.keys() & {"self", "messages", "tools"}:
             raise wrong("chat_template_kwargs", f"{min(clash)} has a field of its own")
         ready = prepare(ask.messages, ask.tools, served.family, served.habits)
-        return text.encode_chat(ready.messages, **{**ask.template, **ready.variables})
+        variables = {**ask.template, **ready.variables}
+        return text.encode_chat(ready.messages, variables, most=served.manifest.context, how=how)
     if isinstance(ask.prompt, tuple):
         return ask.prompt
-    return served.needs_text("pass token ids").encode(ask.prompt)
+    return served.needs_text("pass token ids").encode(ask.prompt, most=served.manifest.context)

@@ -44,8 +44,12 @@ class Served:
         """The special tokens with which the family marks calls."""
         return () if self.text is None else visible(self.family, self.text.added)
 
+    def is_called(self, name: str) -> bool:
+        """Whether clients may call the model so."""
+        return name == self.name or name in self.aliases or "*" in self.aliases
+
     def check_name(self, name: str | None) -> None:
-        if name is None or name == self.name or name in self.aliases or "*" in self.aliases:
+        if name is None or self.is_called(name):
             return
         text = f"the model {name!r} does not exist: this swarm serves {self.name!r}"
         raise Problem(404, text, param="model", code="model_not_found")

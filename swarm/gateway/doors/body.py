@@ -1,18 +1,21 @@
-"""Bodies, before anybody looks into them: bounded in size and time, JSON to the letter, not nested without end."""
+"""Bodies, before anybody looks into them: bounded in size and time, JSON to the letter, not nested without end, and
+with no more values than can be decoded in a moment."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from starlette.types import Receive
 
 from swarm.gateway.errors import Problem
+from swarm.gateway.scan import counts
 from swarm.wire.messages import MAX_TOKENS
 
 MAX_DEPTH = 100  # the deepest schemas in use have some 20
 MAX_ITEMS = 1 << 14  # of a list or an object; token ids apart
-_LONG = 1 << 16  # bytes; longer ones are looked through beside the loop
+MAX_VALUES = 1 << 17  # in all; twice the model's context, if that is more
 
 
 class HungUp(Exception):
@@ -44,21 +47,18 @@ def _too_large(max_bytes: int) -> Problem:
     return Problem(413, f"the body is longer than {max_bytes} bytes, which is the most", code="too_large")
 
 
-async def check_json(body: bytes) -> None:
-    """Raise Problem for what isn't JSON, or is nested too deep."""
-    if len(body) > _LONG:
-        await asyncio.to_thread(_check, body)
-    else:
-        _check(body)
-
-
-def _check(body: bytes) -> None:
-    """As the standard says: no NaN, no half of a character, no text that isn't UTF-8; others would stumble later."""
+def decode(body: bytes, most: int = MAX_VALUES) -> Any:
+    """Return the value of a body with at most so many values in it. As the standard says: no NaN, no half of a
+    character, no text that isn't UTF-8; others would stumble later. Raises Problem."""
+    if any(num_values > most for num_values in counts(body)):
+        text = f"the body has more than {most} values, which is the most for this model"
+        raise Problem(400, text, code="too_large")
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
     _measure(decoded)
+    return decoded
 
 
 def _measure(decoded: object) -> None:

@@ -57,8 +57,9 @@ class Doors:
                 f"other machines can reach {own.host}, and {keys.path} has no keys yet: make one with swarmctl keys add"
             )
         self.numbers = HttpNumbers()
-        self.upstreams = Upstreams(self._routes, settings.upstream, self.numbers)
-        guard = Guard(self.upstreams, keys, own, numbers=self.numbers)
+        self.upstreams = Upstreams(self._routes, settings.upstream, self.numbers, lambda: desk.served_last)
+        guard = self._guard = Guard(self.upstreams, keys, own, numbers=self.numbers)
+        guard.context = lambda: desk.served_last.manifest.context if desk.served_last is not None else 0
         self.console: Console | None = None
         if own.console:
             self.console = Console(
@@ -92,6 +93,7 @@ class Doors:
             self.console.watch.end()
 
     async def aclose(self) -> None:
+        self._guard.close()
         await self.upstreams.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ _PHRASES = {
     503: "Service Unavailable",
 }
 
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+
 _Timer = asyncio.TimerHandle | None
 
 
@@ -46,6 +49,29 @@ def connections_of(settings: GatewaySettings, count: Callable[[int], None] = _no
     return Bounded
 
 
+class BoundedConnection(h11.Connection):
+    """HTTP/1.1 without heads that are too long. h11 bounds only those that are incomplete: a head that arrives in one
+    piece has any size, and as many fields as fit into it.
+
+    Without requests that have two lengths either: a proxy that counts by the other one takes what follows for another
+    request. ``refusal`` is why ``next_event`` has raised."""
+
+    refusal: Problem | None = None
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE and len(buffer := self.trailing_data[0]) > MAX_HEAD_BYTES:
+            end = _END_OF_HEAD.search(buffer, 0, MAX_HEAD_BYTES)
+            if end is None:
+                self.refusal = Problem(431, f"the head is longer than {MAX_HEAD_BYTES} bytes", code="too_large")
+                raise h11.RemoteProtocolError(self.refusal.message, error_status_hint=431)
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+            text = "a request has either Content-Length or Transfer-Encoding, not both"
+            self.refusal = Problem(400, text, code="invalid_http")
+            raise h11.RemoteProtocolError(text)
+        return event
+
+
 class BoundedProtocol(H11Protocol):
     """One connection."""
 
@@ -56,6 +82,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **keys)
+        self.conn: BoundedConnection = BoundedConnection(h11.SERVER, MAX_HEAD_BYTES)
         self._head_timer: _Timer = None
         self._write_timer: _Timer = None
         self._refused = False
@@ -91,10 +118,7 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the form of all errors; where an answer is under way, by the end alone."""
-        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
-            self._refuse(Problem(431, f"the head is longer than {MAX_HEAD_BYTES} bytes", code="too_large"))
-        else:
-            self._refuse(Problem(400, "this is not a request of HTTP/1.1", code="invalid_http"))
+        self._refuse(self.conn.refusal or Problem(400, "this is not a request of HTTP/1.1", code="invalid_http"))
 
     def _refuse(self, problem: Problem) -> None:
         """Say why, and close."""

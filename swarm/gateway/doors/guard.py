@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.client.text.vocabulary import give_memory_back
 from swarm.gateway.answer import Counts
+from swarm.gateway.aside import LONG_BODY, Aside
 from swarm.gateway.desk.desk import Owner
-from swarm.gateway.doors.body import HungUp, check_json, read
+from swarm.gateway.doors.body import MAX_VALUES, HungUp, decode, read
 from swarm.gateway.doors.limits import Book
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import api_of
@@ -51,10 +53,15 @@ class Guard:
         numbers: HttpNumbers | None = None,
     ) -> None:
         self.page: frozenset[str] = frozenset()  # paths of the console's files, which tell nothing and need no key
+        self.context: Callable[[], int] = int  # positions of the model's context; 0: unknown
+        self._aside = Aside("bodies", 1)
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
         self._numbers = numbers or HttpNumbers()
         self._book, self._console_book = Book(), Book()
         self._looked_at = 0.0
+
+    def close(self) -> None:
+        self._aside.close()
 
     # --- a ledger
 
@@ -74,6 +81,7 @@ class Guard:
         try:
             await self._let_in(scope, receive, send)
         except Problem as problem:
+            problem.forget()
             self._numbers.refused(api_of(scope["path"]), problem.status)
             await refuse(scope, send, problem)
         except HungUp:
@@ -111,10 +119,19 @@ class Guard:
         own = self._settings
         body = await read(receive, int(declared) if declared.isdecimal() else None, own.max_body, own.body_timeout_s)
         if body and not resumed_by(scope):
-            await check_json(body)
+            most = max(MAX_VALUES, 2 * self.context())
+            is_long = len(body) > LONG_BODY
+            scope["swarm.json"] = await self._aside.run(decode, body, most) if is_long else decode(body, most)
             scope["headers"] = _as_json(scope["headers"])
         scope["swarm.body"] = body
-        await self._app(scope, _again(body, receive), send)
+        try:
+            await self._app(scope, _again(scope, receive), send)
+        finally:
+            scope["swarm.body"] = b""  # whoever still has the scope needs no body
+            scope.pop("swarm.json", None)
+            if len(body) > LONG_BODY:
+                del body
+                self._aside.start(give_memory_back)
 
     def _key_of(self, scope: Scope, headers: Mapping[str, str]) -> Key | None:
         """Whose key was shown; None where none is needed. Raises Problem."""
@@ -238,12 +255,16 @@ def _as_json(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     return [*kept, (b"content-type", b"application/json")]
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _again(scope: Scope, receive: Receive) -> Receive:
     """Give the body that was read, once, and then what comes."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    is_given = False
 
     async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": scope["swarm.body"], "more_body": False}
 
     return next_message
 

@@ -8,36 +8,43 @@ A POST that goes on with a stream is answered here, too: its body is not read, w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swarm.gateway.apis.anthropic import MessageBody
+from swarm.gateway.apis.anthropic import CountBody, MessageBody
 from swarm.gateway.apis.chat import ChatBody
 from swarm.gateway.apis.completions import CompletionBody
 from swarm.gateway.apis.responses import ResponseBody
-from swarm.gateway.app import broken, chat_completions, refuse, text_completions
+from swarm.gateway.apis.tokenizing import DetokenizeBody, TokenizeBody
+from swarm.gateway.app import broken, chat_completions, first_wrong, refuse, text_completions
+from swarm.gateway.aside import LONG_BODY
+from swarm.gateway.desk.desk import Desk
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.sse import resumed_by
 from swarm.gateway.http.state import counter_of, owner_of
-from swarm.gateway.routes.messages import answer
+from swarm.gateway.routes.messages import answer, count
 from swarm.gateway.routes.responses import respond
+from swarm.gateway.routes.tokenizing import detokenize, tokenize
 
-BODY = "swarm.body"  # of a scope: the whole body, which has been read and found to be JSON
+BODY = "swarm.body"  # of a scope: the whole body
+JSON = "swarm.json"  # what it says, if it says anything
 
 _Route = tuple[type[BaseModel], Callable[[Request, Any], Awaitable[Response]]]
 ROUTES: dict[str, _Route] = {
     "/v1/chat/completions": (ChatBody, chat_completions),
     "/v1/completions": (CompletionBody, text_completions),
     "/v1/messages": (MessageBody, answer),
+    "/v1/messages/count_tokens": (CountBody, count),
     "/v1/responses": (ResponseBody, respond),
+    "/tokenize": (TokenizeBody, tokenize),
+    "/detokenize": (DetokenizeBody, detokenize),
 }
 
 
@@ -50,33 +57,45 @@ class Lane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_resumed = scope["type"] == "http" and bool(resumed_by(scope))
-        body = None if is_resumed else _checked(scope)
-        if body is None and not is_resumed:
+        checked = None if is_resumed else await self._checked(scope)
+        if checked is None and not is_resumed:
             await self._ordinary(scope, receive, send)
             return
-        scope["app"], scope["swarm.checked"] = self._ordinary, body
+        scope["app"], scope["swarm.checked"] = self._ordinary, checked
         await self._short(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, body = Request(scope, receive, send), scope.pop("swarm.checked")
+    async def _checked(self, scope: Scope) -> BaseModel | Problem | None:
+        """The body as its API's model; None for what goes the ordinary way. What is wrong with a long body is told
+        here: the ordinary way decodes it again, and finds all that is wrong, on the loop."""
+        if scope["type"] != "http" or scope["method"] != "POST" or JSON not in scope:
+            return None
+        route = ROUTES.get(scope["path"])
+        if route is None or scope.get("root_path"):
+            return None
+        is_long = len(scope[BODY]) > LONG_BODY
+        desk: Desk = self._ordinary.state.desk
         try:
-            if body is None:
+            checked = await desk.bodies.run(_check, route[0], scope[JSON]) if is_long else _check(route[0], scope[JSON])
+        except Problem as problem:  # too many long bodies are being read
+            return problem
+        return None if isinstance(checked, Problem) and not is_long else checked
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, checked = Request(scope, receive, send), scope.pop("swarm.checked")
+        try:
+            if checked is None:
                 response = await counter_of(request).resume(resumed_by(scope), owner_of(request))
+            elif isinstance(checked, Problem):
+                raise checked
             else:
-                response = await ROUTES[scope["path"]][1](request, body)
+                response = await ROUTES[scope["path"]][1](request, checked)
         except Problem as problem:
             response = refuse(request, problem)
         await response(scope, receive, send)
 
 
-def _checked(scope: Scope) -> BaseModel | None:
-    """The body as its API's model; None for what goes the ordinary way."""
-    if scope["type"] != "http" or scope["method"] != "POST" or not scope.get(BODY):
-        return None
-    route = ROUTES.get(scope["path"])
-    if route is None or scope.get("root_path"):
-        return None
+def _check(model: type[BaseModel], decoded: object) -> BaseModel | Problem:
     try:
-        return route[0].model_validate(json.loads(scope[BODY]))
-    except (ValueError, RecursionError):
-        return None
+        return model.model_validate(decoded)
+    except ValidationError as error:
+        return first_wrong(error.errors(include_url=False, include_context=False, include_input=False))

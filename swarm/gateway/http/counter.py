@@ -174,7 +174,8 @@ class Counter:
 async def _tokenized(ordered: asyncio.Event, served: Served, job: Job) -> None:
     """Wait for the prompt's tokens, if there may be more of them than the model holds: clients look for that in the
     status."""
-    if max(map(size_of, job.asks)) >= served.manifest.context:
+    context = served.manifest.context
+    if any(size_of(ask, context) >= context for ask in job.asks):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONG_PATIENCE_S):
                 await ordered.wait()

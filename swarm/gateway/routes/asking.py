@@ -13,7 +13,7 @@ from starlette.responses import Response
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk.served import Served
 from swarm.gateway.http.counter import Job, MakeWriter
-from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.http.state import beside, counter_of, desk_of, owner_of
 from swarm.gateway.memo import Memo
 
 
@@ -34,7 +34,12 @@ async def answer(
 ) -> Response:
     """Answer a conversation. Raises Problem."""
     served = await desk_of(request).served()
-    ask = ask_of(body, served)
-    memo, request_id = memo_of(body, ask, int(time.time())), secrets.token_hex(16)
+
+    def read() -> tuple[Ask, Memo]:
+        ask = ask_of(body, served)
+        return ask, memo_of(body, ask, int(time.time()))
+
+    ask, memo = await beside(request, read)
+    request_id = secrets.token_hex(16)
     job = Job(request_id, [ask], memo, make_writer(memo, served, request_id), bool(body.stream))
     return await counter_of(request).serve(request, served, owner_of(request), job)

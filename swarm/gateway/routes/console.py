@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -128,4 +127,4 @@ async def file(request: Request) -> Response:
 
 
 def _body(request: Request) -> Any:
-    return msgspec.json.decode(request.scope.get("swarm.body") or b"null")
+    return request.scope.get("swarm.json")

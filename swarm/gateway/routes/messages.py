@@ -8,7 +8,7 @@ from starlette.responses import Response
 from swarm.gateway.apis import anthropic
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import desk_of
+from swarm.gateway.http.state import beside, desk_of
 from swarm.gateway.routes import asking
 
 router = APIRouter()
@@ -25,5 +25,5 @@ async def count(request: Request, body: anthropic.CountBody) -> Response:
     """Count the tokens of a prompt."""
     desk = desk_of(request)
     served = await desk.served()
-    order = await desk.order(anthropic.count_of(body, served), served)
+    order = await desk.order(await beside(request, lambda: anthropic.count_of(body, served)), served)
     return JsonResponse({"input_tokens": len(order.ids)})

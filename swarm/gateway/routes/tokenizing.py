@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -26,14 +24,16 @@ async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
         if ask is not None:
             ids = (await desk.order(ask, served)).ids
         else:
-            ids = await asyncio.to_thread(tokenizing.ids_of, body, served)
+            text = body.prompt or body.content or ""
+            ids = await desk.threads_for(len(text)).run(tokenizing.ids_of, body, served)
     except ClientError as error:
         raise problem_of(error) from None
-    return JsonResponse(await asyncio.to_thread(tokenizing.tokenized, body, ids, served))
+    return JsonResponse(await desk.threads_for(len(ids)).run(tokenizing.tokenized, body, ids, served))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: tokenizing.DetokenizeBody) -> Response:
     """Tell the text of tokens."""
-    served = await desk_of(request).served()
-    return JsonResponse(await asyncio.to_thread(tokenizing.detokenized, body, served))
+    desk = desk_of(request)
+    served = await desk.served()
+    return JsonResponse(await desk.threads_for(len(body.tokens)).run(tokenizing.detokenized, body, served))

@@ -17,6 +17,7 @@ from swarm.client.text.tokenizer import TextModel
 from swarm.errors import InvalidRequest
 from swarm.gateway.ask import Json, ToolUse
 from swarm.gateway.errors import unsupported, wrong
+from swarm.gateway.scan import is_modest
 from swarm.gateway.tools.family import Family
 from swarm.gateway.tools.hermes import described
 
@@ -303,8 +304,8 @@ def _as_object(arguments: object) -> object:
     """The arguments as an object. Those that are none, as of a call that was cut off, are kept as text in one."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError:
+            arguments = json.loads(arguments or "{}") if is_modest(arguments) else {"input": arguments}
+        except (ValueError, RecursionError):
             return {"input": arguments}
     return arguments if isinstance(arguments, Mapping) else {"input": arguments}
 

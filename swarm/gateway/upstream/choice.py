@@ -54,10 +54,12 @@ class Board:
         """Who has this model."""
         return self._order([Target(s, s.models[model]) for s in self.servers if model in s.models], now)
 
-    def for_ours(self, model: str, trouble: Trouble, now: float) -> list[Target]:
-        """Who takes what our swarm can't."""
+    def for_ours(self, own: str, trouble: Trouble, now: float) -> list[Target]:
+        """Return the servers that take a request for our model, ``own`` by name; "" while the name is unknown. No name
+        that a client wrote reaches another server this way: it could be that of its most expensive model."""
         fit = ("busy", "down") if trouble == "down" else ("busy",)
-        return self._order([Target(s, s.overflow_model or model) for s in self.servers if s.when in fit], now)
+        targets = [Target(s, s.overflow_model or own) for s in self.servers if s.when in fit]
+        return self._order([target for target in targets if target.model], now)
 
     def answered(self, server: Server) -> None:
         self._count(server, "answered")

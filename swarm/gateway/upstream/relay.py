@@ -24,6 +24,7 @@ from swarm.numbers.http import HttpNumbers
 
 if TYPE_CHECKING:
     from swarm.config import UpstreamSettings
+    from swarm.gateway.desk.served import Served
 
 PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 MAX_ANSWER = 64 << 20  # bytes of one that isn't streamed
@@ -44,9 +45,16 @@ class _Failed(Exception):
 class Upstreams:
     """Stands before the routes: takes what names another server's model, and what ours can't answer."""
 
-    def __init__(self, app: ASGIApp, settings: Sequence[UpstreamSettings], numbers: HttpNumbers | None = None) -> None:
-        """``numbers``: where it is counted how they did. Raises ConfigError if a key can't be had."""
-        self._app, self._numbers = app, numbers or HttpNumbers()
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Sequence[UpstreamSettings],
+        numbers: HttpNumbers | None = None,
+        served: Callable[[], Served | None] = lambda: None,
+    ) -> None:
+        """``numbers``: where it is counted how they did. ``served``: the model that our swarm served last. Raises
+        ConfigError if a key can't be had."""
+        self._app, self._numbers, self._served = app, numbers or HttpNumbers(), served
         self.board = Board([server_of(one) for one in settings], self._numbers.upstream)
         for server in self.board.servers:  # each is told from the beginning: rates need a zero to begin with
             self.board.counts.update(dict.fromkeys(((server.name, outcome) for outcome in OUTCOMES), 0))
@@ -81,11 +89,11 @@ class Upstreams:
         """The body, if this may be for others."""
         if scope["type"] != "http" or not self.board.servers:
             return None
-        if scope["method"] != "POST" or scope["path"] not in PATHS or not scope.get("swarm.body"):
+        if scope["method"] != "POST" or scope["path"] not in PATHS or "swarm.json" not in scope:
             return None
         if resumed_by(scope):
             return None  # goes on with a stream of ours
-        fields = msgspec.json.decode(scope["swarm.body"])
+        fields = scope["swarm.json"]
         return fields if isinstance(fields, dict) else None
 
     async def _ours_first(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +127,10 @@ class Upstreams:
         """Whether another server answered what ours refused with this status."""
         trouble = trouble_of(status)
         assert trouble is not None  # it was held for that
-        targets = self.board.for_ours(str(fields.get("model")), trouble, time.monotonic())
+        served = self._served()
+        if served is not None and not served.is_called(str(fields.get("model"))):
+            return False  # no swarm of ours would have answered it either
+        targets = self.board.for_ours("" if served is None else served.name, trouble, time.monotonic())
         answer = await self._first(targets, scope["path"], fields, receive)
         if answer is not None:
             await answer(scope, receive, send)

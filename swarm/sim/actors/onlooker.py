@@ -59,13 +59,13 @@ class Onlooker(ClientNode):
         super()._perform(action)
         match action:
             case client_event.Answered(key, answer, _):
-                self._answered(key, answer)
+                self._take_answer(key, answer)
             case client_event.Unanswered(key):
                 self._unanswered(key)
             case _:
                 pass
 
-    def _answered(self, key: int, answer: client_event.Reply) -> None:
+    def _take_answer(self, key: int, answer: client_event.Reply) -> None:
         _, question = self._asked.pop(key)
         match answer:
             case Snapshot():

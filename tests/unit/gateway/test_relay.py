@@ -11,8 +11,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from swarm.config import UpstreamSettings
+from swarm.gateway.desk.served import Served
 from swarm.gateway.upstream.choice import Target
 from swarm.gateway.upstream.relay import Upstreams
+from tests.unit.gateway.apis.feeding import served
 
 
 class Answer:
@@ -38,8 +40,10 @@ class Relay(Upstreams):
 
     def __init__(self, ours: int, when: Literal["never", "busy", "down"], answers: list[Answer | Exception]) -> None:
         self.ours, self.answers, self.asked = ours, answers, 0
+        self.last: Served | None = served()
         settings = [UpstreamSettings(url=f"http://127.0.0.1:{port}/v1", when=when) for port in (1, 2)]
-        super().__init__(self._swarm, settings)
+        self.named, self.asked_for = "toy", list[str]()
+        super().__init__(self._swarm, settings, served=lambda: self.last)
 
     async def _swarm(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.ours, "headers": []})
@@ -48,6 +52,7 @@ class Relay(Upstreams):
 
     async def _post(self, target: Target, path: str, fields: dict[str, Any]) -> Any:
         self.asked += 1
+        self.asked_for.append(target.model)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -64,8 +69,8 @@ class Relay(Upstreams):
         async def send(message: Message) -> None:
             sent.append(message)
 
-        body = b'{"model": "village", "stream": true}'
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "swarm.body": body}
+        body = {"model": self.named, "stream": True}
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "swarm.json": body}
         async with asyncio.timeout(20.0):
             await self(scope, receive, send)
         statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]
@@ -103,3 +108,17 @@ async def test_nobody_else_is_asked_once_bytes_were_sent() -> None:
     assert (first, rest) == (b"data: 1", b"")
     assert b"upstream_failed" in error
     assert broken.closed
+
+
+@pytest.mark.parametrize("named", ["gpt-5-pro", "toy-2", "o1/../../x", ""])
+async def test_no_name_that_a_client_wrote_reaches_a_server_that_it_is_not_meant_for(named: str) -> None:
+    """Whatever stands in ``model``, the operator pays for the model that our swarm serves, or for none."""
+    relay = Relay(503, "busy", [Answer([b"data: theirs\n\n"])])
+    relay.named = named
+    assert await relay.answer() == ([503], b"data: ours\n\n")
+    assert relay.asked == 0
+    relay.last = None  # our swarm has not served yet: nobody knows which names are its own
+    assert await relay.answer() == ([503], b"data: ours\n\n")
+    relay.last = served(("*",))  # clients may call our model as they like
+    assert await relay.answer() == ([200], b"data: theirs\n\n")
+    assert relay.asked_for == ["toy"]

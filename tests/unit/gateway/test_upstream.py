@@ -33,6 +33,13 @@ def test_a_model_goes_to_those_that_have_it_by_their_name_for_it() -> None:
     assert [(target.server.name, target.model) for target in board.named("gpt", 100.0)] == [("a", "x"), ("c", "z")]
 
 
+def test_without_a_name_for_our_model_only_those_are_asked_that_have_their_own() -> None:
+    own = Server("b", "http://b/v1", "", {}, "some-8b", "busy")
+    board = Board([server("a", "busy"), own])
+    assert [(target.server.name, target.model) for target in board.for_ours("", "busy", 1.0)] == [("b", "some-8b")]
+    assert [target.model for target in board.for_ours("village", "busy", 1.0)] == ["village", "some-8b"]
+
+
 def test_who_has_just_failed_comes_last_for_a_while() -> None:
     one, two = server("a", "busy"), server("b", "busy")
     board = Board([one, two])

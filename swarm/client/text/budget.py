@@ -1,0 +1,299 @@
+"""What a chat template may spend: processor time, and characters.
+
+Templates come with models and are not trusted. Their loops, calls and outputs are counted (``rewriting`` inserts the
+calls of ``tick``, ``write`` and ``concat``); whatever could make a large value out of small ones in one step is refused
+before it happens, since no limit of time interrupts a single operation.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jinja2
+
+TIME_S = 2.0  # of a thread's processor time: a conversation of 16,000 messages takes a tenth of it
+GROWTH = 8  # characters written for each that goes in; escapes take six
+PASSES = 64  # times that all that goes in may be trimmed, joined and replaced
+SPARE_CHARS = 1 << 20  # for what a template writes of itself
+MAX_NUMBER = 10_000  # as an argument: widths, counts
+MAX_BITS = 4096  # of a whole number
+_LOOK_EVERY = 64  # ticks between two looks at the clock
+_WIDE = re.compile(r"\d{5}|\*")  # in a format: a width of five digits, or one that is an argument
+_PADDED = re.compile(r"\d{3}|:[^}]*\{")  # one of three digits, or one that is a place of its own
+
+
+class LimitPassed(jinja2.TemplateError):
+    """A template asked for too much of something."""
+
+
+class TimePassed(LimitPassed):
+    """A template took too long."""
+
+
+class Budget:
+    """What is left for one rendering."""
+
+    __slots__ = ("_chars", "_ends_at", "_made", "_ticks", "most", "time_s")
+
+    def __init__(self, num_chars: int, time_s: float = TIME_S) -> None:
+        """``num_chars``: how many go in."""
+        self.most = self._chars = GROWTH * num_chars + SPARE_CHARS
+        self._made = PASSES * (num_chars + SPARE_CHARS)
+        self.time_s = time_s
+        self._ends_at = time.thread_time() + time_s
+        self._ticks = 0
+
+    def tick(self) -> None:
+        self._ticks += 1
+        if self._ticks % _LOOK_EVERY == 0 and time.thread_time() > self._ends_at:
+            raise TimePassed(f"it takes longer than {self.time_s:g} s")
+
+    def write(self, num_chars: int) -> None:
+        self._chars -= num_chars
+        if self._chars < 0:
+            raise LimitPassed(f"it writes more than {self.most} characters")
+
+    def made(self, value: object) -> None:
+        """Count what a filter or a method has returned: many texts of the allowed size are too much as well."""
+        if isinstance(value, str):
+            self._made -= len(value)
+            if self._made < 0:
+                raise LimitPassed(f"it works through more than {PASSES} times what goes in")
+
+    def check(self, size: int) -> None:
+        """Refuse a value of this size."""
+        if size > self.most:
+            raise LimitPassed(f"it makes a value of more than {self.most} characters or items")
+
+
+_CURRENT: ContextVar[Budget] = ContextVar("budget")
+
+
+@contextmanager
+def spending(budget: Budget) -> Iterator[None]:
+    """Let templates that are rendered inside spend from this budget."""
+    token = _CURRENT.set(budget)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> Budget:
+    """Return the budget of this rendering. Outside of one, as when a template is compiled, nothing may be spent."""
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise LimitPassed("nothing is rendered here") from None
+
+
+def size_of(value: object, most: int | None = None) -> int:
+    """Return about how many characters a value has as text. Beyond ``most``, counting stops."""
+    size, rest = 0, [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            size += 2
+            rest += one.keys()
+            rest += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            size += 2
+            rest += one
+        else:
+            size += 8
+        if most is not None and size > most:
+            break
+    return size
+
+
+# --- called by templates
+
+
+def tick() -> str:
+    current().tick()
+    return ""
+
+
+def write(value: object) -> str:
+    """Return what is written for a value."""
+    budget = current()
+    text = _text(value, budget)
+    budget.write(len(text))
+    return text
+
+
+def written(num_chars: int) -> str:
+    """Count a literal that stands behind."""
+    current().write(num_chars)
+    return ""
+
+
+def concat(*values: object) -> str:
+    """Join values as ``~`` does."""
+    budget = current()
+    texts = [_text(value, budget) for value in values]
+    budget.check(sum(map(len, texts)))
+    return "".join(texts)
+
+
+OWN = (tick, write, written, concat)
+
+
+def _text(value: object, budget: Budget) -> str:
+    if not isinstance(value, str):
+        budget.check(size_of(value, budget.most))
+    return str(value)
+
+
+# --- single operations that make much of little
+
+
+def check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse ``left operator right`` if its result would be too large."""
+    budget = current()
+    budget.tick()
+    if operator == "+" and _is_long(left) and _is_long(right):
+        budget.check(len(left) + len(right))
+    elif operator == "*":
+        _check_product(left, right, budget)
+    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * max(right, 0))
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left, right, budget)
+
+
+def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Refuse the call of a method of a text or list if its result would be too large."""
+    budget = current()
+    if not isinstance(owner, str):
+        return
+    given = (*args, *keywords.values())
+    if name in _WIDENING:
+        _check_numbers(given)
+    if name in ("format", "format_map"):
+        _check_format(owner, given, budget)
+    elif name == "translate":
+        raise LimitPassed("translate is not for templates")
+    elif name == "expandtabs":
+        budget.check(len(owner) + MAX_NUMBER * owner.count("\t"))
+    elif name == "replace" and len(given) >= 2:
+        _check_replaced(owner, given[0], given[1], budget)
+    elif name == "join" and given:
+        _check_joined(given[0], owner, budget)
+
+
+def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Refuse a filter if its result would be too large."""
+    budget = current()
+    budget.tick()
+    given = (*args, *keywords.values())
+    if name in _WIDENING:
+        _check_numbers(given)
+    if name not in _CONTAINERS and not isinstance(value, str):
+        budget.check(size_of(value, budget.most))
+    text = value if isinstance(value, str) else ""
+    if name == "replace" and len(given) >= 2:
+        _check_replaced(text, given[0], given[1], budget)
+    elif name == "join":
+        _check_joined(value, given[0] if given else "", budget)
+    elif name == "format":
+        _check_format(text, given, budget)
+    elif name in ("indent", "wordwrap"):
+        width = sum(one if isinstance(one, int) else len(one) for one in given if isinstance(one, int | str))
+        budget.check(len(text) + (text.count("\n") + len(text) // 8 + 1) * (width or 4))
+    elif name == "tojson" and isinstance(keywords.get("indent"), int) and keywords["indent"] > 16:
+        raise LimitPassed("tojson indents by 16 at most")
+
+
+# Methods and filters that make a text as wide as a number says.
+_WIDENING = frozenset({
+    "batch",
+    "center",
+    "expandtabs",
+    "format",
+    "indent",
+    "ljust",
+    "rjust",
+    "slice",
+    "truncate",
+    "wordwrap",
+    "zfill",
+})  # fmt: skip
+
+# Filters that take containers as they are, and make no text of them.
+_CONTAINERS = frozenset({
+    "attr",
+    "batch",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "first",
+    "groupby",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "map",
+    "max",
+    "min",
+    "random",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "sum",
+    "unique",
+})  # fmt: skip
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str | list | tuple)
+
+
+def _check_product(left: Any, right: Any, budget: Budget) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
+    elif _is_long(left) and isinstance(right, int):
+        budget.check(len(left) * right)
+    elif _is_long(right) and isinstance(left, int):
+        budget.check(len(right) * left)
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > MAX_BITS:
+        raise LimitPassed(f"it makes a number of more than {MAX_BITS} bits")
+
+
+def _check_numbers(given: Iterable[object]) -> None:
+    if any(isinstance(one, int) and abs(one) > MAX_NUMBER for one in given):
+        raise LimitPassed(f"it passes a number above {MAX_NUMBER}")
+
+
+def _check_format(form: str, given: object, budget: Budget) -> None:
+    if _WIDE.search(form):
+        raise LimitPassed("it formats something wider than 9999 characters")
+    width = MAX_NUMBER if _PADDED.search(form) else 0
+    budget.check(len(form) + (form.count("%") + form.count("{")) * (width + size_of(given, budget.most)))
+
+
+def _check_replaced(text: str, old: object, new: object, budget: Budget) -> None:
+    num_places = text.count(str(old)) if old else len(text) + 1
+    budget.check(len(text) + num_places * size_of(new, budget.most))
+
+
+def _check_joined(values: object, between: object, budget: Budget) -> None:
+    if isinstance(values, list | tuple | Mapping | str):
+        size = size_of(values, budget.most) + len(values) * size_of(between, budget.most)
+        budget.check(size)

@@ -1,0 +1,152 @@
+"""Tell the control tokens of a chat template from their look-alikes in messages. Pure.
+
+A control token is an added token that steers the model: one that the tokenizer marks as special, or one of the form
+``<|…|>``. The text of a message may contain such a token's text, and must not become the token: it would end the
+message, or begin one of another role.
+
+So templates are rewritten once, when they are loaded (``rewriting``): wherever one writes a control token, it writes a
+secret word instead. Messages are passed as they are, so a template can still look into them. In what it renders, secret
+words are control tokens and everything else is text, whatever the template has cut, joined or repeated.
+
+Some templates put a control token together (``'<|' + message.role + '|>'``). There the literals before and behind are
+bracketed by two more secret words, and what stands between them is a control token if its middle is the name of a role.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ROLES = frozenset({
+    "assistant",
+    "bot",
+    "context",
+    "developer",
+    "function",
+    "human",
+    "ipython",
+    "model",
+    "observation",
+    "system",
+    "tool",
+    "user",
+})  # fmt: skip
+_BARRED = re.compile(r"[<\[][|｜].*[|｜][>\]]")
+_PIECE = 1 << 16
+_SHORTEST = 3  # characters; shorter texts occur in ordinary ones
+_MIDDLE = re.compile(r"^\W+|\W+$")
+
+
+def is_control(text: str, *, special: bool) -> bool:
+    """Whether an added token steers the model. Marks that models write in their answers, such as ``<think>``, do not,
+    unless the tokenizer says so."""
+    if len(text) < _SHORTEST or text.isspace():
+        return False
+    return special or _BARRED.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Secret words for the control tokens of one model."""
+
+    tokens: tuple[str, ...]
+    nonce: str = field(default_factory=lambda: "swarm" + secrets.token_hex(16), repr=False)
+    _plain: re.Pattern[str] = field(init=False, repr=False)
+    _numbers: Mapping[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        longest_first = sorted(self.tokens, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"  # without any, nothing matches
+        set_field = object.__setattr__  # the instance is frozen from here on
+        set_field(self, "_plain", re.compile(pattern))
+        set_field(self, "_numbers", {token: number for number, token in enumerate(self.tokens)})
+
+    @property
+    def _opened(self) -> str:
+        return f"{self.nonce}oe"
+
+    @property
+    def _closed(self) -> str:
+        return f"{self.nonce}ce"
+
+    def word(self, token: str) -> str:
+        """Return the secret word for a control token."""
+        return f"{self.nonce}{self._numbers[token]:06}e"
+
+    def spell(self, literal: str) -> str:
+        """Return a literal of a template with secret words for its control tokens."""
+        if not self.tokens:
+            return literal
+        parts: list[str] = []
+        end = 0
+        for match in self._plain.finditer(literal):
+            parts += (literal[end : match.start()], self.word(match[0]))
+            end = match.end()
+        parts.append(literal[end:])
+        if parts[0] and (cut := self._open_end(parts[0], is_suffix=True)):
+            parts[0] = parts[0][:cut] + self._closed + parts[0][cut:]
+        if parts[-1] and (cut := self._open_end(parts[-1], is_suffix=False)):
+            parts[-1] = parts[-1][:-cut] + self._opened + parts[-1][-cut:]
+        return "".join(parts)
+
+    def _open_end(self, text: str, *, is_suffix: bool) -> int:
+        """Return how many characters at the text's beginning may end a control token, or at its end may begin one."""
+        longest = 0
+        for token in self.tokens:
+            for length in range(min(len(token) - 1, len(text)), longest, -1):
+                if text.startswith(token[-length:]) if is_suffix else text.endswith(token[:length]):
+                    longest = length
+                    break
+        return longest
+
+    def read(self, rendered: str) -> Rendered:
+        """Tell apart what a template has rendered: its control tokens, and text."""
+        first, *rest = rendered.split(self.nonce)
+        texts, tokens = [first], list[str]()
+        for place, part in enumerate(rest):
+            if part[0].isdigit():
+                tokens.append(self.tokens[int(part[:6])])
+                texts.append(part[7:])
+            elif part[0] == "o" and place + 1 < len(rest) and rest[place + 1][0] == "c" and self._is_joined(part[2:]):
+                tokens.append(part[2:])
+                texts.append("")
+            else:
+                texts[-1] += part[2:]
+        return Rendered(self, texts, tokens)
+
+    def _is_joined(self, text: str) -> bool:
+        """Whether a template has put a control token together, of its own brackets and the name of a role."""
+        return text in self._numbers and _MIDDLE.sub("", text).lower() in ROLES
+
+    def plain(self, rendered: str) -> str:
+        """Return the text with control tokens as they are usually written."""
+        return self.read(rendered).plain()
+
+    def has_look_alikes(self, spelled: str) -> bool:
+        """Whether the text contains a control token's text that is none. By pieces: other threads wait for each."""
+        longest = max(map(len, self.tokens), default=0)
+        starts = range(0, len(spelled), _PIECE)
+        return any(self._plain.search(spelled, start, start + _PIECE + longest) for start in starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a template has rendered: a text, and a text behind each control token."""
+
+    spelling: Spelling
+    texts: list[str]
+    tokens: list[str]
+
+    def plain(self) -> str:
+        """Return it as it is usually written."""
+        return self._joined(self.tokens)
+
+    def spelled(self) -> str:
+        """Return it with secret words for the control tokens."""
+        return self._joined([self.spelling.word(token) for token in self.tokens])
+
+    def _joined(self, between: list[str]) -> str:
+        behind = (part for pair in zip(between, self.texts[1:], strict=True) for part in pair)
+        return "".join((self.texts[0], *behind))

@@ -1,0 +1,221 @@
+"""A model's tokenizer: text for token ids, within bounds, and with control tokens or without.
+
+``Tokenizer.encode`` holds the interpreter's lock for as long as it takes, which is seconds for megabytes;
+``encode_batch_fast`` does not, and gives the same ids. Its memory is some 100 bytes for each of the text's, so what
+can't fit into a context is refused before: by a proven bound where there is one, by counting the tokens of pieces, and
+at last by what tokenizing would cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
+
+from swarm.client.text.spelling import Rendered, Spelling
+from swarm.errors import InvalidRequest, ModelError
+
+PIECE = 1 << 16  # characters that are counted at a time
+ROUGHLY = 1.25  # pieces are cut anywhere, which costs some tokens: their sum counts beyond this share of the limit
+MOST_CHARS = 1 << 20  # that are tokenized at once, or ``CHARS_A_TOKEN`` for each position if that is more
+CHARS_A_TOKEN = 16  # four times as many as usual
+_LARGE = 1 << 18  # characters after whose tokenizing memory is given back to the system
+# What normalizers make of a text may be shorter, by this factor in bytes: U+212A is a K, U+1D400 an A.
+_SHRINKING = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
+_KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})  # pre-tokenizers that drop nothing
+
+
+def load_tokenizer(content: bytes, name: str) -> Tokenizer:
+    """Read a tokenizer. Raises ModelError."""
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise ModelError(f"{name} can't be read: {error}") from error
+    tokenizer.no_truncation()  # settings of the model's training; here they would cut prompts in silence
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class Vocabulary:
+    """Encodes texts. Any thread may ask."""
+
+    def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
+        self._tokenizer, self._spelling = tokenizer, spelling
+        self.token_bytes = longest_token_bytes(tokenizer)
+        self._making_speller = threading.Lock()
+        self._speller: _Speller | None = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, most: int | None = None) -> tuple[int, ...]:
+        """Return the ids of a text in which control tokens are such. Raises InvalidRequest for more than ``most``."""
+        self.check_length(text, most)
+        return tuple(_encode(self._tokenizer, text, add_special_tokens=add_special_tokens))
+
+    def encode_rendered(self, rendered: Rendered, most: int | None = None) -> tuple[int, ...]:
+        """Return the ids of what a template has rendered: its own control tokens are such, all other text is text."""
+        plain = rendered.plain()
+        self.check_length(plain, most)
+        spelled = rendered.spelled()
+        if not self._spelling.has_look_alikes(spelled):
+            return self.encode(plain)
+        with self._making_speller:
+            if self._speller is None:
+                self._speller = _Speller(self._tokenizer, self._spelling)
+        return self._speller.encode(spelled)
+
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raise InvalidRequest if the text has more tokens than ``most``, or is too long to find out, or is no text."""
+        size = num_bytes(text)
+        if most is None or len(text) <= most:  # then counting costs less than it saves
+            return
+        if self.token_bytes is not None and (fewest := -(-size // self.token_bytes)) > most:
+            raise _too_long(f"at least {fewest}", most)
+        num_tokens, limit = 0, max(MOST_CHARS, CHARS_A_TOKEN * most)
+        for start in range(0, len(text), PIECE) if len(text) > PIECE else ():
+            num_tokens += len(_encode(self._tokenizer, text[start : start + PIECE]))
+            if num_tokens > ROUGHLY * most:
+                raise _too_long(f"more than {most}", most)
+            if start > limit:
+                raise InvalidRequest(f"the prompt has {len(text)} characters, at most {limit} are read", code="context")
+
+
+def num_bytes(text: str) -> int:
+    """Return the length of a text in UTF-8. Raises InvalidRequest for half of a character."""
+    if text.isascii():
+        return len(text)
+    try:  # by pieces: other threads wait for each
+        return sum(len(text[start : start + PIECE].encode()) for start in range(0, len(text), PIECE))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the prompt is not valid Unicode: {error.reason}", code="prompt") from error
+
+
+def _too_long(count: str, most: int) -> InvalidRequest:
+    text = f"the prompt has {count} tokens; at most {most} fit"
+    return InvalidRequest(text, code="context")
+
+
+class _Speller:
+    """A second tokenizer on the same model, in which control tokens have secret words for texts."""
+
+    def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
+        control = set(spelling.tokens)
+        self._tokenizer = Tokenizer(tokenizer.model)
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            if (value := getattr(tokenizer, part)) is not None:
+                setattr(self._tokenizer, part, value)
+        self._originals: dict[int, int] = {}  # ids that differ
+        added = sorted(tokenizer.get_added_tokens_decoder().items())
+        self._tokenizer.add_tokens([_renamed(entry, spelling, control) for _, entry in added])
+        for original, entry in added:
+            own = self._tokenizer.token_to_id(_renamed(entry, spelling, control).content)
+            assert own is not None  # it has just been added
+            self._originals[own] = original
+        self._forbidden = {original: entry.content for original, entry in added if entry.content in control}
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self._forbidden = {token: text for token, text in self._forbidden.items() if text != unknown}
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Raises InvalidRequest if the model itself makes a control token of text."""
+        ids = _encode(self._tokenizer, text)
+        if forged := next((token for token in ids if token not in self._originals and token in self._forbidden), None):
+            text = self._forbidden[forged]
+            raise InvalidRequest(
+                f"this model's tokenizer knows no other way to write {text!r}: leave it out", "messages"
+            )
+        return tuple(self._originals.get(token, token) for token in ids)
+
+
+def _renamed(entry: AddedToken, spelling: Spelling, control: set[str]) -> AddedToken:
+    return AddedToken(
+        spelling.word(entry.content) if entry.content in control else entry.content,
+        single_word=entry.single_word,
+        lstrip=entry.lstrip,
+        rstrip=entry.rstrip,
+        normalized=entry.normalized,
+        special=False,
+    )
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    if len(text) > _LARGE:
+        del encoding
+        give_memory_back()
+    return ids
+
+
+def give_memory_back() -> None:
+    """Have the C library return to the system what it holds and nobody uses. It keeps much of a peak otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
+def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
+    """Return the most bytes of a text that one token can stand for; None if that can't be proven."""
+    factor = _shrinking(_described(tokenizer.normalizer))
+    if factor is None or not _keeps_all(_described(tokenizer.pre_tokenizer)):
+        return None
+    model = tokenizer.model
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not isinstance(model, BPE) or not _is_complete(model, vocabulary, _described(tokenizer.pre_tokenizer)):
+        return None
+    if any(entry.lstrip or entry.rstrip for entry in tokenizer.get_added_tokens_decoder().values()):
+        return None  # any amount of white space around it belongs to the token
+    return factor * max(len(text.encode()) for text in vocabulary)
+
+
+def _described(part: Any) -> dict[str, Any]:
+    """A normalizer or pre-tokenizer as it stands in tokenizer.json; empty for none."""
+    if part is None:
+        return {}
+    described = json.loads(part.__getstate__())
+    return described if isinstance(described, dict) else {"type": ""}
+
+
+def _parts_of(described: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    """The steps of a sequence; itself, if it is none."""
+    if described.get("type") != "Sequence":
+        return [described] if described else []
+    return [inner for part in described[field] for inner in _parts_of(part, field)]
+
+
+def _shrinking(described: Mapping[str, Any]) -> int | None:
+    factor = 1
+    for part in _parts_of(described, "normalizers"):
+        if part["type"] == "Replace":
+            before, after = part["pattern"].get("String"), part["content"]
+            if before is None or len(after.encode()) < len(before.encode()):
+                return None
+        elif part["type"] in _SHRINKING:
+            factor *= _SHRINKING[part["type"]]
+        else:
+            return None
+    return factor
+
+
+def _keeps_all(described: Mapping[str, Any]) -> bool:
+    return all(
+        part["type"] in _KEEPING and part.get("behavior") != "Removed" for part in _parts_of(described, "pretokenizers")
+    )
+
+
+def _is_complete(model: BPE, vocabulary: Mapping[str, int], described: Mapping[str, Any]) -> bool:
+    """Whether every byte of a text ends up in a token that is no longer than those of the vocabulary."""
+    if model.byte_fallback:
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    is_bytes = any(part["type"] == "ByteLevel" for part in _parts_of(described, "pretokenizers"))
+    if is_bytes:
+        return all(letter in vocabulary for letter in _byte_letters())
+    return False
+
+
+def _byte_letters() -> list[str]:
+    """The letters that stand for single bytes, as GPT-2 chose them."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return [chr(byte) for byte in shown] + [chr(256 + number) for number in range(256 - len(shown))]
