@@ -1,5 +1,5 @@
-"""A worker that was taken over is revoked and does not go: it hears nothing more, nobody hears it, and answers stay
-right. And while a crowd knocks, the broker's key is changed."""
+"""Members that mean harm. A worker is revoked and does not go: it hears nothing more, nobody hears it, and answers stay
+right. A client floods its door. And while a crowd knocks, the broker's key is changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults import hostile
@@ -63,6 +64,76 @@ def test_who_is_revoked_and_does_not_go_is_shut_out_everywhere(hosts: dict[str, 
             assert "Traceback" not in log.read_text(errors="replace"), log
     taken.kill()
     assert text_of(a) == expected
+
+
+# A client, over a hundred connections: each begins a message of 8 MiB and sends half of it, then says what nobody can
+# understand, as fast as it is read, and reads no answer.
+FLOOD = """
+import asyncio, sys
+from pathlib import Path
+from swarm.lock.known import find
+from swarm.wire.codec import CLIENT
+from swarm.wire.door.mechanisms import told
+from swarm.wire.door.zmtp import framed
+from tests.integration.crowd import CURVE, Line, as_command
+from tests.unit.wire.test_curve import Knocker
+
+async def one(known, host, over, number):
+    while not over.exists():
+        _, line = await asyncio.get_running_loop().create_connection(Line, host, 5700)
+        try:
+            knocker = Knocker(known.pair, known.broker, told(Socket_Type=b"DEALER"))
+            line.write(CURVE + as_command(knocker.hello()))
+            initiate = knocker.initiate((await line.read(234))[66:234])
+            line.write(bytes([6]) + len(initiate).to_bytes(8, "big") + initiate)
+            while not over.exists() and not line.ended.done():
+                if number % 2:
+                    line.write(framed(CLIENT.frame_limit_bytes, more=False) + bytes(CLIENT.frame_limit_bytes // 2))
+                    await asyncio.sleep(2.0)
+                for _ in range(100):
+                    sealed = knocker.message(b"nonsense" * 1000)
+                    line.write(framed(len(sealed), more=False) + sealed)
+                await asyncio.sleep(0.05)
+        except EOFError:
+            pass
+        finally:
+            line.transport.abort()
+
+async def main(host, state, over):
+    known = find(Path(state))
+    print("floods", flush=True)
+    await asyncio.gather(*(one(known, host, Path(over), number) for number in range(100)))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+FLOOD_S = 15.0
+MOST_MORE = 300 << 20  # of the broker's memory: two bounds of 64 MiB, and what the allocator keeps
+
+
+def test_a_client_that_floods_delays_nobody_for_long(hosts: dict[str, Host]) -> None:
+    """It may take a tenth of the broker's time, and bounded memory, over however many connections."""
+    a, d = hosts["a"], hosts["d"]
+    expected = text_of(a)
+    text_of(d, "--join", invitation(a, "client", "--name", "floods"))
+    processes = psutil.Process(a.started[0].pid).children(recursive=True)
+    (broker,) = (each for each in processes if "broker" in each.cmdline()[-20:])
+    before, over = broker.memory_info().rss, d.home / "over-flood"
+    state_dir = str(d.home / "state" / "swarm")
+    flood = d.start_python("-c", FLOOD, a.address, state_dir, str(over), log=d.home / "flood.log")
+    try:
+        until(lambda: "floods" in log_of(d, "flood.log"), "it floods")
+        give_up_at, most = time.monotonic() + FLOOD_S, 0
+        while time.monotonic() < give_up_at:
+            assert text_of(a) == expected
+            most = max(most, broker.memory_info().rss)
+        assert flood.poll() is None, log_of(d, "flood.log")
+    finally:
+        over.touch()
+    assert most - before < MOST_MORE
+    assert flood.wait(60) == 0, log_of(d, "flood.log")
+    log = log_of(a, "state/swarm/logs/broker.log")
+    assert "message_refused" in log, "what it said was heard"
+    assert "Traceback" not in log
 
 
 # Knocks at the doors for clients and workers, from one address and in a few bad ways at once, until a file appears.
