@@ -10,6 +10,7 @@ end: what happened, fault by phase, and whether the broker and the workers that 
     tools/soak.py --minutes 35 --injections 1000
     tools/soak.py --minutes 60 --injections 100000 --broker-every 30   # the broker dies, too
     tools/soak.py --minutes 1 --faults kill,stop --seed 7 --json
+    tools/soak.py --minutes 3 --kernels avx2,avx512,portable           # unlike kernels, with portable bits
 
 Exit code 1 if anything was violated; the logs are kept then.
 """
@@ -28,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from swarm import AsyncClient
 from tests.faults.bench import Swarm
-from tests.faults.soak import OPTIONS, Soak, SoakResult
-from tests.faults.soak_load import known_answers
+from tests.faults.soak import NAMES, OPTIONS, Soak, SoakResult
+from tests.faults.soak_load import Known, known_answers
 from tests.faults.soak_table import FAULTS, PHASES, possible
 from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
@@ -57,6 +58,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--broker-every", type=float, default=0.0, metavar="S", help="seconds between deaths of the broker, on average"
     )
+    parser.add_argument(
+        "--kernels",
+        metavar="NAMES",
+        help="of the workers in turn, with portable bits; what they answer is compared with portable C alone",
+    )
     parser.add_argument("--requests", type=int, default=6, help="at a time (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
@@ -81,16 +87,34 @@ class _Model:
         shutil.rmtree(self._folder)
 
 
+def _with_kernels(name: str) -> dict[str, str]:
+    return {"SWARM_WORKER__KERNELS": name, "SWARM_WORKER__BITS": "portable"}
+
+
+async def _answers_of_portable_c(model: Path, folder: Path, zygote: Zygote) -> Known:
+    """What one worker answers, whose kernels are plain C."""
+    with Swarm(model, folder, zygote, OPTIONS) as swarm:
+        swarm.start_broker()
+        swarm.start_worker("alone", **_with_kernels("portable"))
+        async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+            await swarm.until_serving(client, 1)
+            return await known_answers(client)
+
+
 async def _run(model: Path, folder: Path, zygote: Zygote, options: argparse.Namespace) -> SoakResult:
     state = folder / "state" if options.broker_every else None
+    kernels = options.kernels.split(",") if options.kernels else []
+    known = await _answers_of_portable_c(model, folder, zygote) if kernels else None
     with Swarm(model, folder, zygote, OPTIONS, state) as swarm:
+        if kernels:
+            swarm.own = {name: _with_kernels(kernels[at % len(kernels)]) for at, name in enumerate(NAMES)}
         swarm.start_broker(4)
         soak = Soak(swarm, options.seed, options.faults, broker_every_s=options.broker_every)
         for name in soak.names:
             swarm.start_worker(name)
         async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=120.0) as client:
             await swarm.until_serving(client, len(soak.names))
-            answers = await known_answers(client)
+            answers = known or await known_answers(client)
             say = (lambda _line: None) if options.json else (lambda line: print(line, flush=True))
             return await soak.run(
                 client,

@@ -89,12 +89,15 @@ class Reception:
                 case Arrived(peer, frames, key):
                     if self._greeted(self.front, "client", event, client_schema()):
                         continue
+                    began = self._clock.now()
                     try:
                         message, _ = CLIENT.decode(frames)
                     except WireError as error:
                         self._client_refused(peer, str(error))
                     else:
                         self._client_said(peer, key, message)
+                    now = self._clock.now()
+                    self._keeper.took(peer, key, now - began, now)
                 case Overstepped(peer, reason):
                     self._client_refused(peer, reason)
                 case PeerLost(peer):
@@ -105,11 +108,8 @@ class Reception:
 
     def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
         """Answer what is about keys, and what who knocked with such a key may not say."""
-        began = self._clock.now()
         if not self._keeper.takes(client, key, message):
             self._feed(ClientSaid(client, message, self._keeper.account(key)))
-        now = self._clock.now()
-        self._keeper.took(client, key, now - began, now)
 
     def _client_refused(self, client: bytes, reason: str) -> None:
         """Tell a client why it is refused. Who goes on like that must knock again: a loop that is wrong shall not keep

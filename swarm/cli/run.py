@@ -28,7 +28,7 @@ from swarm.cli.options import (
     readers,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
-from swarm.cli.up.processes import die_with_parent
+from swarm.cli.up.processes import die_with_parent, disable_core_dumps
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError
 
@@ -63,6 +63,7 @@ def broker(
     starting it again won't help; 1, that it may (the disk is full, say).
     """
     die_with_parent()
+    disable_core_dumps()
     overrides = {
         "broker.host": host,
         "broker.listen": listen or None,
@@ -131,6 +132,7 @@ def worker(
     can't work (the model or a setting is wrong, or the broker refuses it), and starting it again won't help.
     """
     die_with_parent()
+    disable_core_dumps()
     overrides = {
         "client.url": url,
         "model": model,
@@ -207,6 +209,7 @@ def gateway(
     another gateway. Exit code 78 means that it can't work with these settings.
     """
     die_with_parent()
+    disable_core_dumps()
     overrides = {
         "client.url": url,
         "gateway.host": host,

@@ -81,14 +81,38 @@ def remote_header(path: Path, described: RemoteFile) -> Iterator[StoredTensor]:
 
 def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
     if not isinstance(header, dict):
         raise ModelError(f"{path} has a damaged header; download it again")
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield _stored_tensor(path, name, entry, LENGTH_BYTES + len(text), file_size)
+    found = [
+        _stored_tensor(path, name, entry, LENGTH_BYTES + len(text), file_size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]
+    _check_apart(path, found)
+    yield from found
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of its pairs. Raises ValueError where a name comes twice: readers differ in which one counts."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name comes twice")
+    for name in made:
+        name.encode()  # half of a surrogate pair is no text
+    return made
+
+
+def _check_apart(path: Path, tensors: list[StoredTensor]) -> None:
+    """Raise ModelError where two tensors share bytes: the format forbids it, and sizes would add up to more than the
+    file has."""
+    stop = 0
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):
+        if tensor.num_bytes and tensor.offset < stop:
+            raise ModelError(f"{path} has tensor {tensor.name} in bytes of another one; download it again")
+        stop = max(stop, tensor.offset + tensor.num_bytes)
 
 
 def _stored_tensor(path: Path, name: str, entry: object, base: int, file_size: int) -> StoredTensor:

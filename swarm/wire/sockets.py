@@ -28,6 +28,7 @@ _WATCHED: Final = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # we were told that our key opens nothing
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # hung up on before the end of it
+    | zmq.EVENT_CONNECT_RETRIED  # libzmq will connect again by itself
 )
 _BACKLOG: Final = 1024  # who knocks while nobody looks waits there
 
@@ -195,7 +196,7 @@ class Monitor:
         self._watched = watched
         endpoint = f"inproc://monitor-{secrets.token_hex(8)}"
         self.socket = context.socket(zmq.PAIR)
-        # No bound on purpose: at a bound the I/O thread would wait for us inside a lock that close() needs. Two short
+        # No bound on purpose: at a bound the I/O thread would wait for us inside a lock that close() needs. A few short
         # events per connection can't pile up to much.
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.set(zmq.LINGER, 0)

@@ -102,6 +102,7 @@ class Swarm(Processes):
         self.is_overlapped = (os.environ | self._options).get(MODE_VARIABLE) == "overlapped"
         self.trace = logs / "faults.trace"
         self.faults = ""  # of those that are started again, while a test wants that
+        self.own: dict[str, dict[str, str]] = {}  # variables of each worker alone, by its name
         self.harmed: set[str] = set()  # workers that were started with failpoints, or that hang
 
     def start_broker(self, min_workers: int = 1, **environment: str) -> None:
@@ -115,7 +116,7 @@ class Swarm(Processes):
     def start_worker(self, name: str, *more: str, faults: str = "", **environment: str) -> None:
         """``faults``: failpoints of this process."""
         armed = {VARIABLE: faults, TRACE_VARIABLE: str(self.trace)} if faults else {}
-        super().start_worker(name, *more, **armed, **environment)
+        super().start_worker(name, *more, **(self.own.get(name, {}) | armed | environment))
         (self.harmed.add if faults else self.harmed.discard)(name)
 
     def start_again(self, name: str, faults: str = "", **environment: str) -> None:

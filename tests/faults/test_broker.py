@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from swarm.broker.journal.salvage import ASIDE
 from swarm.broker.journal.store import Moment, Store
 from swarm.errors import SwarmError
 from tests.faults.bench import Answers, Bench, Swarm, ask, rare
-from tests.faults.linux import fill, small_disk
+from tests.faults.linux import Cgroup, fill, needs_cgroup, small_disk
 from tests.faults.zygote import Zygote
 
 
@@ -69,6 +70,19 @@ async def test_at_a_place(bench: Bench, swarm: Swarm, fault: str) -> None:
     async with bench.under_load(warm=0):
         await _ended(swarm)
         swarm.start_broker(3)
+
+
+@needs_cgroup("memory")
+async def test_the_broker_is_killed_for_its_memory(bench: Bench, swarm: Swarm) -> None:
+    """The kernel ends it, in the middle of answers: a death like others."""
+    _restart(swarm, "broker.tokens=devour:200@40")
+    await bench.serving()
+    with Cgroup("memory") as group:
+        group.set("memory.limit_in_bytes", 60 << 20)
+        group.add(swarm.broker.pid)
+        async with bench.under_load(warm=0):
+            assert await asyncio.to_thread(swarm.broker.wait, 60.0) == -signal.SIGKILL
+            swarm.start_broker(3)
 
 
 @pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])

@@ -323,6 +323,16 @@ def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
     return Plan(epoch, stages, proposal.forecast.objective, proposal.forecast, proposal.standby, back)
 
 
+def draft_again(state: State, plan: Plan, epoch: int) -> Plan:
+    """Make the same plan once more, of this epoch, with the ways as they are now."""
+    senders = (BROKER, *(stage.incarnation for stage in plan.stages))
+    stages = tuple(
+        _stage(state, sender, state.workers[stage.incarnation], stage.layers)
+        for sender, stage in zip(senders, plan.stages, strict=False)
+    )
+    return replace(plan, epoch=epoch, stages=stages)
+
+
 def _stage(state: State, sender: str, worker: Worker, layers: LayerRange) -> StagePlan:
     assert state.manifest is not None
     manifest: Manifest = state.manifest

@@ -20,6 +20,6 @@ resume     a sequence is level                             it goes back to the s
 
 ``restart`` says whether a plan is to be made yet, or more workers are waited for first; above all it is for the
 broker's own death: what its journal knows is taken up, workers tell what they hold, and the plan goes on if it can.
-``speeds`` says how quick workers really are. ``orders`` also asks workers to keep layers warm, so that the next load
-takes no time.
+``detours`` has ways that go by relay tried directly again. ``speeds`` says how quick workers really are. ``orders``
+also asks workers to keep layers warm, so that the next load takes no time.
 """

@@ -29,13 +29,14 @@ from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.proposals import Wanted, draft
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
+from swarm.broker.recovery.detours import Detours
 from swarm.broker.recovery.orders import OWN_NAME, Neighbour, Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings, keep_what_fits
 from swarm.broker.recovery.restart import Gathering, Restart
 from swarm.broker.recovery.speeds import Paces, gauges
-from swarm.broker.state import PlanPhase, State, Worker, WorkerState
+from swarm.broker.state import Plan, PlanPhase, State, Worker, WorkerState
 from swarm.broker.state.recoveries import Predicted, Recovery
-from swarm.broker.state.workers import BROKER, Way, failed_in_words
+from swarm.broker.state.workers import BROKER, failed_in_words
 from swarm.wire.messages import BLOCK, Activated, Dismiss, Kept, LoadProgress, Prepared, Refused
 
 
@@ -66,6 +67,7 @@ class Procedure:
         self.restart = Restart(state, settings.min_workers)
         self.wanted = Wanted(state, settings.rules)
         self._paces = Paces(state)
+        self._detours = Detours(state, out)
         self._orders = Orders(state, out)
         self._gathering = Gathering(state, self.restart, settings.min_workers, settings.gather_s)
 
@@ -91,6 +93,8 @@ class Procedure:
             if self._state.rebuilding.is_idle:
                 found = self.wanted.now()
                 self.standby.ask(None if isinstance(found, Shortage) else found)
+            if (direct := self._detours.due(now)) is not None:
+                self._prepare(direct)
             return
         if now - book.changed_at >= self._settings.settle_s:
             self._start(now)
@@ -206,7 +210,7 @@ class Procedure:
             return
         if message.cant_reach == OWN_NAME or message.cant_reach in self._state.workers:
             target = BROKER if message.cant_reach == OWN_NAME else message.cant_reach
-            self._way_is_shut(worker.incarnation, target, message.reason[:500], now)
+            self._detours.found_shut(worker.incarnation, target, message.reason[:500], now)
         else:
             worker.refuse(stage.layers, message.reason[:500], now)
         self._out.note("plan_refused", "error", worker=worker.name, reason=message.reason)
@@ -220,9 +224,15 @@ class Procedure:
         """Whether the first stage of this plan can be reached from here. If not, there is another order, or none."""
         book = self._state.book
         plan = next((p for p in (book.coming, book.current) if p is not None and p.epoch == epoch), None)
-        if plan is None or not problem:
+        if plan is None:
             return
-        self._way_is_shut(BROKER, plan.stages[0].incarnation, problem[:500], now)
+        if plan.stages[0].relay:
+            if (direct := self._detours.tried(plan, problem)) is not None:
+                self._prepare(direct)
+            return
+        if not problem:
+            return
+        self._detours.found_shut(BROKER, plan.stages[0].incarnation, problem[:500], now)
         if plan is book.current:
             self.trouble(now, blame=False)
         else:
@@ -231,21 +241,6 @@ class Procedure:
                 self._start(now)
             else:
                 self.changed(now)
-
-    def _way_is_shut(self, source: str, target: str, reason: str, now: float) -> None:
-        workers, ways = self._state.workers, self._state.ways
-        ways.keep([incarnation for incarnation, worker in workers.items() if not worker.is_gone])
-        found = ways.shut(source, workers.get(target), reason, now)
-        fields = {"source": self._name_of(source), "target": self._name_of(target), "reason": reason}
-        if found is Way.RELAYED:
-            self._out.note("way_relayed", "warning", **fields)
-            self._state.count("ways_relayed")
-        else:
-            self._out.note("way_shut", "error", **fields)
-            self._state.count("ways_shut")
-
-    def _name_of(self, end: str) -> str:
-        return "the broker" if end == BROKER else self._state.workers[end].name
 
     def activated(self, message: Activated, now: float) -> None:
         book = self._state.book
@@ -280,10 +275,15 @@ class Procedure:
         if isinstance(found, Shortage):
             self._wait_for(found)
             return
-        book.epoch += 1
-        book.prepare(draft(self._state, found, book.epoch))
+        self._prepare(draft(self._state, found, book.epoch + 1))
         if book.current is None:
             self._note_way_back(found, now)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Have this plan, of the next epoch, prepared as soon as the journal has the epoch."""
+        book = self._state.book
+        book.epoch = plan.epoch
+        book.prepare(plan)
         book.waits_for = f"the journal to write epoch {book.epoch}"
         if self._state.journal_problem:
             book.waits_for += f", which it can't: {self._state.journal_problem}"
@@ -319,6 +319,7 @@ class Procedure:
         """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
         book = self._state.book
         plan = book.activate(now + self._settings.activate_timeout_s)
+        self._state.ways.end_trials(are_open=True)
         self._state.rebuilding.clear()
         self.standby.forget()
         self._state.recoveries.prepared(now)
@@ -370,6 +371,7 @@ class Procedure:
     def _abandon(self) -> None:
         """The plan under way is void; the one in force, if whole, stays."""
         self.standby.forget()
+        self._state.ways.end_trials(are_open=False)
         self._state.book.abandon()
 
     def _stop_serving(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -275,6 +274,11 @@ def failed_in_words(workers: Iterable[Worker]) -> list[str]:
     return [f"{worker.name} is out until a test of its device passes: {worker.reason[:500]}" for worker in failed]
 
 
+def _wait_s(times: int) -> float:
+    """How long a way that was found shut so many times is not tried again."""
+    return min(AGAIN_MOST_S, AGAIN_S * 2.0 ** (times - 1))
+
+
 class Way(enum.Enum):
     OPEN = "open"  # or not known
     RELAYED = "relayed"  # shut, and the relay goes around it
@@ -283,13 +287,14 @@ class Way(enum.Enum):
 
 @dataclass(slots=True)
 class Shut:
-    """Why a way is shut, and when it is to be tried again. ``is_relayed``: the relay goes around it, for as long as the
-    worker behind it is this one: whoever waits for an answer shall not wait for another try."""
+    """Why a way is shut, and when it is to be tried again. ``is_relayed``: the relay goes around it, until a try that
+    nobody waits for has found it open. ``is_tried``: the plan to come goes there directly, to find that out."""
 
     reason: str
     until: float
     num_times: int
     is_relayed: bool
+    is_tried: bool = False
 
 
 @dataclass(slots=True)
@@ -314,21 +319,41 @@ class Ways:
         is the relay's."""
         name = BROKER if target is None else target.incarnation
         known = self.found.get((source, name))
-        was_relayed = name in self.avoided or (known is not None and known.is_relayed)
-        if self.relay and target is not None and target.hello.ticket and not was_relayed:
-            times = 0 if known is None else known.num_times
-            self.found[source, name] = Shut(reason, math.inf, times, is_relayed=True)
-            return Way.RELAYED
         times = 1 if known is None else known.num_times + 1
-        wait_s = min(AGAIN_MOST_S, AGAIN_S * 2.0 ** (times - 1))
-        self.found[source, name] = Shut(reason, now + wait_s, times, is_relayed=False)
-        return Way.SHUT
+        has_relay = bool(self.relay) and target is not None and bool(target.hello.ticket)
+        is_new = known is None or not known.is_relayed or known.is_tried
+        is_relayed = has_relay and is_new and name not in self.avoided
+        self.found[source, name] = Shut(reason, now + _wait_s(times), times, is_relayed)
+        return Way.RELAYED if is_relayed else Way.SHUT
 
     def to(self, source: str, target: str, now: float) -> Way:
         shut = self.found.get((source, target))
-        if shut is None or now >= shut.until:
-            return Way.RELAYED if target in self.avoided else Way.OPEN
-        return Way.RELAYED if shut.is_relayed else Way.SHUT
+        if shut is not None and shut.is_relayed and not shut.is_tried:
+            return Way.RELAYED
+        if shut is not None and not shut.is_tried and now < shut.until:
+            return Way.SHUT
+        return Way.RELAYED if target in self.avoided else Way.OPEN
+
+    def is_due(self, source: str, target: str, now: float) -> bool:
+        """Whether a way that goes by relay is to be tried directly. If so, the next time is later."""
+        shut = self.found.get((source, target))
+        if shut is None or not shut.is_relayed or now < shut.until or target in self.avoided:
+            return False
+        shut.num_times += 1
+        shut.until = now + _wait_s(shut.num_times)
+        return True
+
+    def try_directly(self, source: str, target: str) -> None:
+        """Have the next plan go there directly."""
+        self.found[source, target].is_tried = True
+
+    def end_trials(self, *, are_open: bool) -> None:
+        """Learn what became of the ways that were tried directly."""
+        tried = [way for way, shut in self.found.items() if shut.is_tried]
+        for way in tried:
+            self.found[way].is_tried = False
+            if are_open:
+                del self.found[way]
 
     def from_(self, source: str, kind: Way, now: float) -> Mapping[str, str]:
         """To whom its way is of this kind (not open), and why that is."""

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -51,6 +52,13 @@ def die_with_parent() -> None:
     os.set_inheritable(fd, False)  # it watches for us, not for whatever we may start
     watcher = threading.Thread(target=_die_at_end_of_file, args=(fd,), name="parent-watch", daemon=True)
     watcher.start()
+
+
+def disable_core_dumps() -> None:
+    """Leave no image of this process's memory behind when it crashes: it holds keys, prompts and answers. The hard
+    limit stays, so that its owner can have one (``prlimit --core=unlimited --pid PID``)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _die_at_end_of_file(fd: int) -> None:

@@ -35,9 +35,12 @@ from swarm.hub.headers import (
 )
 from swarm.stage.model.identity import digest_of, xxh3_of
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
+from swarm.wire.messages.common import MAX_LAYERS
 
 __all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
 
+_MOST = (1 << 31) - 1  # of any size in a configuration
+_MOST_HEADS = 1 << 20  # and of what one of them has
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # What a client needs to turn text into tokens and back.
@@ -115,18 +118,19 @@ class Checkpoint:
         if "quantization_config" in self.config:
             raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
         self.tensors = dict(_read_tensors(folder, remote))
-        self.text_config: dict[str, Any] = self.config.get("text_config") or self.config
+        inner = self.config.get("text_config")
+        self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
 
     @property
     def architecture(self) -> str:
         names = self.config.get("architectures") or [self.config.get("model_type")]
-        if not names or not isinstance(names[0], str):
+        if not isinstance(names, list) or not isinstance(names[0], str):
             raise ModelError(f"{self.folder / 'config.json'} names no architecture; is this a language model's folder?")
         return names[0]
 
     @property
     def num_layers(self) -> int:
-        return self._whole("num_hidden_layers", "n_layer", "num_layers")
+        return self._whole("num_hidden_layers", "n_layer", "num_layers", most=MAX_LAYERS)
 
     @property
     def hidden_size(self) -> int:
@@ -142,12 +146,12 @@ class Checkpoint:
 
     @property
     def num_kv_heads(self) -> int:
-        return self._whole("num_key_value_heads", "num_attention_heads", "n_head")
+        return self._whole("num_key_value_heads", "num_attention_heads", "n_head", most=_MOST_HEADS)
 
     @property
     def head_size(self) -> int:
         if isinstance(self.text_config.get("head_dim"), int):
-            return int(self.text_config["head_dim"])
+            return self._whole("head_dim", most=_MOST_HEADS)
         return self.hidden_size // self._whole("num_attention_heads", "n_head")
 
     @cached_property
@@ -165,10 +169,9 @@ class Checkpoint:
         generation = _read_json(path, "") if path.is_file() else {}
         for source in (generation, self.config, self.text_config):
             value = source.get("eos_token_id")
-            if isinstance(value, int):
-                return (value,)
-            if isinstance(value, list) and value:
-                return tuple(int(token) for token in value)
+            tokens = tuple(value) if isinstance(value, list) else (value,)
+            if tokens and all(type(token) is int and 0 <= token <= _MOST for token in tokens):
+                return tokens
         return ()
 
     def manifest(self, dtype: str) -> Manifest:
@@ -262,11 +265,11 @@ class Checkpoint:
             return _PartSizes(tuple(layers), tables[0], head + tables[-1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
 
-    def _whole(self, *names: str) -> int:
+    def _whole(self, *names: str, most: int = _MOST) -> int:
         """The first of these settings that the configuration has."""
         for name in names:
             value = self.text_config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
                 return value
         raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
 
@@ -298,6 +301,7 @@ def for_show(name: str) -> str:
 def _read_json(path: Path, why: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {why or 'download it again'}") from None
     except (OSError, ValueError, RecursionError) as error:

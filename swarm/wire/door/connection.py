@@ -140,6 +140,11 @@ class Connection:
         """Does the peer not read, and does enough wait for it?"""
         return len(self.out) >= _MOST_QUEUED or self._out_bytes > _MOST_QUEUED_BYTES
 
+    @property
+    def num_queued(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return self._out_bytes
+
     def queue(self, frames: Sequence[Bytes]) -> None:
         """Put a message behind those that wait."""
         small: list[Bytes] = []

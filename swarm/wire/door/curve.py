@@ -22,6 +22,7 @@ from nacl.bindings import (
     crypto_box_easy_afternm,
     crypto_box_keypair,
     crypto_box_open,
+    crypto_box_open_easy_afternm,
     crypto_secretbox,
     crypto_secretbox_open,
 )
@@ -33,6 +34,8 @@ from swarm.wire.door.mechanisms import Kind, Mechanism, Reply, Told, asks, intro
 from swarm.wire.door.sealing import Session
 
 NOT_HERE: Final = "this key does not open this door"
+_REFUSED: Final = b"400"  # the reason by which libzmq knows that it was turned away
+_REFUSAL_NONCE: Final = b"CurveZMQERROR---"
 
 
 class Curve:
@@ -92,10 +95,10 @@ class Curve:
         own_public = bytes.fromhex(self._pair.public)
         if opened(vouch, b"VOUCH---" + said[32:48], key, own_secret) != peer + own_public:
             raise WireError("the vouch is for another connection")
+        shared, number = crypto_box_beforenm(peer, own_secret), (1).to_bytes(8, "big")
         if not self._lock.opens(key.hex()):
             # libzmq, told so, knocks no more; told nothing, it knocks again.
-            return Reply(named(b"ERROR", b"\x03400") if self._lock.says_no else b"", NOT_HERE)
-        shared, number = crypto_box_beforenm(peer, own_secret), (1).to_bytes(8, "big")
+            return Reply(refusal(shared, number) if self._lock.says_no else b"", NOT_HERE)
         self.told, self.key = introduced(said[128:], self._kind), key.hex()
         if self._lock.came is not None:
             self._lock.came(self.key, self._pair.public)
@@ -103,6 +106,28 @@ class Curve:
         ready = told(Socket_Type=self._kind.name, Identity=b"")
         box = crypto_box_easy_afternm(ready, b"CurveZMQREADY---" + number, shared)
         return Reply(named(b"READY", number + box))
+
+
+def refusal(shared: bytes, number: bytes) -> bytes:
+    """Encode an ERROR with a proof that the door sent it.
+
+    RFC 26 sends ERROR in the clear, so anybody on the way can forge it, and libzmq believes it. The proof is a box
+    behind the reason: only the door and this peer have ``shared``. libzmq ignores what follows the reason.
+    """
+    box = crypto_box_easy_afternm(_REFUSED, _REFUSAL_NONCE + number, shared)
+    return named(b"ERROR", bytes([len(_REFUSED)]) + _REFUSED + number + box)
+
+
+def is_proven_refusal(error: bytes, shared: bytes) -> bool:
+    """Check the proof in an ERROR. ``error``: what follows the command's name."""
+    reason = bytes([len(_REFUSED)]) + _REFUSED
+    number, box = error[len(reason) : len(reason) + 8], error[len(reason) + 8 :]
+    if not error.startswith(reason) or len(number) < 8:
+        return False
+    try:
+        return crypto_box_open_easy_afternm(box, _REFUSAL_NONCE + number, shared) == _REFUSED
+    except (CryptoError, ValueError):
+        return False
 
 
 def opened(box: bytes, nonce: bytes, public: bytes, secret: bytes) -> bytes:

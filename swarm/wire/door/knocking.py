@@ -27,7 +27,7 @@ from nacl.exceptions import CryptoError
 
 from swarm.errors import ConfigError, WireError
 from swarm.wire.addresses import host_of, is_loopback, port_of
-from swarm.wire.door.curve import opened
+from swarm.wire.door.curve import is_proven_refusal, opened
 from swarm.wire.door.keys import MOST_KEY, KeyPair, address_and_key, public_key_in, without_ticket
 from swarm.wire.door.mechanisms import (
     PUSH,
@@ -47,10 +47,13 @@ from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting
 PATIENCE_S: Final = 3.5  # a first packet that is lost is sent again after one second, and after three
 ANSWER_S: Final = 1.0  # of which an answer is waited for
 _PAUSE_S: Final = 0.25
+_REFUSAL_S: Final = 3.0  # of which the proof of a refusal is waited for
+_ERROR: Final = named(b"ERROR")
 
 
 class TurnedAway(WireError):
-    """The other end says that our key opens nothing there."""
+    """The other end says that our key opens nothing there. At a door with a lock, the door has proven that it says
+    so."""
 
 
 class Knocker(Mechanism, Protocol):
@@ -116,9 +119,11 @@ class Locked:
         self.session: Session | None = None
 
     def take(self, command: bytes) -> Reply:
+        if command.startswith(_ERROR):
+            self._refused(command[len(_ERROR) :])
         if not self._shared:
-            return Reply(self._initiate(_said(command, b"WELCOME")))
-        said = _said(command, b"READY")
+            return Reply(self._initiate(body_of(command, b"WELCOME")))
+        said = body_of(command, b"READY")
         try:
             plain = crypto_box_open_easy_afternm(said[8:], b"CurveZMQREADY---" + said[:8], self._shared)
         except (CryptoError, ValueError):
@@ -126,6 +131,12 @@ class Locked:
         self.told = introduced(plain, PUSH)
         self.session = Session(self._shared, listens=False, sent=2, heard=int.from_bytes(said[:8], "big"))
         return Reply(b"")
+
+    def _refused(self, error: bytes) -> None:
+        """An ERROR came. Raises TurnedAway if the door sent it, WireError if anybody on the way may have."""
+        if self._shared and is_proven_refusal(error, self._shared):
+            raise TurnedAway("the door does not take our key")
+        raise WireError("an ERROR came that does not prove to be the door's")
 
     def _welcomed(self, welcome: bytes) -> bytes:
         """Open it; it opens if the other end has the door's secret key."""
@@ -154,7 +165,7 @@ class Trying(Locked):
         self.is_proven = False
 
     def take(self, command: bytes) -> Reply:
-        self._welcomed(_said(command, b"WELCOME"))
+        self._welcomed(body_of(command, b"WELCOME"))
         self.is_proven = True
         return Reply(b"")
 
@@ -172,7 +183,7 @@ def knocks(address: str, key: bytes, pair: KeyPair | None) -> Callable[[], Knock
 
 
 def _said(command: bytes, name: bytes) -> bytes:
-    if command[:6] == named(b"ERROR"):
+    if command.startswith(_ERROR):
         raise TurnedAway("the other end turned us away")
     return body_of(command, name)
 
@@ -203,21 +214,44 @@ def why_unreachable(endpoint: str, patience_s: float = PATIENCE_S) -> str:
         time.sleep(_PAUSE_S)
 
 
+def is_refused(endpoint: str, pair: KeyPair) -> bool:
+    """Knock, and return whether the door proves that this key opens nothing there. Blocks for a few seconds at most."""
+    address, key = address_and_key(endpoint)
+    if (door := public_key_in(key)) is None:
+        return False
+    locked = Locked(door, pair)
+    try:
+        with socket.create_connection((host_of(address), port_of(address)), _REFUSAL_S) as made:
+            _shake(made, locked, lambda: locked.told is not None, _REFUSAL_S)
+    except TurnedAway:
+        return True
+    except (OSError, WireError):
+        return False
+    return False
+
+
 def _is_door(made: socket.socket, door: str) -> bool:
     """Has who listens there the secret half of this key? Or may it have, since it says nothing?"""
     trying = Trying(door)
-    inlet = Inlet(HANDSHAKE_BYTES, trying)
-    give_up_at = time.monotonic() + ANSWER_S
     try:
-        made.sendall(greeting(trying.name, listens=False) + as_command(trying.first))
-        while not trying.is_proven:
-            made.settimeout(max(0.001, give_up_at - time.monotonic()))
-            if not (came := made.recv(HANDSHAKE_BYTES)):
-                return False
-            inlet.feed(came)
-            inlet.shake()
+        _shake(made, trying, lambda: trying.is_proven, ANSWER_S)
     except TimeoutError:
         return True
     except (OSError, WireError):
         return False
-    return True
+    return trying.is_proven
+
+
+def _shake(made: socket.socket, knocker: Knocker, is_over: Callable[[], bool], patience_s: float) -> None:
+    """Go through the handshake until ``is_over``, or the other end hangs up. Raises OSError and WireError."""
+    inlet = Inlet(HANDSHAKE_BYTES, knocker)
+    give_up_at = time.monotonic() + patience_s
+    answer = greeting(knocker.name, listens=False) + as_command(knocker.first)
+    while not is_over():
+        made.sendall(answer)
+        made.settimeout(max(0.001, give_up_at - time.monotonic()))
+        if not (came := made.recv(HANDSHAKE_BYTES)):
+            return
+        inlet.feed(came)
+        inlet.shake()
+        answer, inlet.answer = inlet.answer, b""

@@ -1,20 +1,20 @@
 """A door: a listening socket and the connections that came in there (``connection``), read within bounds.
 
-It waits for nobody. Whoever owns it watches descriptors for it (``watch``) and takes one event after the other: whole
+It waits for nobody. Its owner watches descriptors for it (``watch``) and takes one event after the other: whole
 messages, in turns between the peers, and what became of peers and of the door.
 
 Bounds, at every door
 ---------------------
 * *Parts and bytes* of a message: ``zmtp``. Of a peer that sends faster than its messages are taken, nothing is read
   beyond ``_AT_ONCE``; the rest stays with the sender.
-* *Bytes of unfinished messages*, all of a door together: ``_MOST_HELD``. Beyond that, the one that has been under way
-  for longest goes. (Who has named a door's key may hold one message each, as large as the door takes.)
+* *Bytes of unfinished messages*: ``_MOST_HELD`` for all strangers of a door together, and as much, or two messages of
+  the largest size, for all connections of one key. Beyond that, the one that has been under way for longest goes.
 * *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
 * *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says. There, too, newcomers are
   accepted: the last ``RESERVE`` descriptors are not for them.
 * *Connections* of one key: ``peers``; the oldest gives way. (It may be half of one that nobody has ended.)
-* *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
+* *What waits to be sent* to one peer: ``connection``; to all connections of one key: ``_MOST_UNREAD``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -39,10 +39,11 @@ from swarm.wire.tensors import Bytes
 HANDSHAKE_S: Final = 3.0
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
+_MOST_UNREAD: Final = 64 << 20  # of one key: it may have 128 connections, and read none of them
 _MOST_SHAKING: Final = 256
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
+_STRANGERS, _WORD = "", "word"  # who has shown nothing; who has named the door's word
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
-
 
 Event = Arrived | PeerLost | Overstepped | GateClosed
 
@@ -75,7 +76,7 @@ class Listener:
         self._leaving: list[Connection] = []
         self._ready: deque[Connection] = deque()
         self._news: deque[PeerLost | GateClosed] = deque()
-        self._held = 0
+        self._held: Counter[str] = Counter()  # by key
         self._clock = 0.0  # of time in which we looked
         self._swept_at = time.monotonic()
         self.num_refused = 0  # who overstepped, was too slow or did not know the key
@@ -153,17 +154,26 @@ class Listener:
                 self._unfinished[connection] = None
                 connection.begins(self._clock)
             self._count(connection)
-            if self._held > _MOST_HELD:
-                self._end(next(iter(self._unfinished)), refused=True)
+            if (gives_way := self._beyond(connection)) is not None:
+                self._end(gives_way, refused=True)
         if not connection.is_watched and connection in self._connections:
             self._watch_for(connection)
 
     def _count(self, connection: Connection) -> None:
-        """Count what strangers have sent of unfinished messages: it is bounded for all of them together."""
-        if not connection.inlet.is_believed:
-            held = connection.inlet.num_held if connection in self._unfinished else 0
-            self._held += held - connection.counted
-            connection.counted = held
+        """Count what has come of unfinished messages: it is bounded for all strangers together, and for each key."""
+        held = connection.inlet.num_held if connection in self._unfinished else 0
+        bucket = _bucket(connection)
+        self._held[bucket] += held - connection.counted
+        connection.counted = held
+        if not self._held[bucket]:
+            del self._held[bucket]
+
+    def _beyond(self, connection: Connection) -> Connection | None:
+        """Whose unfinished message is dropped, if too much has come of messages like this one's."""
+        bucket = _bucket(connection)
+        most = _MOST_HELD if bucket == _STRANGERS else max(_MOST_HELD, 2 * self._limit_bytes)
+        alike = (each for each in self._unfinished if _bucket(each) == bucket)
+        return next(alike) if self._held[bucket] > most else None
 
     def _shake(self, connection: Connection) -> None:
         """The handshake goes on: at once, whoever takes messages when."""
@@ -361,7 +371,7 @@ class Listener:
         """Put a message behind those that wait; all leave at the end of this turn. False: the peer is not there, or it
         does not read and enough waits for it."""
         connection = self._peers.get(peer)
-        if connection is None or connection.is_full:
+        if connection is None or connection.is_full or self._peers.num_queued(connection) > _MOST_UNREAD:
             return False
         if not connection.out:
             self._watch.call_soon(self._flush, connection)
@@ -383,3 +393,8 @@ class Listener:
                 self._watch.add_writer(connection.fd, self._flush, connection)
             else:
                 self._watch.remove_writer(connection.fd)
+
+
+def _bucket(connection: Connection) -> str:
+    """With which others a connection shares its bound of unfinished messages."""
+    return connection.inlet.key or (_WORD if connection.inlet.is_believed else _STRANGERS)

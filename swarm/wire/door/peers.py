@@ -57,6 +57,11 @@ class Peers:
         """Who has shown a key, with it."""
         return [(name, each.inlet.key) for name, each in self._named.items() if each.inlet.key]
 
+    def num_queued(self, connection: Connection) -> int:
+        """Bytes that wait for all connections with the same key; for this one, where none is asked for."""
+        same = self._of_key.get(connection.inlet.key) or (connection,)
+        return sum(each.num_queued for each in same)
+
     def enter(self, connection: Connection) -> GiveWay | None:
         """Let it have its name; None if that is somebody else's. Who comes back under its name takes the place of its
         former connection."""

@@ -62,6 +62,8 @@ class Session:
         number = bytes(inside[8:_SEALED_AT])
         if (count := int.from_bytes(number, "big")) <= self._heard:
             raise WireError("a message came again, or too late")
+        if count > self._heard + 1:  # both ends number without gaps, so somebody on the way took one out
+            raise WireError("a message before this one is missing")
         at = ffi.from_buffer(inside)
         size = len(inside) - _SEALED_AT
         if lib.crypto_box_open_easy_afternm(at + _PLAIN_AT, at + _SEALED_AT, size, self._theirs + number, self._shared):

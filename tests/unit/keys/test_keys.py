@@ -172,3 +172,24 @@ def test_an_admins_key_is_kept_as_one_and_old_files_still_load(tmp_path: Path) -
     root, _ = make("root", Limits(), AT, admin=True)
     ring = change(path, lambda ring: ring.add(root))
     assert {key.name: key.admin for key in read(path).keys} == {"plain": False, "root": True}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shown", ["an unknown id", "a wrong secret", "the key"])
+def test_how_long_a_look_takes_tells_nothing(monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+    """Whatever is wrong with a key, one secret is hashed and one hash compared, in constant time, to its end."""
+    key, secret = make("somebody", Limits(), "2026-01-01")
+    texts = {
+        "the key": secret,
+        "a wrong secret": secret[:-43] + ("A" * 43),
+        "an unknown id": f"sk-swarm-{'0' * 12}-{secret[-43:]}",
+    }
+    compared: list[tuple[int, int]] = []
+
+    def compares(one: str, other: str) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr("swarm.keys.keys.hmac.compare_digest", compares)
+    found = Ring([key]).find(texts[shown])
+    assert (found is key) is (shown == "the key")
+    assert compared == [(64, 64)]

@@ -115,7 +115,7 @@ def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they come, after their ends, from the journal; also what nobody knows."""
     told: Counter[str] = Counter()
-    real = Onlooker._answered
+    real = Onlooker._take_answer
 
     def watched(self: Onlooker, key: int, answer: Reply) -> None:
         real(self, key, answer)
@@ -123,7 +123,7 @@ def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPa
         told["in part"] += isinstance(answer, Snapshot) and bool(answer.ids) and answer.finished is None
         told["whole"] += isinstance(answer, Snapshot) and answer.finished is not None
 
-    monkeypatch.setattr(Onlooker, "_answered", watched)
+    monkeypatch.setattr(Onlooker, "_take_answer", watched)
     played = play_only(monkeypatch, "LOOKED_UP", 12)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert all(told[kind] > 10 for kind in ("Snapshot", "Recalled", "Report", "in part", "whole")), told

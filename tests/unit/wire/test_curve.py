@@ -17,7 +17,7 @@ from nacl.bindings import (
 )
 
 from swarm.errors import WireError
-from swarm.wire.door.curve import Curve
+from swarm.wire.door.curve import Curve, is_proven_refusal
 from swarm.wire.door.keys import KeyPair, Lock, new_pair, public_of
 from swarm.wire.door.mechanisms import PULL, ROUTER, Null, named, told
 from swarm.wire.door.sealing import Session
@@ -84,6 +84,12 @@ def through(knocker: Knocker) -> Curve:
     return curve
 
 
+def through_as(knocker: Knocker) -> bytes:
+    """What another conversation's ends have in common."""
+    through(knocker)
+    return knocker.precomputed
+
+
 def test_who_shows_its_key_is_heard() -> None:
     """And the door knows whose it is."""
     knocker = Knocker()
@@ -101,7 +107,10 @@ def test_another_key_is_told_so_or_not() -> None:
     for says_no, expected in ((True, named(b"ERROR", b"\x03400")), (False, b"")):
         curve, knocker = mechanism(opens=False, says_no=says_no), Knocker()
         reply = curve.take(knocker.initiate(curve.take(knocker.hello()).command))
-        assert (reply.command, bool(reply.refused)) == (expected, True)
+        said, proof = reply.command[: len(expected)], reply.command[len(expected) :]
+        assert (said, bool(reply.refused)) == (expected, True)
+        assert is_proven_refusal(b"\x03400" + proof, knocker.precomputed) is says_no
+        assert not is_proven_refusal(b"\x03400" + proof, through_as(Knocker()))
         assert curve.told is None
 
 
@@ -126,10 +135,21 @@ def test_what_was_heard_before_is_not_heard_again() -> None:
     knocker = Knocker()
     curve = through(knocker)
     first, second = knocker.message(b"1"), knocker.message(b"2")
-    assert bytes(session(curve).opened(second)[0]) == b"2"
+    for number, message in enumerate((bytes(first), bytes(second)), 1):
+        assert bytes(session(curve).opened(message)[0]) == b"%d" % number
     for old in (first, second):
         with pytest.raises(WireError, match="again"):
             session(curve).opened(old)
+
+
+def test_what_was_taken_out_on_the_way_is_missed() -> None:
+    """Nothing that comes behind it is heard."""
+    knocker = Knocker()
+    curve = through(knocker)
+    knocker.message(b"taken out")
+    for _ in range(2):
+        with pytest.raises(WireError, match="missing"):
+            session(curve).opened(knocker.message(b"later"))
 
 
 def test_a_cookie_of_another_time_opens_nothing() -> None:

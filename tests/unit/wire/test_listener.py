@@ -66,6 +66,10 @@ class Door:
             events += self.taken()
         return events
 
+    def close(self) -> None:
+        for each in (*self.peers, self.listener, self.poll):
+            each.close()
+
 
 def message(*frames: bytes) -> bytes:
     return b"".join(framed(len(f), more=index + 1 < len(frames)) + f for index, f in enumerate(frames))
@@ -75,8 +79,7 @@ def message(*frames: bytes) -> bytes:
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     made = Door(monkeypatch)
     yield made
-    for each in (*made.peers, made.listener, made.poll):
-        each.close()
+    made.close()
 
 
 def test_peers_take_turns(door: Door) -> None:
@@ -223,3 +226,48 @@ def test_one_key_has_no_more_connections_than_it_may(monkeypatch: pytest.MonkeyP
     assert set(door.listener._peers._of_key) == {"a"}
     for each in (*door.peers, door.listener, door.poll):
         each.close()
+
+
+def test_what_one_key_leaves_unfinished_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all its connections together, and nobody else's goes for it. It may hold two of the largest messages."""
+    monkeypatch.setattr(listener, "_MOST_HELD", 1 << 16)
+    door = Door(monkeypatch, lambda: Keyed(ROUTER))
+    for name in ("b1", *(f"a{number}" for number in range(5))):
+        door.knock(name).sendall(message(b"x") + framed(1 << 20, more=False) + bytes(500_000))
+        door.taken()
+    assert sum(connection.inlet.num_held for connection in door.listener._connections) < 6 << 20
+    assert sorted(name for name, _ in door.listener.known()) == [b"a1", b"a2", b"a3", b"a4", b"b1"]
+    door.peers[0].sendall(bytes((1 << 20) - 500_000))
+    news = [event for _ in range(9) for event in door.taken()]
+    assert [event.peer for event in news if isinstance(event, Arrived)] == [b"b1"]
+    door.close()
+
+
+class Kept(Poll):
+    """Writes at the end of the turn, as a loop does."""
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        callback(*args)
+
+    def add_writer(self, fd: int, callback: Callable[..., Any], *args: Any) -> None:
+        """Nobody reads: it can't be written."""
+
+    def remove_writer(self, fd: int) -> None:
+        """See ``add_writer``."""
+
+
+def test_what_one_key_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all its connections together; who has another key is told all the same."""
+    monkeypatch.setattr(listener, "_MOST_UNREAD", 20 << 20)
+    monkeypatch.setattr(f"{__name__}.Poll", Kept)
+    door = Door(monkeypatch, lambda: Keyed(ROUTER))
+    for name in ("b1", *(f"a{number}" for number in range(6))):
+        door.knock(name, b"x")
+    door.taken()
+    answer = bytes(8 << 20)
+    sent = [door.listener.send(b"a%d" % (number % 6), [answer]) for number in range(60)]
+    unread = sum(connection.num_queued for connection in door.listener._connections)
+    assert 20 << 20 < unread <= (20 << 20) + len(answer) + 64
+    assert not any(sent[-40:])
+    assert door.listener.send(b"b1", [b"answer"])
+    door.close()

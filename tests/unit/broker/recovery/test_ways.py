@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -213,12 +214,83 @@ def test_the_broker_goes_by_its_own_relay(relaying: Bench) -> None:
     assert len([a for a in relaying.log if isinstance(a, TryDoor)]) == 1
 
 
-def test_what_is_relayed_stays_so(relaying: Bench) -> None:
+def test_what_is_relayed_stays_so_until_a_try_that_nobody_waits_for() -> None:
     """Whoever waits for an answer after a death shall not wait for another try of a door that was shut."""
+    ways, target = Ways(relay=RELAY), worker("w1", T1)
+    ways.shut("a", target, "no", 0.0)
+    assert ways.to("a", "w1.1", 2 * AGAIN_MOST_S) is Way.RELAYED
+    assert ways.is_due("a", "w1.1", AGAIN_S)
+    ways.try_directly("a", "w1.1")
+    assert ways.to("a", "w1.1", AGAIN_S) is Way.OPEN
+    ways.end_trials(are_open=False)
+    assert ways.to("a", "w1.1", AGAIN_S) is Way.RELAYED
+    assert not ways.is_due("a", "w1.1", AGAIN_S + 1)
+
+
+def is_relayed(bench: Bench) -> list[bool]:
+    return [bool(stage.relay) for stage in bench.state.book.current.stages] if bench.state.book.current else []
+
+
+def test_a_way_by_relay_is_tried_directly_while_the_plan_serves(relaying: Bench) -> None:
+    """A firewall was opened: the same plan once more, with that way direct. The one in force runs on meanwhile."""
     cant(relaying, "w0", "w1")
-    relaying.tick(2 * AGAIN_MOST_S)
-    relaying.join("w0", ticket=T0, key="c" * 64)
-    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.RELAYED
+    assert is_relayed(relaying) == [False, True]
+    relaying.mute = {"w0"}
+    relaying.tick(AGAIN_S)
+    assert asked(relaying)["w0.1"].edge.endpoint == relaying.workers["w1"].hello().endpoint
+    assert (relaying.state.book.phase, is_relayed(relaying)) == (PlanPhase.PREPARING, [False, True])
+    relaying.mute = set()
+    relaying.tell("w0", relaying.workers["w0"].prepared(relaying.state.book.epoch))
+    relaying.tick()
+    assert (relaying.state.book.phase, is_relayed(relaying)) == (PlanPhase.SERVING, [False, False])
+    assert order_of(relaying) == ["w0", "w1"]
+    assert relaying.state.ways.found == {}
+
+
+def test_where_it_is_still_shut_the_relay_goes_on(relaying: Bench) -> None:
+    """Nothing of the plan in force changes, and the next try is later each time."""
+    cant(relaying, "w0", "w1")
+    began, tries = relaying.epoch, []
+    relaying.mute = {"w0"}
+    while len(tries) < 3:
+        relaying.tick(1.0)
+        if relaying.state.book.phase is PlanPhase.PREPARING:
+            tries.append(relaying.now)
+            epoch = relaying.state.book.epoch
+            relaying.tell("w0", Refused(epoch=epoch, incarnation="w0.1", reason="no", cant_reach="w1.1"))
+            assert (relaying.state.book.phase, is_relayed(relaying)) == (PlanPhase.SERVING, [False, True])
+            assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.RELAYED
+    first, second = (later - sooner for sooner, later in itertools.pairwise(tries))
+    assert second > first >= AGAIN_S
+    assert relaying.state.book.current is not None
+    assert relaying.state.book.current.epoch == began
+
+
+def test_a_try_that_comes_to_nothing_leaves_the_way_by_relay(relaying: Bench) -> None:
+    """The worker behind the door dies meanwhile."""
+    cant(relaying, "w0", "w1")
+    relaying.mute = {"w0"}
+    relaying.tick(AGAIN_S)
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.OPEN
+    relaying.lose("w1")
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is not Way.OPEN
+
+
+def test_the_broker_tries_its_own_way_before_a_plan_counts_on_it(relaying: Bench) -> None:
+    relaying.mute = set()
+    relaying.feed(DoorTried(relaying.state.book.epoch, "nothing answers"))
+    relaying.tick()
+    assert is_relayed(relaying) == [True, False]
+    endpoint = relaying.workers["w0"].hello().endpoint
+    actions = relaying.tick(2 * AGAIN_S)
+    assert [a for a in actions if isinstance(a, TryDoor)] == [TryDoor(relaying.epoch, endpoint)]
+    assert relaying.state.book.phase is PlanPhase.SERVING
+    relaying.feed(DoorTried(relaying.epoch, "nothing answers"))
+    assert (relaying.state.book.phase, is_relayed(relaying)) == (PlanPhase.SERVING, [True, False])
+    relaying.tick(AGAIN_MOST_S)
+    relaying.feed(DoorTried(relaying.epoch, ""))
+    relaying.tick()
+    assert (relaying.state.book.phase, is_relayed(relaying)) == (PlanPhase.SERVING, [False, False])
 
 
 def test_where_the_relay_is_shut_too_there_is_no_way(relaying: Bench) -> None:

@@ -63,6 +63,18 @@ def test_broken_files_are_named() -> None:
         model("{% if %}")
 
 
+def test_a_tokenizer_that_panics_when_it_is_used_is_refused_when_it_is_loaded() -> None:
+    """What surrounds a text names a token that is described nowhere. The library panics, which is no Exception."""
+    files = tokenizer_files()
+    settings = json.loads(files["tokenizer.json"])
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [{"SpecialToken": {"id": "nowhere", "type_id": 0}}, text]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": [text], "special_tokens": {}}
+    settings["post_processor"] = processor
+    with pytest.raises(ModelError, match=r"tokenizer\.json can't be"):
+        TextModel.load(files | {"tokenizer.json": json.dumps(settings).encode()})
+
+
 def test_a_template_file_goes_before_the_configuration() -> None:
     """And of several named templates in the configuration, the default one counts."""
     assert model("{{ messages[0].content }}!").render_chat([USER]) == "hi!"

@@ -1,0 +1,67 @@
+"""Ways that were found shut: noted, and those that the relay goes around tried directly again.
+
+A firewall may be open by now, and the relay is a detour for every step. Nobody waits for a try. It is made while a plan
+serves and nothing is rebuilt. A worker tries another one's door when it prepares a plan, and the plan in force runs on
+meanwhile: so the plan in force is prepared once more, with that way direct. If the door can't be reached, the plan to
+come is abandoned, and the next try is later (``state.workers``). The broker tries the first stage's own door before it
+makes such a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broker.actions import Outbox, TryDoor
+from swarm.broker.drafts.proposals import draft_again
+from swarm.broker.state import Plan, PlanPhase, State
+from swarm.broker.state.workers import BROKER, Way
+
+
+@dataclass(slots=True)
+class Detours:
+    """See the module's text."""
+
+    state: State
+    out: Outbox
+
+    def found_shut(self, source: str, target: str, reason: str, now: float) -> None:
+        """Note that nobody gets from this worker (or the broker) to that one's door."""
+        workers, ways = self.state.workers, self.state.ways
+        ways.keep([incarnation for incarnation, worker in workers.items() if not worker.is_gone])
+        found = ways.shut(source, workers.get(target), reason, now)
+        fields = {"source": self._name_of(source), "target": self._name_of(target), "reason": reason}
+        if found is Way.RELAYED:
+            self.out.note("way_relayed", "warning", **fields)
+            self.state.count("ways_relayed")
+        else:
+            self.out.note("way_shut", "error", **fields)
+            self.state.count("ways_shut")
+
+    def due(self, now: float) -> Plan | None:
+        """Return the plan to prepare for a try that is due; None if there is none, or the broker tries first."""
+        plan = self.state.book.current
+        if plan is None or not self.state.rebuilding.is_idle:
+            return None
+        senders = (BROKER, *(stage.incarnation for stage in plan.stages))
+        for sender, stage in zip(senders, plan.stages, strict=False):
+            if not stage.relay or not self.state.ways.is_due(sender, stage.incarnation, now):
+                continue
+            if sender != BROKER:
+                return self._direct(plan, sender, stage.incarnation)
+            self.out.append(TryDoor(plan.epoch, self.state.workers[stage.incarnation].hello.endpoint))
+        return None
+
+    def tried(self, plan: Plan, problem: str) -> Plan | None:
+        """The broker has tried the first stage's own door. Return the plan to prepare, if that was reached."""
+        book, first = self.state.book, plan.stages[0].incarnation
+        if problem or plan is not book.current or book.phase is not PlanPhase.SERVING:
+            return None
+        return self._direct(plan, BROKER, first)
+
+    def _direct(self, plan: Plan, source: str, target: str) -> Plan:
+        self.state.ways.try_directly(source, target)
+        self.out.note("way_tried_directly", source=self._name_of(source), target=self._name_of(target))
+        return draft_again(self.state, plan, self.state.book.epoch + 1)
+
+    def _name_of(self, end: str) -> str:
+        return "the broker" if end == BROKER else self.state.workers[end].name
