@@ -8,8 +8,7 @@ import asyncio
 import pytest
 
 from swarm import RequestFailed
-from tests.faults.bench import Bench
-from tests.faults.test_poison import POISON
+from tests.faults.bench import CASES, Bench
 
 BROKEN = "step.computes=raise@30+"
 
@@ -69,11 +68,14 @@ async def test_out_of_memory_once_is_nobodys_affair(bench: Bench) -> None:
 async def test_a_request_that_makes_steps_fail_ends_and_no_other_one(bench: Bench) -> None:
     """Every worker raises when it computes that token: the request ends with a reason that names the workers, others
     are answered as ever, and all workers are members again."""
+    used = {token for case in CASES for token in case.prompt}
+    used |= {token for answer in bench.expected.values() for tokens, _, _ in answer for token in tokens}
+    poison = max(set(range(3, 500)) - used)
     for name in ("w0", "w1", "w2"):
-        bench.swarm.start_again(name, f"step.computes[token={POISON}]=raise@1+")
+        bench.swarm.start_again(name, f"step.computes[token={poison}]=raise@1+")
     await bench.serving()
     async with bench.under_load():
         with pytest.raises(RequestFailed, match=r"quarantined: its steps failed \d times \(on w\d, w\d"):
-            await asyncio.wait_for(bench.client.generate([5, POISON, 6], max_tokens=20, ignore_eos=True), 60.0)
+            await asyncio.wait_for(bench.client.generate([5, poison, 6], max_tokens=20, ignore_eos=True), 60.0)
     await bench.members("w0", "w1", "w2")
     await bench.right()
