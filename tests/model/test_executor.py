@@ -20,6 +20,7 @@ from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
+from swarm.stage.model import program
 from swarm.stage.native import siblings
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, random_tokens, ready
@@ -155,8 +156,11 @@ def test_progress(llama: Path) -> None:
     assert len(seen) > 20
 
 
-def test_fence_between_layers(llama: Path) -> None:
+@pytest.mark.parametrize("by", ["program", "modules"])
+def test_fence_between_layers(llama: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raised fence stops a step at the next layer; the positions can be computed again, with the same bits."""
+    monkeypatch.setattr(program, "CALL_S", 0.0)  # a layer a call: these take microseconds
+    monkeypatch.setattr(program, "_refusals", ["to try"] if by == "modules" else [])
     executor, reference = ready(llama, LayerRange(0, 4)), ready(llama, LayerRange(0, 4))
     for each in (executor, reference):
         each.open(1, 64)

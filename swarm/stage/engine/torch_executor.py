@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
@@ -21,15 +20,15 @@ from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import Tally
-from swarm.stage.engine import rounding
 from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, free_memory, memory_of
 from swarm.stage.engine.draws import Draws, draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
-from swarm.stage.engine.kernels import bits, describe
+from swarm.stage.engine.kernels import bits, describe, how_called
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
+from swarm.stage.engine.warming import warm
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, Stopped
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, dtype_of
 from swarm.stage.model.checkpoint import Checkpoint, resolve
@@ -37,9 +36,8 @@ from swarm.stage.model.loading import Loader, Modules, say_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
+from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, ranges_of
 
-_WARM_UP_ROWS = (1, 32, 128)
 _MAX_KV_BYTES = 64 << 30
 
 log = get_logger(__name__)
@@ -182,7 +180,7 @@ class TorchExecutor:
             load_s=loaded - began,
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
-            kernels=kernels,
+            kernels=kernels + how_called(stage),
             bits=bits(self._skeleton, left_to_torch, kernels),
         )
 
@@ -368,14 +366,7 @@ class TorchExecutor:
 
     def _warm(self, stage: Stage) -> float:
         began = time.perf_counter()
-        arena = KvArena(self._device)  # of its own: the compute thread may be at work with the other one
-        arena.open(0, max(_WARM_UP_ROWS))
-        for count in _WARM_UP_ROWS:
-            hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
-            batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
-            with rounding.watching() as found:
-                run(stage, arena, batch, head_rows=[0])
-            self._left_to_torch |= found
+        self._left_to_torch |= warm(stage, self._manifest)
         return time.perf_counter() - began
 
     def stats(self) -> dict[str, float]:

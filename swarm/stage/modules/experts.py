@@ -100,10 +100,10 @@ class NativeMixture(Own):
     ) -> None:
         super().__init__()
         self.router, self.experts, self._pair = router, experts, pair
-        self._how = experts.how(router, choices, normed, rounded)
+        self.how = experts.how(router, choices, normed, rounded)
 
     def forward(self, hidden_states: torch.Tensor) -> Any:
-        mixed = self.experts.mixed(self._how, hidden_states)
+        mixed = self.experts.mixed(self.how, hidden_states)
         return (mixed, None) if self._pair else mixed
 
 
