@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -148,6 +147,7 @@ class Program:
             hidden = self._first(this, ids)
             cosines, sines = (table[0].contiguous() for table in self._rotary(hidden.unsqueeze(0), positions))
             buffers = [hidden, *(hidden.new_empty(len(hidden), width) for width in self._shape.widths[1:])]
+            _check(this, len(hidden), len(cosines))
             racks = self._racks(this)
             step = _Step(
                 (_pointer * NUM_BUFFERS)(*(buffer.data_ptr() for buffer in buffers)),
@@ -161,8 +161,6 @@ class Program:
                 len(racks),
                 cores.threads(),
             )
-            if len(cosines) != len(hidden):
-                raise ValueError(f"positions of {len(cosines)} rows for {len(hidden)}")
             self._run_layers(this, step)
             if this.keep_rows is not None:
                 hidden = hidden[this.keep_rows]
@@ -226,3 +224,16 @@ class Program:
         step.buffers[WIDE], step.buffers[MIXED], step.num_rows = logits.data_ptr(), None, len(hidden)
         native.checked(self._run(self._head, len(self._head), ctypes.byref(step)))
         return logits
+
+
+def _check(this: Pass, num_rows: int, num_positions: int) -> None:
+    """Raise ValueError if the step would read or write beyond its rows, or a sequence's place."""
+    if num_positions != num_rows:
+        raise ValueError(f"positions of {num_positions} rows for {num_rows}")
+    for span in this.spans:
+        rack, _ = this.arena.place(span.sequence)
+        if span.offset + span.count > num_rows or span.start + span.count > rack.positions:
+            raise ValueError(
+                f"sequence {span.sequence}: rows {span.offset} to {span.offset + span.count} at {span.start} "
+                f"don't fit into {num_rows} rows and {rack.positions} positions"
+            )

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer, Gemma2ForCausalLM, Gemma2Model
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 from transformers.models.mistral.modeling_mistral import MistralModel
+from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralForCausalLM, MixtralModel
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer, Phi3Model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
@@ -25,8 +27,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 from swarm.stage import native
 from swarm.stage.attention import calls
 from swarm.stage.model import program
-from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIXED, MULTIPLY, NORM, NORMED, TURN, WIDE, Op
+from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIX, MIXED, MULTIPLY, NORM, NORMED, TURN, WIDE, Op
 from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules.experts import NativeMixture
 from swarm.stage.modules.heads import PlainAttention
 from swarm.stage.modules.mlps import NativeMlp
 from swarm.stage.modules.norms import NativeRmsNorm
@@ -50,15 +53,26 @@ class _Order:
 
 
 _LAYERS: dict[type[nn.Module], _Order] = {
-    LlamaDecoderLayer: _Order("input_layernorm", "", "post_attention_layernorm", ""),
-    Phi3DecoderLayer: _Order("input_layernorm", "", "post_attention_layernorm", ""),
+    **dict.fromkeys(
+        (LlamaDecoderLayer, Phi3DecoderLayer, MixtralDecoderLayer, GptOssDecoderLayer),
+        _Order("input_layernorm", "", "post_attention_layernorm", ""),
+    ),
     Olmo2DecoderLayer: _Order("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
     Gemma2DecoderLayer: _Order(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
 }
-_MODELS: tuple[type[nn.Module], ...] = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model, Phi3Model, Gemma2Model)
-_HEADED: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM)
+_MODELS: tuple[type[nn.Module], ...] = (
+    LlamaModel,
+    MistralModel,
+    Qwen2Model,
+    Qwen3Model,
+    Phi3Model,
+    Gemma2Model,
+    MixtralModel,
+    GptOssModel,
+)
+_HEADED: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM, MixtralForCausalLM)
 
 
 _Part = Callable[[int], Iterator[Op]]  # what reads rows from a buffer and leaves what it makes of them in NORMED
@@ -171,12 +185,28 @@ class _Writer:
         return calls.How(how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr())
 
     def mlp(self, part: Any) -> _Part:
+        if isinstance(part, NativeMixture):
+            return self.mixture(part)
         if not isinstance(part, NativeMlp):
             raise Unknown(f"{type(part).__name__} is not known")
 
         def write(source: int) -> Iterator[Op]:
             yield self.product(part.first, source, WIDE)
             yield self.product(part.down, WIDE, NORMED)
+
+        return write
+
+    def mixture(self, part: NativeMixture) -> _Part:
+        size = part.experts.hidden
+        if part.router.dtype is not self.dtype or part.experts.dtype is not self.dtype:
+            raise Unknown(f"experts are of {part.experts.dtype}")
+
+        def write(source: int) -> Iterator[Op]:
+            self.takes(source, size)
+            self.takes(source, part.router.in_features)
+            self.gives(NORMED, size)
+            self.kept.append(part)
+            yield self.op(MIX, source, NORMED, part.how)
 
         return write
 
