@@ -1,4 +1,4 @@
-"""A stage's step as one call has the bits of the modules that it stands for, whatever is computed, however it is cut."""
+"""A step as one call has the bits of the modules that it stands for, whatever is computed and however it is cut."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from swarm.config import Settings
+from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine import selfcheck
@@ -19,6 +21,8 @@ from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
 from swarm.stage.model import program
 from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.shell import equipment
+from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import nothing
 from tests.model.models import ARCHITECTURES, named_config
@@ -187,6 +191,23 @@ def test_without_programs_the_bits_that_are_named_are_the_same(llama: Path) -> N
         other = executor.prepare(LayerRange(0, 4), (), 8, nothing)
     assert other.kernels == f"{one.kernels} (module by module: worker.program is off)"
     assert one.bits == other.bits
+
+
+def test_the_setting_turns_programs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is measured or loaded."""
+    monkeypatch.setattr(program, "_refusals", [])
+    seen: list[str] = []
+
+    def executor(*_: object, **__: object) -> None:
+        seen.append(program.absence())
+        raise ModelError("enough")
+
+    monkeypatch.setattr(equipment, "TorchExecutor", executor)
+    for value in ("auto", "off"):
+        settings = Settings.model_validate({"worker": {"program": value}})
+        with pytest.raises(ModelError, match="enough"):
+            equipment.equip(settings, new_pair())
+    assert seen == ["", "worker.program is off"]
 
 
 def test_steps_cover_what_they_should() -> None:

@@ -7,5 +7,6 @@ not copied.
 
 ``checkpoint`` is the folder, ``identity`` by what its files are known: neither needs torch. ``build`` makes modules,
 ``conversion`` reads their tensors, ``loading`` says what is still to be read. ``rope`` and ``byrule`` compute the
-tables of rotary positions alike on every processor.
+tables of rotary positions alike on every processor. ``recipes`` writes a stage whose parts are all known as a
+``program``, which runs a step in one call.
 """
