@@ -174,9 +174,9 @@ def test_other_bits_and_the_modules_compute(llama: Path, monkeypatch: pytest.Mon
     """A program that computes something else than its modules is found when it is loaded, and is not used: the worker
     says why."""
     monkeypatch.setattr(program, "_refusals", [])
+    executor = TorchExecutor(str(llama), dtype="float32", memory_limit=1 << 30)
     first = program.Program._first
     monkeypatch.setattr(program.Program, "_first", lambda *how: first(*how) * (1 + 2**-10))
-    executor = TorchExecutor(str(llama), dtype="float32", memory_limit=1 << 30)
     kernels = executor.prepare(LayerRange(2, 4), (), 8, nothing).kernels
     assert kernels.endswith("(module by module: a step as one call has other bits than its modules)")
     assert not program.runs()

@@ -21,19 +21,24 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
+from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
+from swarm.stage.engine import rounding
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.executor import Batch
+from swarm.stage.model import program
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
 from swarm.stage.native import siblings
-from swarm.wire.messages import LayerRange, Row
+from swarm.wire.messages import LayerRange, Manifest, Row
 
 # Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.
 TOLERANCE = 1e-4
 # bfloat16 and two orders of summation, in the median of the positions: where experts are chosen otherwise for it, some
 # positions differ by much. Right ones come to 0.03, a wrong rotation to 0.5 and more.
 KERNEL_TOLERANCE = 0.15
+# First steps of layers that were loaded: first position, number of rows, and whether the modules compute it, too.
+_FIRST_STEPS = ((0, 32, True), (32, 1, True), (0, 128, False))
 _VOCABULARY = 96
 _LENGTHS = (300, 21)  # more than a tiny window, and more than two cells of the attention's grid
 _CHUNK = 187  # of a prompt in a step; ends in the midst of a cell
@@ -54,6 +59,8 @@ _SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+log = get_logger(__name__)
 
 
 class StateSource:
@@ -275,3 +282,31 @@ def _through(
     if result is None:
         raise RuntimeError("the last stage gave no logits")
     return result
+
+
+def warm(stage: Stage, manifest: Manifest) -> set[str]:
+    """Run a few steps through layers that were just loaded, at the sizes that will come; return which of torch's
+    operations took part whose bits are the processor's (``rounding``).
+
+    A program must have the bits of the modules that it stands for. If it has others, this process computes module by
+    module from then on, and ``swarmctl nodes`` says so.
+    """
+    arena = KvArena(stage.device)  # of its own: the compute thread may be at work with the other one
+    arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
+    chance, left_to_torch = np.random.default_rng(7), set[str]()
+    for start, count, compared in _FIRST_STEPS:
+        hidden = None if stage.embeds else chance.standard_normal((count, manifest.hidden_size), np.float32)
+        tokens = chance.integers(0, manifest.vocab_size, count)
+        batch = Batch((Row(0, start, count, stage.heads),), tokens, hidden, ())
+        with rounding.watching() as found:
+            result = run(stage, arena, batch, head_rows=[count - 1])
+            if compared and stage.program is not None and program.runs():
+                _compare(result, run(stage, arena, batch, head_rows=[count - 1], by_modules=True))
+        left_to_torch |= found
+    return left_to_torch
+
+
+def _compare(result: torch.Tensor | None, by_modules: torch.Tensor | None) -> None:
+    if result is None or by_modules is None or not torch.equal(result, by_modules):
+        program.do_without("a step as one call has other bits than its modules")
+        log.warning("program_unused", why=program.absence())

@@ -27,8 +27,7 @@ from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
 from swarm.stage.engine.kernels import bits, describe, how_called
 from swarm.stage.engine.measure import layer_costs
-from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
-from swarm.stage.engine.warming import warm
+from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits, warm
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, Stopped
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, dtype_of
 from swarm.stage.model.checkpoint import Checkpoint, resolve
