@@ -9,6 +9,7 @@ rounds of neighbouring turns. Weights are random: what is computed costs the sam
     --what pipeline   stages: one that holds everything, against two and three
     --what kv         the KV cache on and off
     --what bits       bits that are the same on every processor, against the quickest
+    --what program    a step as one call, against module by module
     --what batching   ten requests of 50 tokens: one after the other, at the same time, as one batch
     --what prefix     time to the first token of a prompt whose beginning is known, and of one whose is not
     --what time       where the time of one token goes, with one sequence
@@ -294,6 +295,11 @@ async def bits(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     return await compared(bench, swarms, PIPELINE_CASES), {}
 
 
+async def program(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    swarms = {"modules": bench.swarm(settings={"SWARM_WORKER__PROGRAM": "off"}), "program": bench.swarm()}
+    return await compared(bench, swarms, PIPELINE_CASES), {}
+
+
 async def batching(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     count, new = BATCH[0], bench.new if bench.quick else BATCH[1]
     case = Case("", "decode", count)
@@ -393,6 +399,7 @@ MODES = {
     "pipeline": pipeline,
     "kv": kv,
     "bits": bits,
+    "program": program,
     "batching": batching,
     "prefix": prefix,
     "time": time,

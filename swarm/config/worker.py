@@ -54,6 +54,11 @@ class WorkerSettings(Section):
         "between unlike machines without a trace in the answers; all workers of a swarm should say so then. auto: "
         "fast. swarmctl plan names the bits of each stage and warns where they differ.",
     )
+    program: Literal["auto", "off"] = Field(
+        default="auto",
+        description="How a step of a model whose parts are all known computes. auto: as one call of Swarm's own "
+        "kernels. off: module by module, for comparisons; the bits are the same. swarmctl nodes says why it is off.",
+    )
     host: AddressOrAuto = Field(
         default="auto",
         description="Address for data from other workers. auto: that of this machine which reaches the broker. "

@@ -146,7 +146,8 @@ class Executor(Protocol):
         """Cut a sequence to ``limit`` positions and give back the room reserved beyond them."""
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        """Run the rows through the layers. Asks ``fenced`` between layers and calls ``progressed`` after each."""
+        """Run the rows through the layers. Asks ``fenced`` and calls ``progressed`` between layers; where layers take
+        milliseconds, between some of them: ``progressed`` for each."""
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]

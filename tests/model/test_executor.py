@@ -17,9 +17,10 @@ from swarm.broker.planner.problem import Model
 from swarm.errors import DeviceError, IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import exercise, forward, measure, torch_executor
+from swarm.stage.engine import exercise, forward, measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
+from swarm.stage.model import program
 from swarm.stage.native import siblings
 from swarm.stage.shell.pieces import forward_in_pieces
 from swarm.wire.messages import LayerRange, Row
@@ -142,10 +143,11 @@ def test_each_new_layer_is_warmed_up_once(llama: Path, monkeypatch: pytest.Monke
     warmed: list[tuple[LayerRange, int]] = []
 
     def recorded(stage: Any, arena: Any, batch: Batch, **rest: Any) -> Any:
-        warmed.append((stage.layers, len(batch.tokens)))
+        if not rest.get("by_modules"):  # the same step once more, for comparison
+            warmed.append((stage.layers, len(batch.tokens)))
         return forward.run(stage, arena, batch, **rest)
 
-    monkeypatch.setattr(torch_executor, "run", recorded)
+    monkeypatch.setattr(exercise, "run", recorded)
 
     def new() -> set[tuple[LayerRange, int]]:
         assert len(warmed) == len(set(warmed))
@@ -247,8 +249,11 @@ def test_progress(llama: Path) -> None:
     assert len(seen) > 20
 
 
-def test_fence_between_layers(llama: Path) -> None:
+@pytest.mark.parametrize("by", ["program", "modules"])
+def test_fence_between_layers(llama: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raised fence stops a step at the next layer; the positions can be computed again, with the same bits."""
+    monkeypatch.setattr(program, "CALL_S", 0.0)  # a layer a call: these take microseconds
+    monkeypatch.setattr(program, "_refusals", ["to try"] if by == "modules" else [])
     executor, reference = ready(llama, LayerRange(0, 4)), ready(llama, LayerRange(0, 4))
     for each in (executor, reference):
         each.open(1, 64)

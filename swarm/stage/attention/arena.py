@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -98,6 +99,8 @@ class Rack:
     positions: int
     free: list[int]  # descending, so that the lowest is taken first and sequences lie side by side
     slabs: dict[int, Slab] = field(default_factory=dict)  # by layer
+    # Addresses of the slabs of some layers, for a kernel that works on all of them; empty after any change of a slab.
+    tables: dict[LayerRange, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -202,6 +205,7 @@ class KvArena:
         for layer in held.layers:
             if self._num_places == 1:
                 del held.rack.slabs[layer]
+                held.rack.tables.clear()
             else:
                 held.rack.slabs[layer].clear(held.place)
         held.layers.clear()
@@ -224,6 +228,7 @@ class KvArena:
         for rack in self._racks:
             for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
                 del rack.slabs[layer]
+            rack.tables.clear()
         for held in self._held.values():
             held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
 
@@ -260,6 +265,7 @@ class KvArena:
         """Give one sequence's rack another size, layer after layer, so that little is held twice."""
         kept = min(rack.positions, positions)
         rack.positions = positions
+        rack.tables.clear()
         for layer, old in rack.slabs.items():
             new = self._new_slab(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
             new.region(0).copy(old.region(0), kept)
@@ -287,6 +293,7 @@ class KvArena:
         if layer not in rack.slabs:
             sizes, layouts = (keys.shape[2], values.shape[2]), layouts_of(keys)
             rack.slabs[layer] = self._new_slab(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
+            rack.tables.clear()
         if rack.slabs[layer].layouts is not layouts_of(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
         return rack.slabs[layer]

@@ -22,7 +22,7 @@ class _Span(ctypes.Structure):
     _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
 
 
-class _Cache(ctypes.Structure):
+class Cache(ctypes.Structure):
     _fields_ = [
         ("keys", _pointer),
         ("values", _pointer),
@@ -51,17 +51,15 @@ class Together:
     spans: ctypes.Array[_Span]
 
 
-def cache_of(slab: Slab) -> object:
+def cache_of(slab: Slab) -> Cache:
     keys, values = slab.keys, slab.values
-    return ctypes.byref(
-        _Cache(
-            keys.data_ptr(),
-            values.data_ptr(),
-            *(stride for part in (keys, values) for stride in part.stride()[:2]),
-            *slab.sizes,
-            keys.shape[1],
-            native.KINDS[keys.dtype],
-        )
+    return Cache(
+        keys.data_ptr(),
+        values.data_ptr(),
+        *(stride for part in (keys, values) for stride in part.stride()[:2]),
+        *slab.sizes,
+        keys.shape[1],
+        native.KINDS[keys.dtype],
     )
 
 

@@ -46,18 +46,18 @@ def attend(
         *(stride for part in (query, key, value) for stride in part.stride()[:2]),
         query.shape[1],
     )
-    for together in _racks(this):
+    for together in racks_of(this):
         slab = this.arena.slab(together.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1))
         spans = together.spans
         status = library.swarm_attend(
-            spans, len(spans), cache_of(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads()
+            spans, len(spans), ctypes.byref(cache_of(slab)), ctypes.byref(batch), ctypes.byref(how), cores.threads()
         )
         native.checked(status)
     this.arena.wrote(tuple(span.sequence for span in this.spans), layer)
     return out
 
 
-def _racks(this: Pass) -> tuple[Together, ...]:
+def racks_of(this: Pass) -> tuple[Together, ...]:
     """Sort the pass's rows by rack, once in a pass."""
     if this.racks:
         this.tally.mask_hits += 1

@@ -49,6 +49,7 @@ class Pass:
     racks: tuple[Together, ...] = ()  # the same for our own kernel, once it was asked for
     tally: Tally = field(default_factory=Tally)
     length: int = 0  # positions up to the furthest of the batch
+    by_modules: bool = False  # whether the stage's program, if it has one, is passed over
     output: torch.Tensor | None = None  # the last layer's output
 
 

@@ -11,28 +11,41 @@ import numpy as np
 import torch
 
 from swarm.errors import DeviceError
+from swarm.log import get_logger
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine import rounding
 from swarm.stage.engine.forward import run
 from swarm.stage.engine.selfcheck import allowed_difference
 from swarm.stage.executor import Batch
+from swarm.stage.model import program
 from swarm.stage.model.build import Stage
-from swarm.wire.messages import Row
+from swarm.wire.messages import Manifest, Row
 
-_WARM_UP_ROWS = (1, 32, 128)
+# First steps of layers that were loaded: first position, number of rows, and whether the modules compute it, too.
+_FIRST_STEPS = ((0, 32, True), (32, 1, True), (0, 128, False))
 _TEST_PIECES = (3, 1)  # positions: as of a prompt, and as of a token
 
+log = get_logger(__name__)
 
-def warm(stage: Stage, hidden_size: int) -> set[str]:
-    """Run the kernels once at the sizes that will come; return the operations whose bits are the processor's."""
+
+def warm(stage: Stage, manifest: Manifest) -> set[str]:
+    """Run a few steps through layers that were just loaded, at the sizes that will come; return which of torch's
+    operations took part whose bits are the processor's (``rounding``).
+
+    A program must have the bits of the modules that it stands for. If it has others, this process computes module by
+    module from then on, and ``swarmctl nodes`` says so.
+    """
     arena = KvArena(stage.device)  # of its own: the compute thread may be at work with the other one
-    arena.open(0, max(_WARM_UP_ROWS))
-    left_to_torch: set[str] = set()
-    for count in _WARM_UP_ROWS:
-        hidden = None if stage.embeds else np.zeros((count, hidden_size), np.float32)
-        batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
+    arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
+    chance, left_to_torch = np.random.default_rng(7), set[str]()
+    for start, count, compared in _FIRST_STEPS:
+        hidden = None if stage.embeds else chance.standard_normal((count, manifest.hidden_size), np.float32)
+        tokens = chance.integers(0, manifest.vocab_size, count)
+        batch = Batch((Row(0, start, count, stage.heads),), tokens, hidden, ())
         with rounding.watching() as found:
-            run(stage, arena, batch, head_rows=[0])
+            result = run(stage, arena, batch, head_rows=[count - 1])
+            if compared and stage.program is not None and program.runs():
+                _compare(result, run(stage, arena, batch, head_rows=[count - 1], by_modules=True))
         left_to_torch |= found
     return left_to_torch
 
@@ -67,3 +80,9 @@ def test(stage: Stage, hidden_size: int, threads: int, progressed: Callable[[], 
             f"layers {stage.layers} computed the same positions twice and came to different numbers "
             f"(relative difference {found:.1e})"
         )
+
+
+def _compare(result: torch.Tensor | None, by_modules: torch.Tensor | None) -> None:
+    if result is None or by_modules is None or not torch.equal(result, by_modules):
+        program.do_without("a step as one call has other bits than its modules")
+        log.warning("program_unused", why=program.absence())

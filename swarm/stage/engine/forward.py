@@ -31,16 +31,18 @@ def run(
     threads: int | None = None,
     tally: Tally | None = None,
     left_layers: Callable[[], None] = lambda: None,
+    by_modules: bool = False,
 ) -> torch.Tensor | None:
     """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
 
     ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
     ``threads``: how many may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called
-    between the last layer and the norm and head after it.
+    between the last layer and the norm and head after it. ``by_modules``: without the stage's program.
     """
     num_tokens = len(batch.tokens)
     spans = tuple(spans_of(batch.rows))
     this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed, left_layers=left_layers)
+    this.by_modules = by_modules
     this.length = max(span.start + span.count for span in spans)
     this.tally = this.tally if tally is None else tally
     with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():

@@ -11,7 +11,8 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import own
 from swarm.stage.attention.grid import CELL
-from swarm.stage.model.build import Skeleton
+from swarm.stage.model import program
+from swarm.stage.model.build import Skeleton, Stage
 from swarm.stage.modules import experts as own_experts
 from swarm.stage.native.choice import PORTABLE
 from swarm.stage.native.linears import NativeLinear
@@ -50,6 +51,15 @@ def bits(skeleton: Skeleton, left_to_torch: Sequence[str], kernels: str) -> str:
     if whose == _PORTABLE:
         return f"{whose}, {skeleton.dtype}"
     return f"{kernels}, on machines of make {proofs.make()}" if "torch" in whose else kernels
+
+
+def how_called(stage: Stage) -> str:
+    """Say why a stage's steps are not one call each; empty if they are, or if no kernel is our own. The bits are the
+    same."""
+    if native.library() is None or stage.device.type != "cpu" or stage.dtype not in native.KINDS:
+        return ""
+    why = program.absence() or stage.no_program
+    return f" (module by module: {why})" if why else ""
 
 
 _PORTABLE = "portable bits"

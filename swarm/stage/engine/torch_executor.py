@@ -26,7 +26,7 @@ from swarm.stage.engine.device import clock_of, device_of, free_cached, free_mem
 from swarm.stage.engine.draws import Draws, draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
-from swarm.stage.engine.kernels import bits, describe
+from swarm.stage.engine.kernels import bits, describe, how_called
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, Stopped
@@ -180,7 +180,7 @@ class TorchExecutor:
             load_s=loaded - began,
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
-            kernels=kernels,
+            kernels=kernels + how_called(stage),
             bits=bits(self._skeleton, left_to_torch, kernels),
         )
 
@@ -366,7 +366,7 @@ class TorchExecutor:
 
     def _warm(self, stage: Stage) -> float:
         began = time.perf_counter()
-        self._left_to_torch |= exercise.warm(stage, self._manifest.hidden_size)
+        self._left_to_torch |= exercise.warm(stage, self._manifest)
         return time.perf_counter() - began
 
     def test(self, progressed: Callable[[], None]) -> None:

@@ -8,4 +8,5 @@ not copied.
 ``checkpoint`` is the folder, ``identity`` by what its files are known: neither needs torch. ``configuration`` reads
 ``config.json`` as transformers does, ``build`` makes modules, ``conversion`` reads their tensors, ``loading`` says what
 is still to be read. ``rope`` and ``byrule`` compute the tables of rotary positions alike on every processor.
+``recipes`` writes a stage whose parts are all known as a ``program``, which runs a step in one call.
 """

@@ -25,6 +25,7 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import Pass, current_pass, running
 from swarm.stage.executor import Fenced
+from swarm.stage.model import program, recipes
 from swarm.stage.model.byrule import by_rule
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.configuration import check_config, read_config
@@ -296,6 +297,11 @@ class Stage:
         self._model = self._copy_of(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
         self._fill(skeleton.parts, held, weights)
+        stack = self._model.get_submodule(skeleton.parts.layers)
+        # What runs the layers instead of their modules; or why there is no such program.
+        self.program, self.no_program = recipes.write(
+            self._model, self._base, stack, layers, self.dtype, heads=self.heads
+        )
 
     def _copy_of(self, skeleton: Skeleton, held: Mapping[str, nn.Module]) -> Any:
         """The model's frame. What is loaded already stands in it, other stages' layers are skipped: copying them would
@@ -332,6 +338,8 @@ class Stage:
     def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
         """Run a pass: the hidden states that leave the last layer, narrowed to ``this.keep_rows``; or, on the stage
         that has the head, the logits of those rows (None if there are none)."""
+        if self.program is not None and not this.by_modules and program.runs():
+            return self.program.run(this, ids, positions)
         tokens = {"input_ids": ids} if self.embeds else {"inputs_embeds": this.hidden}
         wants_logits = self.heads and this.keep_rows is not None and len(this.keep_rows) > 0
         with running(this), torch.inference_mode():

@@ -62,7 +62,7 @@ class NativeExperts(Own):
         library = native.library()
         assert library is not None, "whoever makes it has asked"
         self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
-        self._hidden = inner.inputs
+        self.hidden = inner.inputs
         self._kept = inner, down  # the tables hold their addresses
         self.inner, self.down = inner.table(function, alpha, limit), down.table()
 
@@ -82,8 +82,8 @@ class NativeExperts(Own):
         self, how: _Experts, rows: torch.Tensor, chosen: int | None = None, weights: int | None = None
     ) -> torch.Tensor:
         size = rows.shape[-1]
-        if rows.dtype is not self.dtype or size != self._hidden:
-            raise ValueError(f"rows of {size} {rows.dtype} for experts of {self._hidden} {self.dtype} inputs")
+        if rows.dtype is not self.dtype or size != self.hidden:
+            raise ValueError(f"rows of {size} {rows.dtype} for experts of {self.hidden} {self.dtype} inputs")
         rows = rows if rows.is_contiguous() else rows.contiguous()
         out = torch.empty_like(rows)
         where = native.Rows(rows.data_ptr(), size, out.data_ptr(), size)
@@ -100,10 +100,10 @@ class NativeMixture(Own):
     ) -> None:
         super().__init__()
         self.router, self.experts, self._pair = router, experts, pair
-        self._how = experts.how(router, choices, normed, rounded)
+        self.how = experts.how(router, choices, normed, rounded)
 
     def forward(self, hidden_states: torch.Tensor) -> Any:
-        mixed = self.experts.mixed(self._how, hidden_states)
+        mixed = self.experts.mixed(self.how, hidden_states)
         return (mixed, None) if self._pair else mixed
 
 

@@ -92,46 +92,53 @@ class PlainAttention(Own):
         assert library is not None, "whoever makes it has asked"
         self._turn, self._number = library.swarm_turn, native.KINDS[qkv.dtype]
         self.qkv, self.out = qkv, out
-        self._size, self._query_heads = size, query_heads
+        self.size, self.query_heads = size, query_heads
         self._turned_heads = (qkv.out_features // size + query_heads) // 2  # queries and keys: there are as many values
         self._kind, self.norms = kind, nn.ModuleList(norms)
         first, heads = query_heads * size, self._turned_heads - query_heads
         # Where the queries' and the keys' columns begin, and how many pieces of a norm's length there are.
         places = [(0, first), (first, heads * size)][: len(norms)]
-        self._normed = [(norm, at, width // len(norm.weight)) for norm, (at, width) in zip(norms, places, strict=True)]
+        self.normed = [(norm, at, width // len(norm.weight)) for norm, (at, width) in zip(norms, places, strict=True)]
 
     def attend_as(self, module: Any, sinks: torch.Tensor | None) -> None:
         """Take over what says how this layer attends."""
         kind = self._kind
         self.layer_idx = int(module.layer_idx)
-        self._how = attention.How(module.scaling, kind.window(module), kind.softcap(module), sinks)
+        self.how = attention.How(module.scaling, kind.window(module), kind.softcap(module), sinks)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
     ) -> tuple[torch.Tensor, None]:
         rows: torch.Tensor = self.qkv(hidden_states)[0]
-        for norm, first, count in self._normed:
+        for norm, first, count in self.normed:
             norm.within(rows, first, count)
         self._turn_heads(rows, *position_embeddings)
-        heads = rows.view(len(rows), -1, self._size)
-        turned, queries = self._turned_heads, self._query_heads
+        heads = rows.view(len(rows), -1, self.size)
+        turned, queries = self._turned_heads, self.query_heads
         rows = attention.attend_rows(
-            self.layer_idx, heads[:, :queries], heads[:, queries:turned], heads[:, turned:], self._how
+            self.layer_idx, heads[:, :queries], heads[:, queries:turned], heads[:, turned:], self.how
         )
         result: torch.Tensor = self.out(rows.view(1, len(rows), -1))
         return result, None
 
     def _turn_heads(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
         """Turn the queries and keys of the rows, where they are."""
+        turned = self.turned_by(cosines, sines)
+        cosines, sines = cosines.contiguous(), sines.contiguous()
+        tables = cosines.data_ptr(), sines.data_ptr(), cosines.shape[-1], native.KINDS[cosines.dtype]
+        where = rows.data_ptr(), rows.shape[1], len(rows)
+        self._turn(self._number, *where, self._turned_heads, self.size, turned, *tables)
+
+    def turned_by(self, cosines: torch.Tensor, sines: torch.Tensor) -> int:
+        """Return how many elements of a head these tables turn. Raises ValueError if they are not for such heads."""
         table = cosines.shape[-1]
         turned = 2 * table if self._kind.half_tables else table
-        fits = turned <= self._size if self._kind.partial else turned == self._size
-        if not fits or cosines.dtype is not sines.dtype or cosines.dtype not in native.KINDS:
-            raise ValueError(f"tables of {table} {cosines.dtype} for heads of {self._size} {rows.dtype}")
-        cosines, sines = cosines.contiguous(), sines.contiguous()
-        tables = cosines.data_ptr(), sines.data_ptr(), table, native.KINDS[cosines.dtype]
-        where = rows.data_ptr(), rows.shape[1], len(rows)
-        self._turn(self._number, *where, self._turned_heads, self._size, turned, *tables)
+        fits = turned <= self.size if self._kind.partial else turned == self.size
+        if not fits or cosines.shape != sines.shape or cosines.dtype is not sines.dtype:
+            raise ValueError(f"tables of {table} {cosines.dtype} for heads of {self.size}")
+        if cosines.dtype not in native.KINDS:
+            raise ValueError(f"tables of {cosines.dtype}, which our own kernels don't read")
+        return turned
 
 
 def attention_of(part: Any, read: native.Read) -> Own | None:

@@ -29,7 +29,7 @@ class NativeRmsNorm(Own):
         library = native.library()
         assert library is not None, "whoever makes it has asked"
         self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
-        self.dtype, self.variance_epsilon, self._rounded = dtype or weight.dtype, epsilon, rounded
+        self.dtype, self.variance_epsilon, self.rounded = dtype or weight.dtype, epsilon, rounded
         self._size, self._kind, self._address = len(weight), native.KINDS[self.dtype], self.weight.data_ptr()
         self._norm = library.swarm_rms_norm
 
@@ -50,7 +50,7 @@ class NativeRmsNorm(Own):
 
     def _apply_norm(self, where: native.Rows, num_rows: int, count: int) -> None:
         epsilon = self.variance_epsilon
-        self._norm(self._kind, ctypes.byref(where), num_rows, count, self._size, self._address, epsilon, self._rounded)
+        self._norm(self._kind, ctypes.byref(where), num_rows, count, self._size, self._address, epsilon, self.rounded)
 
 
 class NativeLayerNorm(Own):

@@ -227,6 +227,8 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_activate.restype = None
     opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(Rows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
+    opened.swarm_run.argtypes = [_pointer, _count, _pointer]
+    opened.swarm_run.restype = ctypes.c_int
 
 
 def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ typedef struct {
 
 /*
  * Rows through the experts that each goes to, weighed and added. `chosen` and `weights`: the choices of each row; not
- * read where there is a router. A number that no expert has is left out. 0, or -1 if there was no memory to work in.
+ * read where there is a router. A number that no expert has is left out. `out` may be `x`. 0, or -1 if there was no memory to work in.
  */
 int swarm_mix(const SwarmExperts *all, const SwarmRows *rows, int64_t num_rows, const int32_t *chosen,
               const float *weights, int threads);

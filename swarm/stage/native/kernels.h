@@ -140,6 +140,8 @@ typedef struct {
                 const SwarmHow *how, int threads);
   /* Draw a token from each row of `words` logits. 0, or -1 if there was no memory to work in. */
   int (*draw)(int64_t kind, int64_t words, SwarmDraw *draws, int64_t num_rows, int threads);
+  /* out = a + b of every number; may be in place. */
+  void (*add)(int64_t kind, const void *a, const void *b, void *out, int64_t count);
   /* out = function(x) of every number. */
   void (*activate)(int64_t kind, int64_t function, const void *x, void *out, int64_t count);
   /*

@@ -10,6 +10,7 @@ import psutil
 from swarm.demo import model_path
 from swarm.stage.engine.device import device_of
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model import program
 from swarm.stage.model.build import possible_dtypes
 from swarm.stage.native import choice
 from swarm.stage.shell.budget import Budget, share_out
@@ -38,6 +39,8 @@ def equip(settings: Settings, pair: KeyPair, dtype: str = "") -> Equipment:
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
     choice.settle(worker.kernels, worker.bits)
+    if worker.program == "off":
+        program.do_without("worker.program is off")
     executor = TorchExecutor(
         _model(settings),
         device=worker.device,

@@ -34,4 +34,12 @@ static void activate(int64_t number, int64_t function, const void *x, void *out,
     store_number(kind, out, at, activated(function, 1.0f, load_number(kind, x, at, count - at)), count - at);
 }
 
+static void add_numbers(int64_t number, const void *a, const void *b, void *out, int64_t count) {
+  int kind = (int)number;
+  for (int64_t at = 0; at < count; at += 16) {
+    vec sum = v_add(load_number(kind, a, at, count - at), load_number(kind, b, at, count - at));
+    store_number(kind, out, at, sum, count - at);
+  }
+}
+
 #endif

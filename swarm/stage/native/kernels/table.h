@@ -20,6 +20,7 @@ const SwarmKernels TABLE(VARIANT) = {
     .turn = turn,
     .attend = attend,
     .draw = draw_rows,
+    .add = add_numbers,
     .activate = activate,
     .route = route,
     .combine = combine,

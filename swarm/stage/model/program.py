@@ -1,0 +1,239 @@
+"""A stage's step as one call into C: operations over a few buffers, listed once when the stage is loaded.
+
+Between two kernels there is then no interpreter: no call to prepare, no lock to get back from other threads, no tensor
+to make. The operations are those that the stage's modules would have called, with the same weights in the same order,
+so a program has the modules' bits; ``recipes`` writes it, and what it doesn't recognise stays with the modules. Before
+a program computes for anybody, it is held against them (``swarm.stage.engine.selfcheck``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from swarm.stage import native
+from swarm.stage.attention import calls, own
+from swarm.stage.attention.passes import Pass, running
+from swarm.stage.executor import Fenced
+from swarm.stage.native import cores
+from swarm.wire.messages import LayerRange
+
+# Buffers, by their numbers.
+HIDDEN, NORMED, WIDE, MIXED = range(4)
+NUM_BUFFERS = 4
+# Operations, as program.h numbers them.
+NORM, MULTIPLY, MIX, TURN, ATTEND, ADD = range(6)
+# About how long a call may take: between two of them the step can be stopped, and progress is reported.
+CALL_S = 0.025
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class Norm(ctypes.Structure):
+    """``SwarmNorm`` of program.h, as the others below."""
+
+    _fields_ = [
+        ("weight", _pointer),
+        *((name, _count) for name in ("size", "count", "first", "stride", "rounded")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class Heads(ctypes.Structure):
+    _fields_ = [("how", calls.How), *((name, _count) for name in ("size", "query_heads", "key_heads"))]
+
+
+class Width(ctypes.Structure):
+    _fields_ = [("elements", _count)]
+
+
+class Op(ctypes.Structure):
+    _fields_ = [*((name, _count) for name in ("code", "source", "target", "kind", "layer")), ("what", _pointer)]
+
+
+class _Rack(ctypes.Structure):
+    _fields_ = [("spans", _pointer), ("num_spans", _count), ("caches", _pointer)]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("buffers", _pointer * NUM_BUFFERS),
+        ("num_rows", _count),
+        ("cosines", _pointer),
+        ("sines", _pointer),
+        *((name, _count) for name in ("table", "table_kind", "turned")),
+        ("racks", _pointer),
+        ("num_racks", _count),
+        ("threads", _count),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Elements of a row in each buffer, and keys and values of no tokens."""
+
+    widths: tuple[int, ...]
+    keys: torch.Tensor
+
+
+_refusals: list[str] = []  # at most one: why this process computes module by module
+
+
+def absence() -> str:
+    """Why this process computes module by module; empty if it doesn't."""
+    return _refusals[0] if _refusals else ""
+
+
+def runs() -> bool:
+    """Whether this process computes with programs where it has them."""
+    return not _refusals and native.library() is not None
+
+
+def do_without(reason: str) -> None:
+    """Compute module by module from now on, in the whole process."""
+    _refusals[:] = [reason]
+
+
+@contextmanager
+def without(reason: str) -> Iterator[None]:
+    """Compute module by module for a while, in the whole process."""
+    before = _refusals[:]
+    do_without(reason)
+    try:
+        yield
+    finally:
+        _refusals[:] = before
+
+
+class Program:
+    """The operations of some layers, and of the norm and head after them on the stage that has these.
+
+    ``layers``: each layer's operations; ``head``: those after the layers, empty where there are none.
+    """
+
+    def __init__(
+        self,
+        layers: LayerRange,
+        operations: Sequence[Sequence[Op]],
+        head: Sequence[Op],
+        shape: Shape,
+        *,
+        num_words: int,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        turned_by: Callable[[torch.Tensor, torch.Tensor], int],
+        kept: object,
+    ) -> None:
+        library = native.library()
+        assert library is not None, "whoever makes it has asked"
+        self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
+        self._embed, self._rotary, self._turned_by = embed, rotary, turned_by
+        self._kept = kept  # what the operations point to
+        flat = [op for each in operations for op in each]
+        self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
+        self._begins = [0]
+        for each in operations:
+            self._begins.append(self._begins[-1] + len(each))
+        self._layer_s: dict[int, float] = {}  # of the last steps of about as many rows
+
+    def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
+        """As :meth:`Stage.run`."""
+        with running(this), torch.inference_mode():
+            hidden = self._first(this, ids)
+            cosines, sines = (table[0].contiguous() for table in self._rotary(hidden.unsqueeze(0), positions))
+            buffers = [hidden, *(hidden.new_empty(len(hidden), width) for width in self._shape.widths[1:])]
+            _check(this, len(hidden), len(cosines))
+            racks = self._racks(this)
+            step = _Step(
+                (_pointer * NUM_BUFFERS)(*(buffer.data_ptr() for buffer in buffers)),
+                len(hidden),
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                cosines.shape[-1],
+                native.KINDS[cosines.dtype],
+                self._turned_by(cosines, sines),
+                ctypes.addressof(racks),
+                len(racks),
+                cores.threads(),
+            )
+            self._run_layers(this, step)
+            if this.keep_rows is not None:
+                hidden = hidden[this.keep_rows]
+            this.output = hidden.unsqueeze(0)
+            this.left_layers()
+            if not self._head:
+                return this.output
+            return self._logits(hidden, step) if this.keep_rows is not None and len(hidden) else None
+
+    def _first(self, this: Pass, ids: torch.Tensor | None) -> torch.Tensor:
+        """What enters the first layer, in memory that the layers may write to."""
+        if ids is not None:
+            return self._embed(ids)[0].contiguous()
+        assert this.hidden is not None, "a stage that doesn't embed is sent hidden states"
+        if this.hidden.shape[2] != self._shape.widths[HIDDEN]:
+            raise ValueError(f"hidden states of {this.hidden.shape[2]} numbers for {self._shape.widths[HIDDEN]}")
+        return this.hidden[0].clone(memory_format=torch.contiguous_format)
+
+    def _racks(self, this: Pass) -> ctypes.Array[_Rack]:
+        together = own.racks_of(this)
+        racks = [_Rack(ctypes.addressof(each.spans), len(each.spans), self._caches(this, each)) for each in together]
+        return (_Rack * len(racks))(*racks)
+
+    def _caches(self, this: Pass, together: calls.Together) -> int:
+        """Where the keys and values of a rack are, layer by layer."""
+        tables = together.rack.tables
+        if self._layers not in tables:
+            keys = self._shape.keys
+            slabs = [
+                this.arena.slab(together.rack, layer, keys, keys)
+                for layer in range(self._layers.first, self._layers.stop)
+            ]
+            tables[self._layers] = (calls.Cache * len(slabs))(*map(calls.cache_of, slabs))
+        return ctypes.addressof(tables[self._layers])
+
+    def _run_layers(self, this: Pass, step: _Step) -> None:
+        sequences, size = tuple(span.sequence for span in this.spans), ctypes.sizeof(Op)
+        for first, stop in self._calls(step.num_rows):
+            if this.fenced():
+                raise Fenced
+            begin, end = self._begins[first], self._begins[stop]
+            began = time.perf_counter()
+            native.checked(self._run(ctypes.addressof(self._ops) + begin * size, end - begin, ctypes.byref(step)))
+            self._layer_s[step.num_rows.bit_length()] = (time.perf_counter() - began) / (stop - first)
+            for layer in range(first, stop):
+                this.arena.wrote(sequences, self._layers.first + layer)
+                this.progressed()
+
+    def _calls(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        """Cut the layers into calls that take about as long as one may."""
+        first, num_layers = 0, len(self._begins) - 1
+        while first < num_layers:
+            layer_s = self._layer_s.get(num_rows.bit_length(), CALL_S)
+            stop = min(num_layers, first + max(1, int(CALL_S / max(layer_s, 1e-9))))
+            yield first, stop
+            first = stop
+
+    def _logits(self, hidden: torch.Tensor, step: _Step) -> torch.Tensor:
+        normed, logits = torch.empty_like(hidden), hidden.new_empty(len(hidden), self._num_words)
+        step.buffers[HIDDEN], step.buffers[NORMED] = hidden.data_ptr(), normed.data_ptr()
+        step.buffers[WIDE], step.buffers[MIXED], step.num_rows = logits.data_ptr(), None, len(hidden)
+        native.checked(self._run(self._head, len(self._head), ctypes.byref(step)))
+        return logits
+
+
+def _check(this: Pass, num_rows: int, num_positions: int) -> None:
+    """Raise ValueError if the step would read or write beyond its rows, or a sequence's place."""
+    if num_positions != num_rows:
+        raise ValueError(f"positions of {num_positions} rows for {num_rows}")
+    for span in this.spans:
+        rack, _ = this.arena.place(span.sequence)
+        if span.offset + span.count > num_rows or span.start + span.count > rack.positions:
+            raise ValueError(
+                f"sequence {span.sequence}: rows {span.offset} to {span.offset + span.count} at {span.start} "
+                f"don't fit into {num_rows} rows and {rack.positions} positions"
+            )

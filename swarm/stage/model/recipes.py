@@ -1,0 +1,253 @@
+"""Writes the program of a stage whose modules are all known, or says which one isn't.
+
+A model's forward must be one of those that embed, make one pair of rotary tables, run the layers one after the other,
+norm, and multiply by the head; a layer's must be one of those below. Both are recognised by their code, and what they
+call must be modules of ours (``swarm.stage.modules``). All other models run as before, module by module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer, Gemma2ForCausalLM, Gemma2Model
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralModel
+from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralForCausalLM, MixtralModel
+from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
+from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer, Phi3Model
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+from swarm.stage import native
+from swarm.stage.attention import calls
+from swarm.stage.model import program
+from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIX, MIXED, MULTIPLY, NORM, NORMED, TURN, WIDE, Op
+from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules.experts import NativeMixture
+from swarm.stage.modules.heads import PlainAttention
+from swarm.stage.modules.mlps import NativeMlp
+from swarm.stage.modules.norms import NativeRmsNorm
+from swarm.stage.modules.recognition import same_code
+from swarm.stage.native.linears import NativeLinear
+from swarm.wire.messages import LayerRange
+
+
+class Unknown(Exception):
+    """What stands in the way of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The names of a layer's norms: before and after attention, before and after what follows it; empty: none."""
+
+    before_attention: str = ""
+    after_attention: str = ""
+    before_mlp: str = ""
+    after_mlp: str = ""
+
+
+_LAYERS: dict[type[nn.Module], _Order] = {
+    **dict.fromkeys(
+        (LlamaDecoderLayer, Phi3DecoderLayer, MixtralDecoderLayer, GptOssDecoderLayer),
+        _Order("input_layernorm", "", "post_attention_layernorm", ""),
+    ),
+    Olmo2DecoderLayer: _Order("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    Gemma2DecoderLayer: _Order(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
+}
+_MODELS: tuple[type[nn.Module], ...] = (
+    LlamaModel,
+    MistralModel,
+    Qwen2Model,
+    Qwen3Model,
+    Phi3Model,
+    Gemma2Model,
+    MixtralModel,
+    GptOssModel,
+)
+_HEADED: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM, MixtralForCausalLM)
+
+
+_Part = Callable[[int], Iterator[Op]]  # what reads rows from a buffer and leaves what it makes of them in NORMED
+
+
+@dataclass(slots=True)
+class _Writer:
+    """What was written so far. ``lengths``: elements of a row in each buffer at this point, ``widths``: at the most;
+    ``kept``: all that operations point to."""
+
+    dtype: torch.dtype
+    lengths: list[int]
+    widths: list[int]
+    kept: list[object] = field(default_factory=list)
+    keys: torch.Tensor | None = None
+
+    def op(self, code: int, source: int, target: int, what: Any, layer: int = 0) -> Op:
+        self.kept.append(what)
+        return Op(code, source, target, native.KINDS[self.dtype], layer, ctypes.addressof(what))
+
+    def takes(self, buffer: int, length: int) -> None:
+        if self.lengths[buffer] != length:
+            raise Unknown(f"rows of {self.lengths[buffer]} numbers come to a part for {length}")
+
+    def gives(self, buffer: int, length: int) -> None:
+        self.lengths[buffer] = length
+        self.widths[buffer] = max(self.widths[buffer], length)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def norm(self, part: Any, source: int, target: int) -> Op:
+        norm = self.known(part, NativeRmsNorm)
+        size = len(norm.weight)
+        self.takes(source, size)
+        self.gives(target, size)
+        return self.pieces(norm, source, target, 0, 1)
+
+    def pieces(self, norm: NativeRmsNorm, source: int, target: int, first: int, count: int) -> Op:
+        """Norm some pieces of each row."""
+        self.kept.append(norm)
+        address, size, stride = norm.weight.data_ptr(), len(norm.weight), self.lengths[source]
+        what = program.Norm(address, size, count, first, stride, norm.rounded, norm.variance_epsilon)
+        return self.op(NORM, source, target, what)
+
+    def product(self, part: Any, source: int, target: int) -> Op:
+        linear = self.known(part, NativeLinear)
+        self.kept.append(linear)
+        self.takes(source, linear.in_features)
+        self.gives(target, linear.out_features)
+        return self.op(MULTIPLY, source, target, linear.matrix)
+
+    def known(self, part: Any, kind: type[Any]) -> Any:
+        if not isinstance(part, kind):
+            raise Unknown(f"{type(part).__name__} is not known")
+        if part.dtype is not self.dtype:
+            raise Unknown(f"{type(part).__name__} is of {part.dtype}")
+        return part
+
+    # --- a layer -----------------------------------------------------------------------------------------------------
+
+    def layer(self, layer: Any, index: int) -> list[Op]:
+        order = next((order for known, order in _LAYERS.items() if same_code(layer, known)), None)
+        if order is None:
+            raise Unknown(f"{type(layer).__name__} is not known")
+        return [
+            *self.beside(layer, order.before_attention, order.after_attention, self.attention(layer.self_attn, index)),
+            *self.beside(layer, order.before_mlp, order.after_mlp, self.mlp(layer.mlp)),
+        ]
+
+    def beside(self, layer: Any, before: str, after: str, part: _Part) -> Iterator[Op]:
+        """What a part makes of the rows, with norms around it, is added to the rows."""
+        source = HIDDEN
+        if before:
+            source = NORMED
+            yield self.norm(getattr(layer, before), HIDDEN, NORMED)
+        yield from part(source)
+        if after:
+            yield self.norm(getattr(layer, after), NORMED, NORMED)
+        self.takes(NORMED, self.lengths[HIDDEN])
+        yield self.op(ADD, NORMED, HIDDEN, program.Width(self.lengths[HIDDEN]))
+
+    def attention(self, part: Any, index: int) -> _Part:
+        if not isinstance(part, PlainAttention):
+            raise Unknown(f"{type(part).__name__} is not known")
+        size, queries, qkv = part.size, part.query_heads, part.qkv
+        key_heads = (qkv.out_features // size - queries) // 2
+        if (queries + 2 * key_heads) * size != qkv.out_features:
+            raise Unknown(f"{qkv.out_features} outputs are no heads of {size}")
+        keys = torch.empty(key_heads, 0, size, dtype=self.dtype)
+        if self.keys is not None and self.keys.shape != keys.shape:
+            raise Unknown("layers have unlike heads")
+        self.keys = keys
+        heads = program.Heads(self.how(part), size, queries, key_heads)
+
+        def write(source: int) -> Iterator[Op]:
+            yield self.product(qkv, source, WIDE)
+            for norm, first, count in part.normed:
+                yield self.pieces(norm, WIDE, WIDE, first, count)
+            yield self.op(TURN, WIDE, WIDE, heads)
+            yield self.op(ATTEND, WIDE, MIXED, heads, index)
+            self.gives(MIXED, queries * size)
+            yield self.product(part.out, MIXED, NORMED)
+
+        return write
+
+    def how(self, part: PlainAttention) -> calls.How:
+        how = part.how
+        sinks = None if how.sinks is None else how.sinks.float().contiguous()
+        self.kept.append(sinks)
+        return calls.How(how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr())
+
+    def mlp(self, part: Any) -> _Part:
+        if isinstance(part, NativeMixture):
+            return self.mixture(part)
+        if not isinstance(part, NativeMlp):
+            raise Unknown(f"{type(part).__name__} is not known")
+
+        def write(source: int) -> Iterator[Op]:
+            yield self.product(part.first, source, WIDE)
+            yield self.product(part.down, WIDE, NORMED)
+
+        return write
+
+    def mixture(self, part: NativeMixture) -> _Part:
+        size = part.experts.hidden
+        if part.router.dtype is not self.dtype or part.experts.dtype is not self.dtype:
+            raise Unknown(f"experts are of {part.experts.dtype}")
+
+        def write(source: int) -> Iterator[Op]:
+            self.takes(source, size)
+            self.takes(source, part.router.in_features)
+            self.gives(NORMED, size)
+            self.kept.append(part)
+            yield self.op(MIX, source, NORMED, part.how)
+
+        return write
+
+
+def write(
+    model: Any, base: Any, stack: Any, layers: LayerRange, dtype: torch.dtype, *, heads: bool
+) -> tuple[program.Program | None, str]:
+    """Write the program of these ``layers`` of the model's ``stack``; or say why there can be none."""
+    try:
+        return _write(model, base, stack, layers, dtype, heads=heads), ""
+    except Unknown as unknown:
+        return None, str(unknown)
+
+
+def _write(
+    model: Any, base: Any, stack: Any, layers: LayerRange, dtype: torch.dtype, *, heads: bool
+) -> program.Program:
+    if native.library() is None or dtype not in native.KINDS:
+        raise Unknown("its kernels are torch's")
+    if not any(same_code(base, known) for known in _MODELS):
+        raise Unknown(f"{type(base).__name__} is not known")
+    if heads and not any(same_code(model, known) for known in _HEADED):
+        raise Unknown(f"{type(model).__name__} is not known")
+    if not isinstance(base.rotary_emb, RopeTable):
+        raise Unknown(f"{type(base.rotary_emb).__name__} is not known")
+    rows = [int(model.config.get_text_config().hidden_size)] + [0] * (program.NUM_BUFFERS - 1)
+    writer = _Writer(dtype, rows, rows.copy())
+    operations = [writer.layer(stack[layer], layer - layers.first) for layer in range(layers.first, layers.stop)]
+    widths = tuple(writer.widths)
+    head: list[Op] = []
+    if heads:
+        head = [writer.norm(base.norm, HIDDEN, NORMED), writer.product(model.lm_head, NORMED, WIDE)]
+    assert writer.keys is not None, "there is a layer"
+    return program.Program(
+        layers,
+        operations,
+        head,
+        program.Shape(widths, writer.keys),
+        num_words=model.lm_head.out_features if heads else 0,
+        embed=base.embed_tokens,
+        rotary=base.rotary_emb,
+        turned_by=stack[layers.first].self_attn.turned_by,
+        kept=writer.kept,
+    )
