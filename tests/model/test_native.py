@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from swarm.stage import native
 from swarm.stage.engine import selfcheck
+from swarm.stage.model import program
 from swarm.stage.modules import heads
 from swarm.stage.modules.norms import NativeRmsNorm
 from swarm.stage.modules.recognition import same_code
@@ -152,6 +153,7 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     """They are tried on a tiny model of the kind before any weights are read; torch's take their place."""
     config = AutoConfig.for_model("llama", num_hidden_layers=2, pad_token_id=0)
     monkeypatch.setattr(native, "_refusals", [])
+    monkeypatch.setattr(program, "_refusals", ["it is the modules that are broken here"])
     selfcheck._difference.cache_clear()
     selfcheck.check_kernels(config, "bfloat16")
     assert native.library() is not None
