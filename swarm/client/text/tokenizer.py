@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from swarm.errors import InvalidRequest, ModelError
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-_PROBE = "Once upon a time"
-_PANIC = "PanicException"  # of the library, from where it can't be imported
 ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 
 _MANY_IDS = 1024
@@ -164,29 +161,6 @@ def _some(ids: tuple[int, ...]) -> tuple[int, ...]:
     if not ids:
         raise InvalidRequest("the prompt has no tokens", code="prompt")
     return ids
-
-
-def _tokenizer(content: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except ValueError as error:
-        raise ModelError(f"{TOKENIZER_FILE} can't be read: {error}") from error
-    tokenizer.no_truncation()  # settings of the model's training; here they would cut prompts in silence
-    tokenizer.no_padding()
-    _try(tokenizer)
-    return tokenizer
-
-
-def _try(tokenizer: Tokenizer) -> None:
-    """Use it once. A file that names what it lacks can be read, and is only found out when it is used: by a panic of
-    the library, which is no Exception and would end more than a request. Raises ModelError."""
-    try:
-        with contextlib.suppress(Exception):  # the library raises plain ones for a text that it has no tokens for
-            tokenizer.decode(tokenizer.encode(_PROBE).ids)
-    except BaseException as error:
-        if type(error).__name__ != _PANIC:
-            raise
-        raise ModelError(f"{TOKENIZER_FILE} can't be used: {error}; fetch it again") from None
 
 
 def _json_object(content: bytes, name: str) -> dict[str, object]:

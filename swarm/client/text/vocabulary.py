@@ -8,6 +8,7 @@ at last by what tokenizing would cost.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import threading
@@ -25,6 +26,8 @@ ROUGHLY = 1.25  # pieces are cut anywhere, which costs some tokens: their sum co
 MOST_CHARS = 1 << 20  # that are tokenized at once, or ``CHARS_A_TOKEN`` for each position if that is more
 CHARS_A_TOKEN = 16  # four times as many as usual
 _LARGE = 1 << 18  # characters after whose tokenizing memory is given back to the system
+_PROBE = "Once upon a time"
+_PANIC = "PanicException"  # of the library, from where it can't be imported
 # What normalizers make of a text may be shorter, by this factor in bytes: U+212A is a K, U+1D400 an A.
 _SHRINKING = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})  # pre-tokenizers that drop nothing
@@ -38,7 +41,20 @@ def load_tokenizer(content: bytes, name: str) -> Tokenizer:
         raise ModelError(f"{name} can't be read: {error}") from error
     tokenizer.no_truncation()  # settings of the model's training; here they would cut prompts in silence
     tokenizer.no_padding()
+    _try(tokenizer, name)
     return tokenizer
+
+
+def _try(tokenizer: Tokenizer, name: str) -> None:
+    """Use it once. A file that names what it lacks can be read, and is only found out when it is used: by a panic of
+    the library, which is no Exception and would end more than a request. Raises ModelError."""
+    try:
+        with contextlib.suppress(Exception):  # the library raises plain ones for a text that it has no tokens for
+            tokenizer.decode(tokenizer.encode(_PROBE).ids)
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise ModelError(f"{name} can't be used: {error}; fetch it again") from None
 
 
 class Vocabulary:

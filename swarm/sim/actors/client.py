@@ -17,7 +17,8 @@ RECONNECT_TIMEOUT_S = 45.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
 AGAIN_S = 1.0  # before a caller tries again who never reached the broker
-LONG_SLEEP_S = 4.0  # of the broker: a client that it has never answered gives up a request after five
+# Of the broker: a client that it has never answered asks for a sign of life after 2.5 s, and gives up after five.
+LONG_SLEEP_S = 2.0
 QUEUE = 8  # messages that a connection holds for one that does not read
 
 

@@ -35,6 +35,7 @@ SOCKETS = {
     "broker.listen",
     "broker.advertise",
     "broker.discoverable",
+    "broker.worker_networks",
 }  # for the service itself
 TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
 KEYS = sorted(

@@ -443,7 +443,7 @@ def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
     assert [action.request_id for action in actions if isinstance(action, Failed)] == ["s"]
     assert "has said nothing for 30 s" in str(errors(actions)[0])
     sent = [action.message for action in actions if isinstance(action, Send)]
-    assert [message for message in sent if isinstance(message, Cancel)] == [Cancel(request_id="s")]
+    assert [message for message in sent if isinstance(message, Cancel)] == [Cancel(request_id="s", if_reader=True)]
     assert sent.count(Describe()) < 10
     assert patient.get(tokens(0, 3)) == [deliver(0, 3)]
 

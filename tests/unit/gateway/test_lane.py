@@ -99,10 +99,11 @@ async def ask(
 
 
 def test_it_has_all_routes_that_answer() -> None:
-    assert set(ROUTES) == set(GOOD) == RESUMABLE
+    assert set(ROUTES) == set(GOOD)
+    assert set(ROUTES) >= RESUMABLE
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", sorted(RESUMABLE))
 @pytest.mark.parametrize("body", [b"", b"{}", b"null", b'{"model": 3}', b"not json", b"\xff"])
 async def test_a_stream_goes_on_whatever_the_body_is(path: str, body: bytes) -> None:
     """Where Last-Event-ID names an event."""

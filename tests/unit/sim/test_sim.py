@@ -29,7 +29,7 @@ from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS
+from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS, STEP_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
 from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
 from swarm.sim.world import Pace, World
@@ -92,6 +92,7 @@ def test_the_schedules_are_worth_playing() -> None:
         *OTHER_FAULTS,
         *KEY_FAULTS,
         *SLEEP_FAULTS,
+        *STEP_FAULTS,
     }
 
 
@@ -102,6 +103,7 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.BROKER_SLEEPS", 0.0)  # it hears no goodbye then
+    monkeypatch.setattr("swarm.sim.schedules.habits.STEP_FAULTS", ())  # they put workers out
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -137,6 +139,8 @@ def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.draw.BAD_WEATHER", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.draw.SMALL_LOG", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.habits.STEP_FAULTS", ())
+    monkeypatch.setattr("swarm.sim.schedules.habits.BROKER_SLEEPS", 0.0)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     kept = sum(o.num_kept for o in played)

@@ -71,7 +71,7 @@ def test_short_of_memory_it_drops_what_it_can_spare_and_tries_again(stage: Stage
     """The layers kept for others go, the broker is told so, and the same step is computed in pieces, once. If that goes
     well, nothing else is told."""
     stage.order(Keep(epoch=1, layers=(LayerRange(4, 6),)))
-    stage.executor.keep((LayerRange(4, 6),), lambda a, b: None, lambda: False)
+    stage.executor.keep((LayerRange(4, 6),), lambda a, b: None, lambda _: False)
     stage.feed(StandbyLoaded((LayerRange(4, 6),), 0.1))
     begin(stage)
     before = stage.computing
