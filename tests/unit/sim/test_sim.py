@@ -359,7 +359,7 @@ def test_sabotage_is_noticed(
 ) -> None:
     """A core that breaks a rule is caught, by the name of what no longer holds, with its story."""
     sabotage(monkeypatch)
-    rare = {overrun_the_window: 85, never_give_up: 95}  # a long answer to a slow reader, a request that fits nowhere
+    rare = {overrun_the_window: 135, never_give_up: 95}  # a long answer to a slow reader, a request that fits nowhere
     noticed = first_failure(faults=faults, first_seed=rare.get(sabotage, 0))
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")
