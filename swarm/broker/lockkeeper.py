@@ -144,7 +144,9 @@ class LockKeeper:
         if reason := self._locks.why_not_called(key, message.name):
             log.warning("worker_denied", worker=message.name, reason=reason)
             if self._control is not None:
-                self._control.send(worker, ORDER.encode(Denied(reason=reason)))
+                self._control.send(
+                    worker, ORDER.encode(Denied(reason=reason), version=self._control.version_of(worker))
+                )
         return bool(reason)
 
     def why_not_at(self, worker: bytes, key: str, message: WorkerMessage) -> str:

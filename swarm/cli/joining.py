@@ -46,6 +46,7 @@ def _read(given: str) -> Invitation:
     """Read what ``--join`` names: the invitation itself, a file, or ``-`` for standard input."""
     from swarm.lock import invitation
 
+    given = given.strip()
     try:
         return invitation.read(given if given.startswith(invitation.PREFIX) else invitation.line_in(_text_of(given)))
     except ConfigError as error:
@@ -66,7 +67,8 @@ def _text_of(given: str) -> str:
             f"there is no file {given[:80]!r}, and it is no invitation, which begins with swarm1:"
         ) from None
     except (OSError, EOFError) as error:
-        raise ConfigError(f"the invitation in {given[:80]!r} can't be read ({error})") from None
+        why = getattr(error, "strerror", None) or "nothing came"  # the error's own text may hold the invitation
+        raise ConfigError(f"the invitation in {given[:80]!r} can't be read ({why})") from None
     except ValueError:  # it is no text
         raise ConfigError(f"{given[:80]!r} has no invitation in it") from None
 

@@ -42,7 +42,17 @@ from swarm.wire import dealer as wire
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.door.keys import KeyPair, public_of
 from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
-from swarm.wire.messages import PROTOCOL_VERSION, BrokerKey, BrokerKeyKept, ClientMessage, Report, Rotate, RotateYours
+from swarm.wire.messages import (
+    PROTOCOL_VERSION,
+    BrokerKey,
+    BrokerKeyKept,
+    ClientMessage,
+    LookUp,
+    Recall,
+    Report,
+    Rotate,
+    RotateYours,
+)
 from swarm.wire.schema import client_schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
@@ -351,7 +361,8 @@ class Link:
         try:
             frames = self._frames(message)
         except WireError as error:  # what this broker, an older one, doesn't know
-            self.do(NotUnderstood(str(error), getattr(message, "request_id", "")))
+            about = "" if isinstance(message, Recall | LookUp) else getattr(message, "request_id", "")
+            self.do(NotUnderstood(str(error), about))
             return
         self._outbox.append(frames)
         self._flush()

@@ -24,6 +24,7 @@ class Aside:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._most = most
         self._num = 0
+        self._is_closed = False
 
     async def run(self, work: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
         """Return what the work returns. Raises Problem if too much of it waits already."""
@@ -42,9 +43,12 @@ class Aside:
 
     def start(self, work: Callable[[], object]) -> None:
         """Have something done that nobody waits for; not if too much waits already."""
-        if self._num < self._most:
-            self._threads.submit(work)
+        if self._num >= self._most or self._is_closed:
+            return
+        self._num += 1
+        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(self._ended)
 
     def close(self) -> None:
         """Begin nothing any more."""
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

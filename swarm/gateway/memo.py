@@ -35,7 +35,6 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: bool = False
     logprobs: bool = False
     hops: bool = False
-    keep_s: float = 0.0
     echoes: tuple[str, ...] = ()  # texts that are said first, by choice; or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made

@@ -319,7 +319,7 @@ class Ways:
         is the relay's."""
         name = BROKER if target is None else target.incarnation
         known = self.found.get((source, name))
-        times = 1 if known is None else known.num_times + 1
+        times = 1 if known is None else known.num_times + (not known.is_tried)  # a try has been counted
         has_relay = bool(self.relay) and target is not None and bool(target.hello.ticket)
         is_new = known is None or not known.is_relayed or known.is_tried
         is_relayed = has_relay and is_new and name not in self.avoided

@@ -149,8 +149,16 @@ class TextModel:
         except TimePassed as error:
             raise TooSlow(f"the chat template refuses the conversation: {error}", code="messages") from error
         except (jinja2.TemplateError, *_TEMPLATE_TROUBLE) as error:
-            why = self.spelling.plain(str(error))  # nobody shall know how the special tokens are spelled
+            why = _without_spelling(self.spelling, error)
             raise InvalidRequest(f"the chat template refuses the conversation: {why}", code="messages") from error
+
+
+def _without_spelling(spelling: Spelling, error: Exception) -> str:
+    """Describe an error of a template without the words that special tokens are spelled by, or parts of them."""
+    try:
+        return spelling.plain(str(error))
+    except (LookupError, ValueError):
+        return type(error).__name__
 
 
 class TooSlow(InvalidRequest):

@@ -63,6 +63,11 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
         self._tokenizer, self._spelling = tokenizer, spelling
         self.token_bytes = longest_token_bytes(tokenizer)
+        # Control tokens that are looked for in the normalized text have look-alikes that the text itself doesn't show.
+        self._is_matched_normalized = tokenizer.normalizer is not None and any(
+            entry.normalized and entry.content in spelling.tokens
+            for entry in tokenizer.get_added_tokens_decoder().values()
+        )
         self._making_speller = threading.Lock()
         self._speller: _Speller | None = None
 
@@ -76,7 +81,7 @@ class Vocabulary:
         plain = rendered.plain()
         self.check_length(plain, most)
         spelled = rendered.spelled()
-        if not self._spelling.has_look_alikes(spelled):
+        if not (self._is_matched_normalized or self._spelling.has_look_alikes(spelled)):
             return self.encode(plain)
         with self._making_speller:
             if self._speller is None:
@@ -137,7 +142,8 @@ class _Speller:
     def encode(self, text: str) -> tuple[int, ...]:
         """Raises InvalidRequest if the model itself makes a control token of text."""
         ids = _encode(self._tokenizer, text)
-        if forged := next((token for token in ids if token not in self._originals and token in self._forbidden), None):
+        forged = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
+        if forged is not None:  # its number may be 0
             text = self._forbidden[forged]
             raise InvalidRequest(
                 f"this model's tokenizer knows no other way to write {text!r}: leave it out", "messages"

@@ -262,4 +262,4 @@ def _block_text(block: Json, place: str) -> str:
 
 
 def memo_of(body: MessageBody, ask: Ask, created: int) -> Memo:
-    return Memo("messages", created, tools=noted(ask.tools), parallel=ask.tools.parallel, keep_s=ask.keep_s)
+    return Memo("messages", created, tools=noted(ask.tools), parallel=ask.tools.parallel)

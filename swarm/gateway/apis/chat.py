@@ -257,7 +257,6 @@ def memo_of(body: ChatBody, ask: Ask, created: int) -> Memo:
         usage=wanted,
         logprobs=bool(body.logprobs),
         hops=ask.hops,
-        keep_s=ask.keep_s,
     )
 
 

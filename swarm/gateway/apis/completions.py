@@ -148,7 +148,6 @@ def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: 
         usage=wanted,
         logprobs=body.logprobs is not None,
         hops=bool(body.hops),
-        keep_s=asks[0].keep_s,
         echoes=_echoes(asks, served) if body.echo else (),
     )
 

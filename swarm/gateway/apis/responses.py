@@ -170,7 +170,6 @@ def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
         parallel=ask.tools.parallel,
         logprobs=ask.params.logprobs is not None,
         told=told,
-        keep_s=ask.keep_s,
     )
 
 

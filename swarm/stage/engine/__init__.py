@@ -8,6 +8,6 @@ machine, and a kind of model that is cut wrongly is refused.
 ``torch_executor`` is the door. ``forward`` runs a batch through a stage; ``draws`` makes tokens by the rule in
 ``sampling``, with our kernel (``own_draws``) where it is built, and ``grammars`` says which are allowed. ``measure``
 finds out how fast this device is (``device``; ``quota``: what a container leaves of it). ``selfcheck`` tries a cut
-against the whole, and a program against its modules; ``exercise`` warms a stage up and tests its device; ``rounding``
-and ``kernels`` say whose bits come out, ``counters`` how much was computed.
+against the whole; ``exercise`` warms a stage up, holds its program against its modules and tests its device.
+``rounding`` and ``kernels`` say whose bits come out, ``counters`` how much was computed.
 """

@@ -21,7 +21,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
-from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import run, to_wire
@@ -55,8 +54,6 @@ _SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-log = get_logger(__name__)
 
 
 class StateSource:

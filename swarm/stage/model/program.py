@@ -3,7 +3,7 @@
 Between two kernels there is then no interpreter: no call to prepare, no lock to get back from other threads, no tensor
 to make. The operations are those that the stage's modules would have called, with the same weights in the same order,
 so a program has the modules' bits; ``recipes`` writes it, and what it doesn't recognise stays with the modules. Before
-a program computes for anybody, it is held against them (``swarm.stage.engine.selfcheck``).
+a program computes for anybody, it is held against them (``swarm.stage.engine.exercise``).
 """
 
 from __future__ import annotations

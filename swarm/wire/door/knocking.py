@@ -225,7 +225,7 @@ def is_refused(endpoint: str, pair: KeyPair) -> bool:
             _shake(made, locked, lambda: locked.told is not None, _REFUSAL_S)
     except TurnedAway:
         return True
-    except (OSError, WireError):
+    except (OSError, WireError, ConfigError):
         return False
     return False
 

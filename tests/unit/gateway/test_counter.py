@@ -113,7 +113,7 @@ async def answer(then: str, stream: bool, num_taken: int | None) -> tuple[Book, 
 async def test_what_cannot_be_read_on_is_not_kept(stream: bool) -> None:
     """An echo longer than what the broker notes of a request: ``keep_s`` is refused before a status is sent."""
     counter = Counter(cast("Desk", Swarm("")), {}, Accounts(HttpNumbers(), Book()))
-    memo = Memo("completions", 7, keep_s=5.0, echoes=("x" * MAX_MEMO,))
+    memo = Memo("completions", 7, echoes=("x" * MAX_MEMO,))
     job = Job(
         "r", [Ask(params=SamplingParams(), prompt="x", keep_s=5.0)], memo, CompletionWriter(memo, TOY, "r"), stream
     )
