@@ -246,8 +246,8 @@ class PushChannel:
             answer, inlet.answer = inlet.answer, b""
 
     def _is_final(self, made: socket.socket) -> bool:
-        """Is it the door that turned us away? By a relay it may be whoever has read the ticket, on another's place."""
-        return made.family != socket.AF_UNIX and not self._ticket
+        """Whether the door itself turned this channel away, for good. By a relay, too: only the door can prove that."""
+        return made.family != socket.AF_UNIX
 
     def _await(self, made: socket.socket, event: int, give_up_at: float) -> None:
         """Wait for the other end. Raises OSError if that takes too long, or this channel is closed meanwhile."""

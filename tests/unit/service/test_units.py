@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import swarm.service
 from swarm.cli.main import run
 from swarm.cli.output import EXIT_USAGE
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.config import load
 from swarm.service.install import UNITS, USERS, Target, Wanted, doors, may_be_there, planned
 
-SHIPPED = Path(__file__).parents[3] / "systemd"
+SHIPPED = Path(swarm.service.__file__).with_name("units")
 SERVICES = ("swarm-broker.service", "swarm-gateway.service", "swarm-worker@.service")
 PROGRAM = Path("/opt/a place/swarm")
 HOPELESS = (str(EXIT_USAGE), str(EX_CONFIG))  # exit codes after which it would end the same way again
