@@ -156,12 +156,13 @@ async def test_a_worker_is_killed_for_its_memory(bench: Bench) -> None:
 
 
 async def test_an_allocation_fails(bench: Bench) -> None:
-    """No memory for a step: the worker says so and lives, the step is done again."""
+    """No memory for a step: the worker drops what it can spare and does the step again. It lives, and no plan is made
+    for it."""
     times = len(bench.struck_so_far())
     name = await bench.arm(1, "step.computes=memory@20")
     process = bench.swarm.workers[name]
     troubles = (await bench.figures()).get("troubles", 0)
     async with bench.under_load(warm=0):
         await bench.struck(times + 1)
-    assert (await bench.figures())["troubles"] == troubles + 1
+    assert (await bench.figures()).get("troubles", 0) == troubles
     assert process.poll() is None
