@@ -97,7 +97,8 @@ async def one(known, host, over, number):
         except EOFError:
             pass
         finally:
-            line.transport.abort()
+            if not line.ended.done():  # a transport that has ended can't be aborted
+                line.transport.abort()
 
 async def main(host, state, over):
     known = find(Path(state))
