@@ -82,7 +82,7 @@ class Vocabulary:
         self.check_length(plain, most)
         spelled = rendered.spelled()
         if not (self._is_matched_normalized or self._spelling.has_look_alikes(spelled)):
-            return self.encode(plain)
+            return tuple(_encode(self._tokenizer, plain))
         with self._making_speller:
             if self._speller is None:
                 self._speller = _Speller(self._tokenizer, self._spelling)
