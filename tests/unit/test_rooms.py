@@ -244,16 +244,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
-def test_a_folder_can_be_taken_in_at_a_glance(folder: Path) -> None:
-    """Some fifteen files and its text, which says what is decided here."""
-    assert len(list(folder.glob("*.py"))) <= 16
+def test_every_folder_says_what_it_decides(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-
-
-def test_a_file_is_read_at_one_sitting() -> None:
-    """Some four hundred lines."""
-    lengths = {name: path.read_text().count("\n") for name, path in MODULES.items()}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
 
 
 # Which room of the broker writes which field; all other fields are written by the room ``state``, by verbs. Tighten it
