@@ -54,32 +54,27 @@ MUTANTS = (
         name="step-done-counts-twice",
         breaks="A duplicate StepDone counts twice.",
         target="swarm.broker.core:BrokerCore._step_finished",
-        old="if flight is None:",
-        new="if flight is None and (current is None or done.epoch != current.epoch):",
+        old="""
+            if flight is None:
+                self.state.count("stale_steps")
+                return
+        """,
+        new="""
+            if flight is None and (current is None or done.epoch != current.epoch):
+                self.state.count("stale_steps")
+                return
+            from swarm.broker.state import Flight
+
+            flight = flight or Flight((), now)
+        """,
         caught_by="sim join from 10",
         also=(
             Edit(
-                target="swarm.broker.core:BrokerCore._step_finished",
-                old="""
-                    if flight is None:
-                        self.state.count("stale_steps")
-                        return
-                """,
-                new="""
-                    if flight is None:
-                        self.state.count("stale_steps")
-                        return
-                    from swarm.broker.state import Flight
-
-                    flight = flight or Flight((), now)
-                """,
-            ),
-            Edit(
                 target="swarm.broker.requests.tokens:Growth.sampled",
                 old="""
-                        continue
                     if item.position != sequence.sampled:
                         self._state.count("misplaced_tokens")
+                        continue
                 """,
                 new="",
             ),

@@ -79,18 +79,16 @@ MUTANTS = (
         name="unfinished-journal-believed",
         breaks="An unfinished new journal is used as if it were complete.",
         target="swarm.broker.journal.salvage:",
-        old='UNFINISHED = "journal.unfinished"  # a directory with the new one, until that is whole',
-        new='UNFINISHED = "journal.salvaged"  # a directory with the new one, until that is whole',
+        old='UNFINISHED = "journal.unfinished"',
+        new='UNFINISHED = "journal.salvaged"',
         caught_by="tests/unit/broker/journal/test_renewal.py::test_it_is_noticed_without_a_write",
     ),
     Mutant(
         name="salvage-gives-numbers-again",
         breaks="Salvage continues after the highest readable sequence number although higher ones may be lost.",
         target="swarm.broker.journal.salvage:_Numbers.next",
-        old="""
-        return max(self._highest, int(time.time())) + _AHEAD  # the clock: all of the numbers may be lost, and not once
-        """,
-        new="return self._highest + 1  # the clock: all of the numbers may be lost, and not once",
+        old="return max(self._highest, int(time.time())) + _AHEAD",
+        new="return self._highest + 1",
         caught_by="tests/unit/broker/journal/test_journal.py::test_the_next_number_is_lost",
     ),
     Mutant(

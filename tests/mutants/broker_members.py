@@ -49,24 +49,14 @@ MUTANTS = (
         name="verdict-by-reconnection",
         breaks="A worker that rejoins over a new connection keeps its former state.",
         target="swarm.broker.members.entry:Entry._let_in",
-        old="""
-            if known is not None and not known.is_gone:
-                self._lose(known, "it said Hello again: what was under way with it is void", now)
-        """,
+        old="if known is not None and not known.is_gone:",
         new="""
             if known is not None:
                 known.state = WorkerState.MEMBER
                 return
+            if known is not None:
         """,
         caught_by="sim control_drop,cut_off",
-    ),
-    Mutant(
-        name="warm-layers-forgotten-at-hello",
-        breaks="The broker forgets which layers a worker keeps warm when it joins again.",
-        target="swarm.broker.members.entry:Entry._let_in",
-        old="hello.kept if worker.is_believed else (),",
-        new="(),",
-        caught_by="tests/unit/broker/recovery/test_restart.py::test_what_is_warm_is_known_from_the_first_word",
     ),
     Mutant(
         name="replaced-comes-back",
@@ -152,8 +142,8 @@ MUTANTS = (
         name="closed-connection-ignored",
         breaks="A worker whose connection closes is lost only after the heartbeat timeout.",
         target="swarm.broker.members.roster:Members.disconnected",
-        old='self._lose(worker, "its connection closed", now, blame=True)',
-        new="",
+        old="if worker is not None:",
+        new="if worker is not None and worker.is_gone:",
         caught_by="sim crash",
     ),
     Mutant(
@@ -187,14 +177,6 @@ MUTANTS = (
         old="present = [s for s in (*self.state.running, *self.state.waiting) if s.num_deaths >= QUARANTINE_AFTER]",
         new="present = [s for s in (*self.state.running, *self.state.waiting) if s.num_deaths > 1000]",
         caught_by="tests/unit/broker/recovery/test_planning.py::test_quarantine_after_three_deaths",
-    ),
-    Mutant(
-        name="failing-worker-called-at-once",
-        breaks="A failed worker that the plan needs is invited again without a pause.",
-        target="swarm.broker.members.trust:Lies.may_be_called",
-        old="is_wanted = book.current is None and book.coming is None and worker.verdict is not Verdict.FAILED",
-        new="is_wanted = book.current is None and book.coming is None",
-        caught_by="tests/unit/broker/members/test_blame.py::test_a_worker_that_fails_whatever_it_computes_goes_though_it_is_needed",
     ),
     Mutant(
         name="warning-told-nowhere",

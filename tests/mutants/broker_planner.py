@@ -4,28 +4,12 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        name="bound-by-one-share",
-        breaks="The search's lower bound applies the first device's KV share to every device.",
-        target="swarm.broker.planner.bound:most_layers",
-        old="needed = sizes + np.maximum(model.buffer_bytes, np.floor(kv / share))",
-        new="needed = sizes + np.maximum(model.buffer_bytes, np.floor(kv / shares[0]))",
-        caught_by="tests/unit/broker/planner/test_plan_search.py::test_as_good_as_looking_at_everything",
-    ),
-    Mutant(
         name="a-shut-way-is-planned",
         breaks="A plan over a blocked connection is accepted when there is no other plan.",
         target="swarm.broker.planner.solve:solve",
         old="open_ones = [line for line in (settled, found[1]) if tables.is_open(problem, line)]",
         new="open_ones = [settled]",
         caught_by="tests/unit/broker/planner/test_plan_ways.py::test_where_there_is_no_order_the_ways_are_named",
-    ),
-    Mutant(
-        name="step-without-what-is-beside",
-        breaks="The predicted step time leaves out the time outside of the stages.",
-        target="swarm.broker.planner.tables:bounds",
-        old='return {"turns": step_seconds(problem, line) + beside_s(problem)}',
-        new='return {"turns": step_seconds(problem, line)}',
-        caught_by="tests/unit/broker/drafts/test_plan_wanted.py::test_the_mode_says_whether_stages_take_turns",
     ),
     Mutant(
         name="relay-costs-nothing",

@@ -31,13 +31,9 @@ MUTANTS = (
         name="epoch-announced-before-the-journal",
         breaks="Workers receive an epoch that is not in the journal yet.",
         target="swarm.broker.recovery.procedure:Procedure._prepare",
-        old="""
-            if self._state.journal_problem:
-                book.waits_for += f", which it can't: {self._state.journal_problem}"
-        """,
+        old="self._out.append(self.as_written())",
         new="""
-            if self._state.journal_problem:
-                book.waits_for += f", which it can't: {self._state.journal_problem}"
+            self._out.append(self.as_written())
             self.epoch_written(book.epoch, self._state.now)
         """,
         caught_by="sim broker_crash",

@@ -185,7 +185,7 @@ MUTANTS = (
         target="swarm.broker.requests.requests:Requests.accepted",
         old="""
             if request.accepted:
-                return  # it was written once more
+                return
         """,
         new="",
         caught_by="tests/unit/broker/journal/test_rewritten.py::test_nobody_is_told_anew_and_nothing_is_queued_twice",
@@ -195,10 +195,10 @@ MUTANTS = (
         breaks="Acknowledgements of a former reader count for the current one.",
         target="swarm.broker.requests.requests:Requests.ack",
         old="""
-            self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
+            self._state.count("late_acks")
             return
         """,
-        new='self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has',
+        new='self._state.count("late_acks")',
         caught_by="tests/unit/broker/requests/test_requests.py::test_one_reader_at_a_time",
     ),
     Mutant(

@@ -4,47 +4,12 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        name="doctor-believes-the-machine",
-        breaks="`swarm doctor` counts free memory that the container's limit does not allow.",
-        target="swarm.cli.doctor.checks:_memory",
-        old="total, free = facts.memory_limit, min(free, facts.memory_limit)",
-        new="total, free = facts.memory_limit, free",
-        caught_by="tests/unit/cli/test_doctor.py::test_memory_and_cores_that_a_container_gives",
-    ),
-    Mutant(
-        name="doctor-calls-a-crash-loop-well",
-        breaks="`swarm doctor` reports no problem for a unit in a restart loop.",
-        target="swarm.cli.doctor.checks:_units",
-        old='elif unit.sub.startswith("auto-restart") or (is_often and unit.state == "activating"):',
-        new='elif is_often and unit.state == "activating":',
-        caught_by="tests/unit/cli/test_doctor.py::test_trouble_is_named_with_its_remedy",
-    ),
-    Mutant(
-        name="nursery-who-was-ended-is-born-all-the-same",
-        breaks="A worker that was stopped before the fork server started it runs unsupervised.",
-        target="swarm.cli.up.nursery.ours:Forked.born",
-        old="""
-            if self._code is not None:
-                self._send(signal.SIGKILL)
-        """,
-        new="",
-        caught_by="tests/integration/test_supervisor.py::test_who_was_ended_before_it_is_born_does_not_live",
-    ),
-    Mutant(
         name="nursery-births-unread-at-its-end",
         breaks="Messages that the fork server sent before its end are not read, so that its workers are started twice.",
         target="swarm.cli.up.nursery.ours:Nursery.end",
-        old="self._hear_births()  # only now is it sure that no more will come: each of these children lives on",
+        old="self._hear_births()",
         new="",
         caught_by="tests/integration/test_supervisor.py::test_who_is_born_when_a_nursery_is_ended_is_known",
-    ),
-    Mutant(
-        name="nursery-its-end-leaves-orders-unanswered",
-        breaks="A worker that waits for a fork server is not started when the server ends.",
-        target="swarm.cli.up.nursery.ours:Nursery.end",
-        old="self._unborn.popleft().start_plainly()",
-        new="self._unborn.popleft()",
-        caught_by="tests/integration/test_supervisor.py::test_without_a_nursery_workers_start_by_themselves",
     ),
     Mutant(
         name="nursery-worker-runs-unnamed",

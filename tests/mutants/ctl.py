@@ -27,12 +27,4 @@ MUTANTS = (
         new="return replace(screen, chosen=items[0] if items else None)",
         caught_by="tests/unit/ctl/test_top.py::test_who_goes_while_it_is_asked_about_is_not_replaced_by_the_next",
     ),
-    Mutant(
-        name="events-lose-workers-at-a-restart",
-        breaks="`swarmctl events` reports workers as lost that return to a restarted broker.",
-        target="swarm.govern.events:_of_former_life",
-        old="return look._replace(recoveries={}, nodes={}, awaited={**look.awaited, **here})",
-        new="return look._replace(recoveries={}, awaited={})",
-        caught_by="tests/unit/ctl/test_events.py::test_an_absence_is_told_once_and_waited_out",
-    ),
 )

@@ -23,8 +23,8 @@ MUTANTS = (
         name="hub-fetches-the-latest",
         breaks="Weights are downloaded from the latest commit instead of the commit of the small files.",
         target="swarm.hub.lookup:_Download._fetch",
-        old="revision=self.folder.name,  # the commit that the small files are of: somebody may push another",
-        new="revision=None,  # the commit that the small files are of: somebody may push another",
+        old="revision=self.folder.name,",
+        new="revision=None,",
         caught_by="tests/unit/test_hub.py::test_weights_are_of_the_commit_that_was_looked_up",
     ),
     Mutant(

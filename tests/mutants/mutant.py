@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -24,7 +25,8 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """One change: whole lines of the target, and the lines that replace them. Indentation is relative."""
+    """One change: whole lines of the target, and the lines that replace them. Indentation is relative, and comments and
+    empty lines of the target are ignored."""
 
     target: str
     old: str
@@ -95,13 +97,13 @@ def _change(path: Path, edits: list[Edit]) -> str:
     """Return the file's text with these edits, which must still compile."""
     if not path.is_file():
         raise DoesNotApply(f"{path} does not exist: update the target")
-    text = path.read_text()
+    text, is_python = path.read_text(), path.suffix == ".py"
     lines = text.splitlines()
     replacements = sorted(_replacement(edit, text, lines) for edit in edits)
     for start, stop, new in reversed(replacements):
         lines[start:stop] = new
     text = "\n".join(lines) + "\n"
-    if path.suffix == ".py":
+    if is_python:
         try:
             compile(text, str(path), "exec", dont_inherit=True)
         except SyntaxError as error:
@@ -111,23 +113,33 @@ def _change(path: Path, edits: list[Edit]) -> str:
 
 def _replacement(edit: Edit, text: str, lines: list[str]) -> tuple[int, int, list[str]]:
     """Return where the old lines begin and end, counted from 0, and the new lines with the old ones' indentation."""
-    old, new = (dedent(part).strip("\n") for part in (edit.old, edit.new))
-    num_old = old.count("\n") + 1
+    old = [line for line in dedent(edit.old).splitlines() if line.strip()]
     spans = list(_spans(text, edit)) if edit.name else [(0, len(lines))]
-    starts = [
-        start
-        for first, stop in spans
-        for start in range(first, stop - num_old + 1)
-        if dedent("\n".join(lines[start : start + num_old])) == old
-    ]
     if not spans:
         raise DoesNotApply(f"{edit.target} does not exist: update the target")
-    if not old or len(starts) != 1:
-        raise DoesNotApply(f"{edit.target} contains this {len(starts)} times instead of once: update the text\n{old}")
-    [start] = starts
-    block = lines[start : start + num_old]
-    margin = min(len(line) - len(line.lstrip()) for line in block if line)
-    return start, start + num_old, indent(new, " " * margin).splitlines()
+    code = [_code(lines, start, stop, edit.path.endswith(".py")) for start, stop in spans]
+    runs = [part[start : start + len(old)] for part in code for start in range(len(part) - len(old) + 1)]
+    places = [run for run in runs if dedent("\n".join(line for _, line in run)).splitlines() == old]
+    if not old or len(places) != 1:
+        num_places = len(places) if old else 0
+        raise DoesNotApply(
+            f"{edit.target} contains this {num_places} times instead of once: update the text\n{edit.old}"
+        )
+    [place] = places
+    margin = min(len(line) - len(line.lstrip()) for _, line in place)
+    new = indent(dedent(edit.new).strip("\n"), " " * margin)
+    return place[0][0], place[-1][0] + 1, new.splitlines()
+
+
+def _code(lines: list[str], start: int, stop: int, is_python: bool) -> list[tuple[int, str]]:
+    """Return the lines with code and their numbers, counted from 0. Comments of Python code are left out."""
+    code = lines[start:stop]
+    if is_python and any("#" in line for line in code):
+        for token in tokenize.generate_tokens(iter(line + "\n" for line in lines[start:stop]).__next__):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                code[row - 1] = code[row - 1][:column].rstrip()
+    return [(start + number, line) for number, line in enumerate(code) if line.strip()]
 
 
 def _spans(text: str, edit: Edit) -> Iterator[tuple[int, int]]:

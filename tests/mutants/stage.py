@@ -188,14 +188,6 @@ MUTANTS = (
         caught_by="tests/model/test_executor.py::test_what_a_sibling_has_measured",
     ),
     Mutant(
-        name="way-forgets-the-first-stages",
-        breaks="A token's trace contains only the last stage.",
-        target="swarm.stage.order:Work.passed_on",
-        old="hops = (*step.hops, hop)",
-        new="hops = (hop,)",
-        caught_by="sim",
-    ),
-    Mutant(
         name="load-of-another-life-counts",
         breaks="A load that an earlier broker ordered counts for the new broker's plan if the epochs are equal.",
         target="swarm.stage.preparation:Preparation._ended",

@@ -35,12 +35,4 @@ MUTANTS = (
         new="rest_s = min(piece_s, LONGEST_REST_S, self.most_rest_s - self.rested_s)",
         caught_by="tests/unit/stage/shell/test_loader.py::test_beside_steps_work_takes_its_share_of_the_time",
     ),
-    Mutant(
-        name="lost-large-messages-are-quick",
-        breaks="A link that loses large messages is measured by its small ones.",
-        target="swarm.stage.shell.probing:LinkProbe._rate",
-        old="return rate if count else size / _PATIENCE_S",
-        new="return rate",
-        caught_by="tests/unit/stage/shell/test_probing.py::test_large_messages_that_get_lost",
-    ),
 )

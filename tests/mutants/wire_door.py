@@ -71,8 +71,8 @@ MUTANTS = (
         name="one-peer-has-all-turns",
         breaks="A peer with many messages is read until its last one before others have a turn.",
         target="swarm.wire.door.listener:Listener._next_of",
-        old="self._make_ready(connection)  # its next one, if there is one already, comes after those of others",
-        new="self._ready.appendleft(connection)  # its next one, if there is one already, comes after those of others",
+        old="self._make_ready(connection)",
+        new="self._ready.appendleft(connection)",
         caught_by="tests/unit/wire/test_listener.py::test_peers_take_turns",
     ),
     Mutant(
@@ -159,8 +159,8 @@ MUTANTS = (
         name="missing-message-not-missed",
         breaks="A gap of one in the numbers of encrypted messages is accepted.",
         target="swarm.wire.door.sealing:Session.opened",
-        old="if count > self._heard + 1:  # both ends number without gaps, so somebody on the way took one out",
-        new="if count > self._heard + 2:  # both ends number without gaps, so somebody on the way took one out",
+        old="if count > self._heard + 1:",
+        new="if count > self._heard + 2:",
         caught_by="tests/unit/wire/test_curve.py::test_what_was_taken_out_on_the_way_is_missed",
     ),
     Mutant(
