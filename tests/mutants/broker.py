@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         name="lock-anybodys-name",
-        breaks="A member without an owned name may use any worker's name.",
+        breaks="A remote worker may take any name that no member owns, such as a local worker's.",
         target="swarm.broker.locks:Locks.why_not_called",
         old='if not key or own == owner != "":',
         new='if not key or own == owner != "" or not owner:',

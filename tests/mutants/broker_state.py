@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         name="relayed-way-tried-again",
-        breaks="The planner returns to a direct connection that failed, although only the relay works.",
+        breaks="A new plan uses a relayed connection directly again after a delay, without a successful check.",
         target="swarm.broker.state.workers:Ways.to",
         old="if shut is not None and shut.is_relayed and not shut.is_tried:",
         new="if shut is not None and shut.is_relayed and not shut.is_tried and now < shut.until:",

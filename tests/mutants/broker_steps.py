@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         name="reserved-room-taken-twice",
-        breaks="Memory that is already reserved is counted as free when a sequence is admitted.",
+        breaks="Sequences are admitted by their current length to a stage that reserves their full length.",
         target="swarm.broker.steps.room:entry_blocks",
         old="if plan is None or not plan.commits_on_write or sequence.num_preempted >= MAX_PREEMPTED:",
         new="if plan is None or sequence.num_preempted >= MAX_PREEMPTED:",

@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         name="session-attaches-from-the-start-of-a-gap",
-        breaks="A reconnecting client asks for one token too few.",
+        breaks="A reconnecting client asks to continue one token too late.",
         target="swarm.client.ongoing:Ongoing.attach",
         old="next_index = tuple(c.expected for c in self.continuations)",
         new="next_index = tuple(c.expected + 1 for c in self.continuations)",

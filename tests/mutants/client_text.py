@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         name="text-compared-literals-spelled",
-        breaks="Literals that a template compares with are escaped, so that the comparison fails.",
+        breaks="Literals that a chat template compares messages with are rewritten, so that the comparison fails.",
         target="swarm.client.text.rewriting:_Rewriter.visit_Const",
         old="if self._num_comparing or not isinstance(node.value, str):",
         new="if not isinstance(node.value, str):",

@@ -81,7 +81,7 @@ MUTANTS = (
         target="swarm.stage.epochs:Epochs.raise_fence",
         old="if self.active is not None and self.active < epoch:",
         new="if self.active is not None and self.active > epoch:",
-        caught_by="tests/unit/stage/test_core.py::test_stale_orders_are_counted",
+        caught_by="tests/unit/stage/test_core.py::test_a_fence_during_compute",
     ),
     Mutant(
         name="lock-revoked-heard-by-the-plan-to-come",
