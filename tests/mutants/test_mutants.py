@@ -1,7 +1,7 @@
 """Check that tests notice broken rules. The tables beside this file list mutants, one table per package: each breaks
 one rule, as a slip would. Simulated schedules or a named test must notice it, and must notice nothing without it.
 
-``pytest tests/mutants -k every_mutant`` takes seconds and shows which mutants need an update after a change of the code.
+``pytest tests/mutants -k every_mutant`` takes seconds and shows which mutants a change of the code has broken.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_without_a_mutant_tests_pass(folder: str, copy: Path, tmp_path: Path, se
 
 
 def test_without_a_mutant_schedules_hold(copy: Path, tmp_path: Path, server: ForkServer) -> None:
-    """The first schedules break no rule on the unchanged copy. Seeds that notice a mutant are checked with the mutant."""
+    """The first schedules break no rule on the unchanged copy. Seeds that notice a mutant are checked with it."""
     outcome = server.run(copy, Catcher(count=NUM_UNCHANGED), tmp_path / "output.txt")
     assert outcome.code == 0, outcome.output
 
