@@ -19,6 +19,30 @@ from swarm.wire import messages
 # In which module of the package a struct stands is no difference between two builds.
 _PLACE: Final = re.compile(re.escape(messages.__name__) + r"\.[a-z_]+\.")
 
+# Structs that were renamed in Python: new name -> the name that goes into the digest. The wire format is the same.
+_PUBLISHED_NAMES: Final = {
+    "AllowKey": "Expect",
+    "BlockKey": "Shun",
+    "DataPathError": "Trouble",
+    "GetDigest": "TellDigest",
+    "GetRequest": "Recall",
+    "Heartbeat": "Beat",
+    "KeepWarm": "Keep",
+    "KeptWarm": "Kept",
+    "LeaseRenewed": "Alive",
+    "LogDigest": "Digested",
+    "PlanCommand": "Steer",
+    "PlanOverrides": "ByHand",
+    "PlanWhatIf": "Suppose",
+    "RecheckHop": "Leg",
+    "RecheckRoute": "Trial",
+    "RequestDetails": "Recalled",
+    "RotateKey": "RotateYours",
+    "TokensSnapshot": "Snapshot",
+    "Unassign": "Dismiss",
+}
+_RENAMED: Final = re.compile(rf"\b({'|'.join(_PUBLISHED_NAMES)})\b")
+
 
 @cache
 def schema() -> str:
@@ -33,6 +57,13 @@ def client_schema() -> str:
 
 
 def _name(kinds: Iterable[type[messages.Message]]) -> str:
-    kinds = sorted(kinds, key=lambda kind: kind.__name__)
+    kinds = sorted(kinds, key=lambda kind: published_name(kind.__name__))
     described = "\n".join(repr(msgspec.inspect.type_info(kind)) for kind in kinds)
-    return xxhash.xxh3_64_hexdigest(_PLACE.sub(f"{messages.__name__}.", described).encode())
+    described = _PLACE.sub(f"{messages.__name__}.", described)
+    described = _RENAMED.sub(lambda match: published_name(match[0]), described)
+    return xxhash.xxh3_64_hexdigest(described.encode())
+
+
+def published_name(name: str) -> str:
+    """Return the name that this class had when its wire format was published."""
+    return _PUBLISHED_NAMES.get(name, name)

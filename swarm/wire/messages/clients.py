@@ -58,7 +58,7 @@ class Submit(Message, frozen=True, kw_only=True):
     v: Version = 3
 
 
-class Recall(Message, frozen=True):
+class Recall(Message, frozen=True, tag="recall"):
     """What request is that? Whoever reads on from another process must know what was asked for. The answer is
     ``Recalled``, or a ``Report`` ("recall") that says why there is none."""
 
@@ -182,7 +182,7 @@ class ByHand(Record, frozen=True):
     objective: Literal["", "auto", "throughput", "latency"] = ""
 
 
-class Steer(Message, frozen=True):
+class Steer(Message, frozen=True, tag="steer"):
     """``swarmctl`` says who gets layers: ``worker`` is cordoned, drained or free again; plans go by ``by_hand``; or the
     plan is made anew. ``force``: also if that makes nothing quicker. ``dry_run``: only tell what plan would be made."""
 
@@ -238,7 +238,7 @@ class Accepted(Message, frozen=True):
     request_id: RequestId
 
 
-class Recalled(Message, frozen=True):
+class Recalled(Message, frozen=True, tag="recalled"):
     """The answer to ``Recall``: what was asked for."""
 
     submit: Submit
@@ -298,7 +298,7 @@ class Finished(Message, frozen=True):
     num_cached: Position = 0
 
 
-class Snapshot(Message, frozen=True, kw_only=True):
+class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     """The answer to ``LookUp``: tokens ``start`` … of continuation ``index``, as many as one message holds.
     ``num_tokens``: how many the continuation has. ``finished``: how it ended; given with its last tokens. ``submit``:
     what was asked for; given with the first tokens of the first continuation."""

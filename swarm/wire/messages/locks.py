@@ -22,7 +22,7 @@ class BrokerKeyKept(Message, frozen=True):
     key: PublicKey
 
 
-class RotateYours(Message, frozen=True):
+class RotateYours(Message, frozen=True, tag="rotate_yours"):
     """Broker → who knocked with a key: draw another one for your machine, and tell me (``Rotate``)."""
 
 

@@ -60,20 +60,20 @@ class Prepare(Message, frozen=True):
     relay: Endpoint = ""
 
 
-class Expect(Message, frozen=True):
+class Expect(Message, frozen=True, tag="expect"):
     """Hear who has this key too, until the next fence: it will send a part of a recheck."""
 
     key: PublicKey
 
 
-class Shun(Message, frozen=True):
+class Shun(Message, frozen=True, tag="shun"):
     """Whoever has this key is out: hear it no more, and send it nothing, also of what is under way. (A fence comes with
     the next plan; there may be none.)"""
 
     key: PublicKey
 
 
-class Keep(Message, frozen=True):
+class Keep(Message, frozen=True, tag="keep"):
     """Load these layers, without KV, and keep them warm for the case that their holder dies; forget any others that no
     plan needs. Steps, and plans, go before."""
 
@@ -116,7 +116,7 @@ class Recheck(Message, frozen=True):
     trial: Trial
 
 
-class TellDigest(Message, frozen=True):
+class TellDigest(Message, frozen=True, tag="tell_digest"):
     """Tell the digest of the logged inputs of layer ``boundary`` at positions before ``stop``."""
 
     ticket: Whole
@@ -141,11 +141,11 @@ class Release(Message, frozen=True, kw_only=True):
     again: bool = False
 
 
-class Alive(Message, frozen=True):
+class Alive(Message, frozen=True, tag="alive"):
     """The broker lives: the worker's lease is renewed."""
 
 
-class Dismiss(Message, frozen=True):
+class Dismiss(Message, frozen=True, tag="dismiss"):
     """The plan of ``epoch`` does without this worker: forget all sequences and logs, keep the layers."""
 
 

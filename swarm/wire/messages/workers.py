@@ -179,7 +179,7 @@ class Activated(Message, frozen=True):
     kept: LayerRanges = ()
 
 
-class Kept(Message, frozen=True):
+class Kept(Message, frozen=True, tag="kept"):
     """These layers are warm here beside those of the plan, and nothing else is. ``wanted`` and not among them could not
     be loaded."""
 
@@ -235,7 +235,7 @@ class Rechecked(Message, frozen=True):
     problem: Text = ""
 
 
-class Digested(Message, frozen=True):
+class Digested(Message, frozen=True, tag="digested"):
     """The digest of what the log holds; empty if it doesn't hold all of it."""
 
     incarnation: Incarnation
@@ -258,7 +258,7 @@ class Stats(Message, frozen=True):
     values: Annotated[dict[Name, float], msgspec.Meta(max_length=256)]
 
 
-class Trouble(Message, frozen=True, kw_only=True):
+class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
     """Something that can't be repaired in place happened on the data path: the broker shall make a new epoch.
 
     ``damaged``: a message came that is not what was sent, or none did; that is nobody's work, and no request's fault.
@@ -304,7 +304,7 @@ WorkerMessage = (
 )
 
 
-class Beat(Message, frozen=True):
+class Beat(Message, frozen=True, tag="beat"):
     """A worker's pulse, from a thread of its own. ``progress`` grows with every piece of work that the compute thread
     finishes (a layer, a loaded tensor); ``since_s``: how long the state has lasted; ``asleep_s``: for how long it has
     been computing without progress while none of its threads ran or waited for a core."""
