@@ -1,4 +1,4 @@
-"""The roll's file: for its owner alone, written whole and synced before anything that it says counts."""
+"""File of the key registry: readable by its owner alone; written as a whole and synced before a change takes effect."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ class _Written(_Version, frozen=True, forbid_unknown_fields=True):
 
 
 class RollFile:
-    """``roll``: as it is on disk. The latest time that was ever seen is there too: where the clock goes back, or begins
-    in 1970 at a boot, what has expired stays so."""
+    """The key registry on disk. ``roll``: the content of the file.
+
+    The file also stores the latest time ever seen, so that expired invitations stay expired when the clock goes back or
+    starts in 1970 after a boot.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read it; without a file, nobody is known. Raises ConfigError if others may read it, or it is no roll."""
+        """Read the file; without one the registry is empty. Raises ConfigError if others may read it, or it is invalid."""
         self.path = path
         self.roll, self._seen_at = _read(path)
 
     def now(self) -> float:
-        """The time, which never goes back."""
+        """Return the current time, which never goes back."""
         self._seen_at = max(self._seen_at, time.time())
         return self._seen_at
 
     def write(self, roll: Roll) -> None:
-        """Make this the roll. Raises Refusal if the disk does not take it: then ``roll`` is what the disk has."""
+        """Replace the registry. Raises Refusal if writing fails; ``roll`` then matches the file."""
         if roll is self.roll:
             return
         written = _Written(_VERSION, roll.members, roll.invited, roll.retired, self.now())

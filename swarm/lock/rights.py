@@ -1,4 +1,7 @@
-"""What each role may say at the clients' door. Pure; whose requests a client sees is the broker's core's to say."""
+"""Permissions: the messages that each role may send on the client channel. Pure.
+
+The broker's core decides separately which requests a client may see.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,7 @@ _MAY: Final[dict[str, tuple[type[ClientMessage], ...]]] = {
     "gateway": _CLIENT,
     "worker": (Describe, Rotate, BrokerKeyKept),
 }
+# Reports that clients may query.
 _CLIENT_ASKS: Final = frozenset({"status", "nodes", "plan", "stats", "requests", "trace"})
 _WORDS: Final[dict[type[ClientMessage], str]] = {
     Submit: "submit requests",
@@ -80,7 +84,8 @@ _WORDS: Final[dict[type[ClientMessage], str]] = {
 
 
 def refusal(role: str | None, message: ClientMessage) -> str:
-    """Why whoever has this role may not say that; empty: it may. None: nobody whom the roll knows."""
+    """Return why a peer with this role may not send this message; empty if it may. ``role`` None: the key is not
+    registered."""
     if role is None:
         return "this key is not known here (any more): ask for an invitation (swarmctl invite)"
     if isinstance(message, Enrol):

@@ -1,11 +1,11 @@
 """Receiving end of data edges, in one plain thread; ``push`` is the sending end::
 
-    wake = WakeupFd()                                # any thread may call wake.set()
-    pull = PullChannel(host, DATA.frame_limit_bytes)
-    push = PushChannel(endpoint)                     # one per directed edge and epoch
-    pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: except pull
-    frames = pull.receive()                          # None: no message
-    push.send(frames)                                # False: can't be sent now, keep it
+wake = WakeupFd()                                # any thread may call wake.set()
+pull = PullChannel(host, DATA.frame_limit_bytes)
+push = PushChannel(endpoint)                     # one per directed edge and epoch
+pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: except pull
+frames = pull.receive()                          # None: no message
+push.send(frames)                                # False: can't be sent now, keep it
 """
 
 from __future__ import annotations
