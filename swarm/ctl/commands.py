@@ -1,4 +1,4 @@
-"""``swarmctl``: ask a running swarm how it is, and tell it what to do."""
+"""The commands of ``swarmctl``: inspect and administer a running swarm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WorkerArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options that may stand before or behind a command's name."""
+    """Options that may precede or follow a command's name."""
 
     url: str | None
     as_json: bool
@@ -57,7 +57,7 @@ class Common:
 
 @app.callback()
 def common(context: typer.Context, url: UrlOption = None, join: JoinOption = None, as_json: JsonOption = False) -> None:
-    """What stands before the command's name."""
+    """Handle the options before the command's name."""
     if join is not None:
         from swarm.cli.joining import join_here
 
@@ -66,7 +66,7 @@ def common(context: typer.Context, url: UrlOption = None, join: JoinOption = Non
 
 
 def _report(what: What, help: str) -> None:
-    """Make a command that asks for one report and shows it as ``render`` knows how to."""
+    """Define a command that queries one report and displays it with the ``render`` function of the same name."""
 
     def command(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
         from swarm.ctl import render
@@ -129,8 +129,10 @@ def plan(  # noqa: PLR0917 (options are parameters)
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who holds which layers, and why; predicted beside measured. With --dry-run, --pin, --cap, --exclude or
-    --objective, what the plan would be; with --apply, it is made so."""
+    """Show which worker holds which layers, and why; predicted and measured times.
+
+    With --dry-run, --pin, --cap, --exclude or --objective, show what the plan would be; with --apply, change it.
+    """
     from swarm.ctl import render
     from swarm.ctl.steering import by_hand, supposition
 
@@ -176,7 +178,7 @@ def stats(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Counters, sizes and times of the pipeline and its stages."""
+    """Show counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl import render_stats
     from swarm.ctl.prometheus import print_metrics
     from swarm.ctl.watch import watch_stats
@@ -208,7 +210,7 @@ def trace(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
+    """Show where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
     from swarm.ctl import render_trace
     from swarm.govern.orders import plain_id
 
@@ -224,7 +226,7 @@ def requests(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The requests under way, and those that ended last, the latest first, if the broker has a journal."""
+    """List active requests, and those that ended last (if the broker has a journal), the latest first."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("requests", all=all), render.requests)
@@ -243,7 +245,7 @@ def cancel(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a request, whoever made it. One that has ended stays as it is."""
+    """End any client's request. A request that has ended stays as it is."""
     from swarm.ctl import render
 
     ask_first(f"End the request {request}?", yes=yes)
@@ -274,7 +276,7 @@ def join(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a running `swarm up` start more workers."""
+    """Start more workers on a running `swarm up`."""
     from swarm.ctl import render
 
     limit = None if memory_limit is None else read_size(memory_limit)
@@ -290,7 +292,7 @@ def stop(  # noqa: PLR0917 (options are parameters)
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hand over and leave."""
+    """Stop a worker after it has handed over its layers."""
     from swarm.ctl import render
 
     ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
@@ -298,7 +300,7 @@ def stop(  # noqa: PLR0917 (options are parameters)
 
 
 def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
-    """Make a command that says of one worker whether it gets layers."""
+    """Define a command that controls whether a worker gets layers."""
 
     def command(
         context: typer.Context, worker: WorkerArgument, url: UrlOption = None, as_json: JsonOption = False
@@ -324,7 +326,8 @@ def drain(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hand over its layers and get no new ones until uncordon; its process stays (stop ends it, too)."""
+    """Move a worker's layers to others, and give it no new ones until uncordon. Its process continues (stop ends it,
+    too)."""
     from swarm.ctl import render
     from swarm.ctl.steering import of_worker
 
@@ -340,7 +343,7 @@ def rebalance(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the best plan now if it is quicker at all, without waiting until it is by more than plan.margin."""
+    """Switch to the best plan now if it is faster at all, even if by less than plan.margin."""
     from swarm.ctl import render
     from swarm.wire.messages import Steer
 
@@ -350,7 +353,7 @@ def rebalance(
 
 @app.command(epilog="Example: swarmctl standby --json")
 def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Who keeps which layers warm for others, and which layers nobody does."""
+    """Show which workers keep which layers warm as standbys, and which layers have no standby."""
     from swarm.ctl import render
     from swarm.govern.orders import kept
 
@@ -360,7 +363,7 @@ def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption =
 def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
-    """Ask, and print the answer for people or for programs."""
+    """Send a query and print the answer, for people or as JSON."""
     from swarm.cli.output import console, print_json
 
     outer: Common = context.obj

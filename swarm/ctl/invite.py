@@ -1,4 +1,4 @@
-"""``swarmctl invite``: a line with which another machine joins. Its secret is drawn here, and nobody else knows it."""
+"""``swarmctl invite``: create a line with which another machine joins. Its secret is generated here and never sent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def invite(  # noqa: PLR0917 (options are parameters)
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let another machine join: prints one line, to be used there once."""
+    """Let another machine join: print one line, to be used there once."""
     from swarm.cli.output import print_json
     from swarm.lock import invitation
     from swarm.wire.door.keys import new_pair
@@ -78,7 +78,7 @@ def invite(  # noqa: PLR0917 (options are parameters)
 
 
 def _seconds(text: str) -> float:
-    """Read a time (1h → 3600)."""
+    """Parse a duration (1h → 3600)."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST_S:
@@ -87,7 +87,7 @@ def _seconds(text: str) -> float:
 
 
 def _places(texts: Sequence[str]) -> list[str]:
-    """Read HOST and HOST:PORT, an IPv6 address with brackets or without; the port 0 stands for the broker's own."""
+    """Parse HOST and HOST:PORT; an IPv6 address may have brackets. Port 0 stands for the broker's own port."""
     from swarm.lock.invitation import is_address
 
     found = []
@@ -104,7 +104,7 @@ def _places(texts: Sequence[str]) -> list[str]:
 
 
 def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
-    """What the broker said of itself. Raises RequestFailed if it makes no sense."""
+    """Return the addresses and the key in the broker's answer. Raises RequestFailed if they are missing."""
     from swarm.errors import RequestFailed
 
     addresses, key = body.get("addresses"), body.get("key")
@@ -115,6 +115,6 @@ def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
 
 
 def _chosen(places: Sequence[str], told: tuple[str, ...]) -> tuple[str, ...]:
-    """The places that were asked for, else those that the broker told."""
+    """Return the requested addresses, or the broker's if there are none."""
     port = told[0].rpartition(":")[2]
     return tuple(place.removesuffix(":0") + f":{port}" if place.endswith(":0") else place for place in places) or told

@@ -1,4 +1,4 @@
-"""``swarmctl keys``: who may come in. API keys are in a file, which gateways watch; machines' keys are the broker's."""
+"""``swarmctl keys``: manage API keys (in a file that gateways watch) and machines' keys (stored by the broker)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def add(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key, and show it, this once. Limits hold in each gateway's process."""
+    """Create an API key and show it, only this once. Limits apply to each gateway process."""
     from swarm.keys.file import change
     from swarm.keys.keys import Limits, make, priority_named
 
@@ -95,7 +95,7 @@ def list_(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show keys: names, limits, roles; what was shown once is kept nowhere. With --keys-file, that file's alone."""
+    """List keys: names, limits, roles; secrets are not stored. With --keys-file, list only that file's keys."""
     from swarm.cli.output import console, print_json
     from swarm.ctl import machines
     from swarm.ctl.render_keys import keys
@@ -118,7 +118,7 @@ def list_(  # noqa: PLR0917 (options are parameters)
     else:
         console().print(keys({**body, **machines.shown(body)} if "machine" in kinds else body))
     if error is not None and (isinstance(error, RequestFailed) or kinds == {"machine"}):
-        raise error  # a refusal fails; an absent broker does so only where nothing else was asked for
+        raise error  # A refusal is a failure; an absent broker is one only if nothing else was requested.
 
 
 @keys_app.command("revoke", epilog="Example: swarmctl keys revoke alice")
@@ -133,8 +133,8 @@ def revoke(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a key back. An API key: gateways refuse it within a second, what it has under way is finished. A machine's,
-    by its name or how it begins: its connections end at once. An invitation: nobody joins by it any more."""
+    """Revoke a key. An API key: gateways refuse it within a second; its active requests finish. A machine's key, by its
+    name or prefix: its connections end immediately. An invitation: it can't be used any more."""
     kinds = _kinds(api, machine, keys_file)
     ask_first(f"Take the key {name} away for good?", yes=yes)
     problem = ""
@@ -164,8 +164,8 @@ def _say(body: Json, text: str, as_json: bool) -> None:
 
 
 def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
-    """Which kind of key is called so, and why nothing is known of machines', if so. Raises ConfigError if it may be
-    both, or is none."""
+    """Return the kind of the key with this name, and why machines' keys are unknown, if they are. Raises ConfigError if
+    it may be both, or does not exist."""
     from swarm.ctl import machines
     from swarm.errors import ConfigError
 
@@ -217,12 +217,12 @@ def rotate(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new key in the place of an old one.
+    """Replace a key by a new one.
 
-    An API key: with its limits and rights, and shown this once; the old one is refused. A member's, by its name: its
-    machine draws another one now, or when it is there again. With --machine, this machine's own: its secret half stays
-    here, what runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's:
-    it answers to both until all who are known there know the new one.
+    An API key: keeps its limits and rights; the new key is shown only this once; the old one is refused. A member's, by
+    its name: its machine generates a new key now, or when it connects next. With --machine, this machine's own: the
+    secret half stays here, processes here switch to the new key, and the old one is refused. With --broker, the
+    broker's: it accepts both keys until all members have the new one.
     """
     if machine and broker:
         raise typer.BadParameter("--machine is this machine's key, and --broker the broker's: name one of them")
@@ -268,7 +268,7 @@ def _rotate_broker(context: typer.Context, url: str | None, now: bool, as_json: 
 
 
 def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | None, as_json: bool) -> bool:
-    """Order it, if this is the name of a machine that has joined. False: it may be an API key's."""
+    """Order a rotation if a joined machine has this name. Return False if it may be an API key's name."""
     from swarm.ctl import machines
     from swarm.errors import ConfigError
 
@@ -312,13 +312,13 @@ def _kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
 
 
 def _outer_url(context: typer.Context) -> str | None:
-    """The address that stands before the command's name."""
+    """Return the --url that precedes the command's name."""
     parent = context.find_root().obj
     return getattr(parent, "url", None)
 
 
 def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *, must: bool) -> Ring:
-    """The file's keys. Raises BadParameter if nobody says where it is, and it ``must`` be known."""
+    """Return the file's keys. If ``must``, raises BadParameter when the file's location is not configured."""
     from swarm.keys.file import read
     from swarm.keys.keys import Ring
 
@@ -329,7 +329,7 @@ def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *
 
 
 def _file(context: typer.Context, given: Path | None, config: Path | None) -> Path:
-    """Where the gateways look too. Raises BadParameter if nobody says."""
+    """Return the path that gateways use, too. Raises BadParameter if it is not configured."""
     if given is not None:
         return given.expanduser()
     from swarm.keys.file import NAME

@@ -1,4 +1,4 @@
-"""Draw keys for people: API keys, machines and invitations, the broker's own key, and which swarms were joined."""
+"""Rendering of keys for people: API keys, machines and invitations, the broker's own key, and joined swarms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.govern.rows import rows_of
 
 
 def keys(body: Body) -> RenderableType:
-    """Draw API keys, members and invitations, as far as they are asked for."""
+    """Render API keys, members and invitations, as far as the report has them."""
     parts: list[RenderableType] = []
     for what, title, none in (
         ("keys", "API keys:", "no API keys"),
@@ -43,13 +43,13 @@ SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in:
 
 
 def _of_no_use(rows: Sequence[Body]) -> set[str]:
-    """Columns that say the same of all, as they should."""
+    """Return the columns in which all rows have the normal value."""
     usual = {"knows_broker": True, "expired": False}
     return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
 
 
 def broker_key(body: Body) -> str:
-    """Say how far the broker is with its new key."""
+    """Describe the progress of the broker's key rotation."""
     shut_out, behind = words(body.get("shut_out")), words(body.get("behind"))
     lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
     if shut_out:
@@ -63,7 +63,7 @@ def broker_key(body: Body) -> str:
 
 
 def joined(body: Body) -> RenderableType:
-    """Draw the broker's public key and the swarms that were joined."""
+    """Render the broker's public key and the swarms that this machine has joined."""
     nothing = body.get("problem") or "this broker serves its own machine only, and has none"
     parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
     rows = rows_of(body.get("joined"))

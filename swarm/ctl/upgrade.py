@@ -1,7 +1,8 @@
-"""``swarmctl upgrade``: start workers anew, one after the other, while answers run.
+"""``swarmctl upgrade``: restart workers one after the other, while answers continue.
 
-A worker hands its layers over, ends, is started again by whoever keeps it (``swarm up``, systemd) as what is installed
-there by then, and has to be back with layers before the next one goes. So at most one is away, and answers go on.
+A worker hands over its layers, exits, is restarted by its supervisor (``swarm up``, systemd) with the version that is
+installed there now, and must be back with layers before the next one is restarted. So at most one worker is missing at
+any time, and answers continue.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from swarm.govern.rows import Row
     from swarm.wire.messages import Json
 
-BACK_S: Final = 120.0  # for a worker to be back: it loads its model's files first
-LAYERS_S: Final = 15.0  # then, for a plan that gives it layers; there may be none
+BACK_S: Final = 120.0  # Timeout for a worker to come back: it loads its model's files first.
+LAYERS_S: Final = 15.0  # Additional timeout for a plan that gives it layers; there may be none.
 _LOOK_AGAIN_S: Final = 0.2
 _LIVES: Final = ("member", "leaving", "refused")
 _OUT: Final = "out"
@@ -45,11 +46,12 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start workers anew as what is installed where they run by now, while the swarm serves.
+    """Restart workers with the version that is installed on their machines, while the swarm serves.
 
-    Install the new version first. Each hands its layers over, ends and is started again by swarm up or systemd, and is
-    waited for; at the first that doesn't come back it ends, with exit code 1. Who is out is told, and left as it is;
-    that is exit code 1, too, if it was named. Broker and gateways are restarted where they run; nothing is lost.
+    Install the new version first. Each worker hands over its layers, exits, and is restarted by swarm up or systemd;
+    the command waits until it is back, and ends with exit code 1 at the first one that does not come back. A worker
+    that is out is reported and skipped; that is exit code 1, too, if it was named. Restart broker and gateways where
+    they run; nothing is lost.
     """
     if not rolling:
         raise typer.BadParameter("say --rolling: workers are started anew (swarmctl version shows who runs which)")
@@ -68,18 +70,18 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A worker's process, as the broker tells of it."""
+    """A worker's process, as reported by the broker."""
 
     name: str
     incarnation: str
     build: str
     is_member: bool
     has_layers: bool
-    absence: str = ""  # why it can't be started anew
+    absence: str = ""  # Reason for which it can't be restarted.
 
 
 class Rolling:
-    """``clock`` and ``pause`` are for tests."""
+    """Rolling restart of workers. ``clock`` and ``pause`` are replaced in tests."""
 
     def __init__(
         self,
@@ -112,8 +114,10 @@ class Rolling:
         return rows_of(self._client.query("nodes").get("workers"))
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
-        """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError
-        at the first that can't go or doesn't come back: the others are left as they are."""
+        """Restart these workers (none: all) one after the other, and yield each one's result.
+
+        Raises SwarmError at the first one that can't leave or does not come back; the rest is skipped.
+        """
         there = {each.name: each for each in sorted(self.workers(), key=lambda each: not each.absence)}
         if unknown := [name for name in names if name not in there]:
             raise Unavailable("; ".join(self._why_none(unknown, sorted(there))))
@@ -124,7 +128,7 @@ class Rolling:
             yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
 
     def _why_none(self, names: Sequence[str], here: Sequence[str]) -> list[str]:
-        """Say of each that left how it went, and of the others that nobody knows them."""
+        """Describe the workers that can't be restarted: those that have left, and unknown names."""
         left = {str(row["name"]): row for row in self._rows() if row["state"] == "left"}
         said = [
             f"{name} has left: {row.get('reason') or 'it went'}; it can be started again where it ran (process "
@@ -172,7 +176,7 @@ class Rolling:
         return False
 
     def _looked(self) -> list[Known]:
-        """Nobody, while the broker is away."""
+        """Return the current workers; none while the broker is unreachable."""
         try:
             return self.workers()
         except SwarmError:
@@ -180,7 +184,7 @@ class Rolling:
 
 
 def told(done: Json) -> str:
-    """One line about a worker that is back, or was left as it was."""
+    """Describe a worker that is back or was skipped, in one line."""
     if "out" in done:
         return f"{done['worker']} is out and was left as it was: {done['out']}"
     builds = f"swarm {done['is']}" if done["is"] == done["was"] else f"swarm {done['is']}, was {done['was']}"
@@ -194,7 +198,7 @@ def summed_up(done: Sequence[Json]) -> str:
 
 
 def demand_named(names: Sequence[str], done: Sequence[Json]) -> None:
-    """Raise Unavailable if one that was asked for by its name was left as it was."""
+    """Raise Unavailable if a worker that was named was skipped."""
     left = [str(each["worker"]) for each in done if "out" in each and each["worker"] in names]
     if left:
         raise Unavailable(f"{', '.join(left)} could not be started anew: swarmctl nodes shows why")

@@ -1,4 +1,4 @@
-"""``swarmctl stats --watch``: show the same report again and again."""
+"""``swarmctl stats --watch``: display the same report repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.wire.messages import Json
 
 
 def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show statistics until an interrupt, which is the way to end it and no failure. Closes the client."""
+    """Display statistics until an interrupt, which is the normal way to end it. Closes the client."""
     try:
         with client:
             _watch(client, every_s, as_json, pause)
@@ -33,7 +33,7 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
         if as_json:
             print_json_line(body)
         else:
-            screen.clear()  # does nothing where it isn't a terminal
+            screen.clear()  # No effect if it isn't a terminal.
             screen.print(Group(Text(_since_last(before, body, now - asked_at)), stats(body)))
         before, asked_at = body, now
         pause(every_s)

@@ -97,7 +97,7 @@ def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
 
 
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a JSON object from its pairs. Raises ValueError for a duplicate name: parsers differ in which one they use."""
+    """Build a JSON object from its pairs. Raises ValueError for a duplicate name, which parsers treat differently."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a name comes twice")
@@ -107,7 +107,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check_apart(path: Path, tensors: list[StoredTensor]) -> None:
-    """Raise ModelError if two tensors overlap: the format forbids it, and the sizes would add up to more than the file."""
+    """Raise ModelError if two tensors overlap: the format forbids it, and the sizes would exceed the file's."""
     stop = 0
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):
         if tensor.num_bytes and tensor.offset < stop:

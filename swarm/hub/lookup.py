@@ -215,7 +215,7 @@ class _LookUp:
 
 
 def shards_of(folder: Path) -> list[str]:
-    """Return the names of the model's files of weights, present or not; the index must be present if the model has one."""
+    """Return the names of the model's files of weights, present or not. If the model has an index, it must be here."""
     index = folder / INDEX
     if not index.is_file():
         return [SINGLE]

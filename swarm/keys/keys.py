@@ -83,7 +83,8 @@ class Ring:
         self._by_id = {key.id: key for key in self.keys}
 
     def find(self, shown: str) -> Key | None:
-        """Return the key for the text in a request; None if it is not valid. Unknown ids take as long as wrong secrets."""
+        """Return the key for the text in a request; None if it is not valid. Unknown ids take as long as wrong
+        secrets."""
         match = _KEY.fullmatch(shown)
         if match is None:
             return None

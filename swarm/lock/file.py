@@ -36,7 +36,8 @@ class RollFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file; without one the registry is empty. Raises ConfigError if others may read it, or it is invalid."""
+        """Read the file; without one the registry is empty. Raises ConfigError if others may read it, or it is
+        invalid."""
         self.path = path
         self.roll, self._seen_at = _read(path)
 

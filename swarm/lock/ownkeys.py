@@ -55,7 +55,8 @@ class OwnKeys:
             )
 
     def begin(self) -> None:
-        """Start a rotation: generate the next key. Raises ConfigError if it can't be written; then nothing has changed."""
+        """Start a rotation: generate the next key. Raises ConfigError if it can't be written; then nothing has
+        changed."""
         if self.former is None:
             self._pairs = (make(self._next_path), self._pairs[0])
 

@@ -26,7 +26,8 @@ _MODULUS: Final = (1 << 255) - 19
 
 
 def prove(pair: KeyPair, invitation: str, broker: str) -> str:
-    """Return a proof for this broker's public key that we hold ``pair``; valid for the invitation with this public key."""
+    """Return a proof for this broker's public key that we hold ``pair``; valid for the invitation with this public
+    key."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     box = crypto_box(_text(invitation), nonce, bytes.fromhex(broker), bytes.fromhex(pair.secret))
     return (nonce + box).hex()

@@ -33,7 +33,8 @@ class Home:
     joined: Known  # The membership that this process uses.
 
     def renewed(self) -> Known | None:
-        """Return the membership that has replaced ours in the file; None if there is none, or the file is unreadable."""
+        """Return the membership that has replaced ours in the file; None if there is none, or the file is
+        unreadable."""
         try:
             found = [each for each in known.every(self.state_dir) if each.is_same(self.joined)]
         except ConfigError:

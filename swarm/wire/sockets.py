@@ -1,4 +1,5 @@
-"""ZeroMQ and TCP sockets: every option with its reason, sending and receiving without blocking, listening, endpoints."""
+"""ZeroMQ and TCP sockets: every option with its reason, sending and receiving without blocking, listening,
+endpoints."""
 
 from __future__ import annotations
 
@@ -154,7 +155,8 @@ def connect(made: Socket, endpoint: str) -> None:
 
 
 def send_now(made: Socket, frames: Sequence[Bytes]) -> bool:
-    """Send without blocking. Return False if no peer is connected or the queue is full; then nothing was sent at all."""
+    """Send without blocking. Return False if no peer is connected or the queue is full; then nothing was sent at
+    all."""
     try:
         # Frames above 64 KB (pyzmq's threshold) are not copied; below, a copy is cheaper than the bookkeeping.
         made.send_multipart(frames, zmq.DONTWAIT, copy=False)

@@ -89,7 +89,8 @@ def unpack(spec: TensorSpec, data: Bytes) -> NDArray[np.float32]:
 
 
 def to_bfloat16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the bit patterns of the nearest bfloat16, ties to even. NaN stays NaN; too large values become infinite."""
+    """Return the bit patterns of the nearest bfloat16, ties to even. NaN stays NaN; too large values become
+    infinite."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     # The carry reaches the exponent exactly when rounding up must.
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16

@@ -53,7 +53,8 @@ def common(theirs: Iterable[int]) -> int | None:
 
 
 def as_of(version: int, kind: str, header: bytes) -> bytes:
-    """Return a message's header in the encoding of an older version. Raises WireError if that version can't express it."""
+    """Return a message's header in the encoding of an older version. Raises WireError if that version can't express
+    it."""
     added = [(newer, name) for newer in VERSIONS if newer > version for name in ADDED[newer] if _is_of(name, kind)]
     if not added:
         return header

@@ -1,4 +1,4 @@
-"""What a running swarm suffers from, by its own reports, and what to do about it. Pure."""
+"""Problems of a running swarm, found in its own reports, each with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swarm.ctl.look.workers import of_held_back, of_refused, of_workers
 from swarm.govern.rows import Row, counted, is_here, lets_them, may_have_layers, number, rows_of
 from swarm.wire.messages import Json
 
-OFF: Final = 0.25  # part by which a stage's steps may be another length than predicted
+OFF: Final = 0.25  # Fraction by which a stage's step time may differ from the prediction.
 ENOUGH_STEPS: Final = 32
 FULL: Final = 0.95
 
 
 class Reports(NamedTuple):
-    """The broker's answers, asked at about the same time."""
+    """The broker's reports, queried at about the same time."""
 
     status: Json
     nodes: Json
@@ -26,7 +26,7 @@ class Reports(NamedTuple):
 
 
 def ailments(reports: Reports) -> list[Finding]:
-    """The swarm as a whole first, then worker by worker and way by way, then how it keeps to what was predicted."""
+    """Return all findings: the swarm as a whole, then each worker and each connection, then predictions."""
     nodes = reports.nodes
     of_all = [*_whole(reports.status, nodes), *_builds(reports), *of_held_back(nodes)]
     of_each = [*of_workers(nodes), *of_refused(nodes), *of_ways(nodes), *of_clocks(nodes)]
@@ -53,7 +53,7 @@ def _whole(status: Row, nodes: Row) -> Iterator[Finding]:
 
 
 def _of_waiting(waits_for: str, nodes: Row) -> str:
-    """What to do about it: let those have layers who are held back by hand, where nobody else may or they are named."""
+    """Return the remedy: uncordon workers, if only cordoned ones could take the layers or the reason names them."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     is_cure = "uncordon" in waits_for or not any(map(may_have_layers, here))
     lets = lets_them(here) if is_cure else ""
@@ -101,8 +101,10 @@ def _predictions(plan: Row) -> Iterator[Finding]:
 
 
 def _off(text: str, times: float) -> tuple[str, str]:
-    """What is said of a stage that takes so many times as long as predicted, and why that may be. A plan is compared
-    with what it was made with, so nobody's order mends it: the next one is made with what was seen."""
+    """Return text and remedy for a stage whose steps take ``times`` as long as predicted.
+
+    A plan keeps the costs that it was made with, so no command corrects it; the next plan uses the measured times.
+    """
     next_one = "the next plan reckons with what was seen"
     if times > 1:
         return f"{text}: {times - 1:.0%} slower", f"see what else uses its cores or memory; {next_one}"

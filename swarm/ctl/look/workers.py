@@ -1,4 +1,4 @@
-"""What a swarm's workers suffer from, by the broker's report on them, and what to do about it. Pure."""
+"""Checks of a swarm's workers, from the broker's report, each with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from swarm.govern.rows import (
     rows_of,
 )
 
-SLOW: Final = 1.5  # times as long as a worker measured at its start
-OF_LATE_S: Final = 3600.0  # nobody tells that a process which was sent away is not wanted any more
-LATE_S: Final = 0.1  # a process's loop comes to its work so much later than it wanted to
+SLOW: Final = 1.5  # Step time relative to the worker's measurement at its start.
+# Refusals older than this are ignored, because no one reports that the process is not wanted any more.
+OF_LATE_S: Final = 3600.0
+LATE_S: Final = 0.1  # Event loop lag that is worth a note.
 _REMEDIES: Final = {
     "slow": "see what else uses its cores or memory",
     "blocked": "see what it waits for; it goes on by itself as soon as that is there",
@@ -32,7 +33,7 @@ _REMEDIES: Final = {
 
 
 def of_workers(nodes: Row) -> Iterator[Finding]:
-    """Those that are here, then those that are gone and have not come back under their name."""
+    """Yield findings for the present workers, then for missing ones whose names have not come back."""
     rows = rows_of(nodes.get("workers"))
     here = [row for row in rows if is_here(row)]
     if not here:
@@ -41,14 +42,14 @@ def of_workers(nodes: Row) -> Iterator[Finding]:
         found = list(_worker(row, here))
         yield from found or [Finding(str(row.get("name")), "ok", _well(row))]
     back = {row.get("name") for row in here}
-    last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # the latest come last
+    last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # The latest come last.
     replaced = _replaced(list(last_lives.values()), here)
     for name, row in last_lives.items():
         yield _gone(name, row, replaced.get(name, ""))
 
 
 def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
-    """For each that was lost, as far as they go, another one that has come since."""
+    """Return for each lost worker a worker that has joined since, as far as there are enough."""
     lost = sorted((row for row in gone if row.get("state") == "out"), key=lambda row: -number(row, "verdict_for_s"))
     come = sorted((row for row in here if row.get("here_for_s")), key=lambda row: -number(row, "here_for_s"))
     found = {}
@@ -61,8 +62,11 @@ def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
 
 
 def _gone(name: str, row: Row, replaced_by: str) -> Finding:
-    """Who was asked to go is missed by nobody. Who is out is, if it had a part and nobody has come since; and whoever
-    sent wrong results."""
+    """Return the finding for a missing worker.
+
+    A worker that was asked to leave is not a problem. A worker that is out is one if it had layers and no other worker
+    has joined since, or if it sent wrong results.
+    """
     why = f": {row['reason']}" if row.get("reason") else ""
     if row.get("state") == "left":
         return Finding(name, "note", f"has left{why}", "if it is missed: start it again, or swarmctl join another one")
@@ -121,7 +125,7 @@ def _is_slow(row: Row) -> bool:
 
 
 def _of_slow(row: Row, here: list[Row]) -> str:
-    """What to do about one that is slow. To let it go helps only where it has layers and others are quicker."""
+    """Return the remedy for a slow worker. Draining it helps only if it has layers and others are faster."""
     others = [each for each in here if each is not row and may_have_layers(each)]
     if not others or not row.get("layers"):
         return _REMEDIES["slow"]
@@ -131,7 +135,7 @@ def _of_slow(row: Row, here: list[Row]) -> str:
 
 
 def _standing(name: str, row: Row) -> Iterator[Finding]:
-    """Why it gets no layers, though it is here."""
+    """Yield findings that explain why a present worker gets no layers."""
     if by_hand := row.get("steered"):
         new = "new " if by_hand == "cordoned" else ""
         whole = " (back to the settings as a whole)" if by_hand == "excluded" else ""
@@ -145,7 +149,7 @@ def _standing(name: str, row: Row) -> Iterator[Finding]:
 
 
 def of_held_back(nodes: Row) -> Iterator[Finding]:
-    """Say it if one death would stop the swarm, since whoever is here is held back by hand and may not take layers."""
+    """Yield a finding if the loss of one worker would stop the swarm because all others are cordoned or excluded."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     held = held_back(here)
     if held and any(row.get("layers") for row in here) and not any(map(may_have_layers, here)):
@@ -154,7 +158,7 @@ def of_held_back(nodes: Row) -> Iterator[Finding]:
 
 
 def of_refused(nodes: Row) -> Iterator[Finding]:
-    """Processes that were sent away of late. Once one of that name has come in since, that is over."""
+    """Yield a finding for each process that was refused recently, unless a worker with its name has joined since."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     for row in rows_of(nodes.get("refused")):
         name, ago_s = str(row.get("name")), number(row, "ago_s")
@@ -163,7 +167,7 @@ def of_refused(nodes: Row) -> Iterator[Finding]:
             continue
         often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
         text = f"a process ({row.get('pid')} on {row.get('host')}) was sent away {ago_s:.0f} s ago{often}"
-        why, _, remedy = str(row.get("reason")).partition("; ")  # many a reason says what to do, too
+        why, _, remedy = str(row.get("reason")).partition("; ")  # Many reasons include a remedy.
         yield Finding(name, "note", f"{text}: {why}", remedy or "mend that where it runs, and start it again there")
 
 

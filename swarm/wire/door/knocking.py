@@ -134,7 +134,8 @@ class Locked:
         return Reply(b"")
 
     def _refused(self, error: bytes) -> None:
-        """Handle an ERROR. Raises AuthRejected if the listener sent it, WireError if an attacker on the path may have."""
+        """Handle an ERROR. Raises AuthRejected if the listener sent it, WireError if an attacker on the path may
+        have."""
         if self._shared and is_proven_refusal(error, self._shared):
             raise TurnedAway("the door does not take our key")
         raise WireError("an ERROR came that does not prove to be the door's")

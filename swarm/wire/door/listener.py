@@ -361,7 +361,8 @@ class Listener:
         self._leaving = [c for c in self._leaving if c in self._connections]
 
     def close(self) -> None:
-        """Close the listener. Sent messages may still leave for one second in total; slow readers don't delay others."""
+        """Close the listener. Sent messages may still leave for one second in total; slow readers don't delay
+        others."""
         self._entrance.close()
         for connection in self._connections:
             connection.write()

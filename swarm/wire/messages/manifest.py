@@ -72,7 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
-    """Return which files differ; or that they can't be compared, because the two sides use different kinds of digests."""
+    """Return which files differ; or that they can't be compared, because the two sides use different kinds of
+    digests."""
     mine_by, theirs_by = ({asset.name: asset for asset in side} for side in (mine, theirs))
     names = sorted(name for name in mine_by.keys() | theirs_by.keys() if mine_by.get(name) != theirs_by.get(name))
     if all(_are_of_two_kinds(mine_by.get(name), theirs_by.get(name)) for name in names):

@@ -1,4 +1,5 @@
-"""Messages from workers to the broker: answers and reports on the control channel, heartbeats on the heartbeat channel."""
+"""Messages from workers to the broker: answers and reports on the control channel, heartbeats on the heartbeat
+channel."""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Probe(Message, frozen=True):
-    """Measurement of the connection to the broker. The broker answers immediately, even before the worker is a member."""
+    """Measurement of the connection to the broker. The broker answers immediately, even before the worker is a
+    member."""
 
     ticket: Whole
     payload: PayloadSpec | None = None
@@ -210,7 +212,8 @@ class ReplayDone(Message, frozen=True):
 
 
 class ReplayMissing(Message, frozen=True):
-    """Report that a replay is impossible here: the log starts at ``has_from`` (equal to the stop if there is no log)."""
+    """Report that a replay is impossible here: the log starts at ``has_from`` (equal to the stop if there is no
+    log)."""
 
     incarnation: Incarnation
     sequence: SequenceId

@@ -196,7 +196,8 @@ class Relay:
             self._end(end)
 
     def _hear(self, end: _End) -> None:
-        """Read from a connection that is not joined. It may send its preamble and nothing else; otherwise it is closed."""
+        """Read from a connection that is not joined. It may send its preamble and nothing else; otherwise it is
+        closed."""
         try:
             came = end.socket.recv(PREAMBLE_BYTES + 1 - len(end.said))
         except (BlockingIOError, InterruptedError):

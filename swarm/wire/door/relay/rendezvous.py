@@ -80,7 +80,8 @@ class _Meeting(Generic[C]):
 
 
 class Rendezvous(Generic[C]):
-    """Matching of senders and receivers by ticket. Methods that return connections to close have removed them already."""
+    """Matching of senders and receivers by ticket. Methods that return connections to close have removed them
+    already."""
 
     def __init__(self) -> None:
         self._admitted: frozenset[str] = frozenset()
