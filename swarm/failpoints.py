@@ -45,36 +45,36 @@ TRACE_VARIABLE = "SWARM_FAILPOINTS_TRACE"
 FROM_VARIABLE = "SWARM_FAILPOINTS_FROM"
 
 PLACES: dict[str, str] = {
-    "step.arrived": "a step came over the data edge",
+    "step.arrived": "a step arrived on the data edge",
     "step.computes": "a step's rows are about to be computed",
-    "step.prefill": "the same, and some of them are a prompt's: a chunk",
-    "step.computed": "computed, neither logged nor sent (values)",
-    "step.sampled": "the last stage drew tokens, which nobody knows yet",
+    "step.prefill": "the same, and some rows belong to a prompt: a chunk",
+    "step.computed": "computed, but neither logged nor sent (values)",
+    "step.sampled": "the last stage sampled tokens, but has not sent them",
     "step.sent": "a step's result was handed to the socket",
     "replay.begins": "a chunk of a replay is about to be computed",
-    "replay.computed": "a chunk of a replay was computed, neither logged nor told (values)",
+    "replay.computed": "a chunk of a replay was computed, but neither logged nor reported (values)",
     "replay.sent": "a chunk of a replay was handed to the socket",
     "load.tensor": "a tensor was read",
-    "load.done": "everything is loaded and warm, and nobody knows yet",
-    "loop.turn": "the control loop looks at its lag, every 0.1 s",
-    "beat.due": "a beat is about to be sent",
-    "advertise": "the data endpoint is told (text)",
+    "load.done": "everything is loaded and warm, but not reported",
+    "loop.turn": "the control loop measures its lag, every 0.1 s",
+    "beat.due": "a heartbeat is about to be sent",
+    "advertise": "the data endpoint is advertised (text)",
     "broker.tick": "the broker's timer",
-    "gateway.turn": "the gateway's loop goes round, every 0.1 s",
-    "journal.writes": "the journal's thread is about to write what waits",
-    "journal.written": "it is written, and nobody knows yet",
+    "gateway.turn": "the gateway's event loop measures its lag, every 0.1 s",
+    "journal.writes": "the journal's thread is about to write queued facts",
+    "journal.written": "they are written, but not reported",
     "broker.dispatch": "a step is about to be sent to the first stage",
-    "broker.step_done": "the last stage's answer came, and was not looked at",
+    "broker.step_done": "the last stage's answer arrived, but is not handled",
     "broker.order": "an order to a worker is about to be sent",
     "broker.tokens": "tokens are about to be written to the journal",
-    "broker.advertise": "the endpoints for beats and finished steps are told (text)",
+    "broker.advertise": "the endpoints for heartbeats and finished steps are advertised (text)",
 }
 for _order in ("prepare", "fence", "activate", "replay", "dismiss", "release"):
-    PLACES[f"order.{_order}"] = f"an order to {_order} came to the compute thread"
+    PLACES[f"order.{_order}"] = f"an order to {_order} reached the compute thread"
     PLACES[f"handled.{_order}"] = f"an order to {_order} was carried out"
 for _news in ("hello", "prepared", "activated", "replaydone", "leaving"):
-    PLACES[f"tell.{_news}"] = f"the broker is about to be told: {_news}"
-    PLACES[f"told.{_news}"] = f"that was handed to the socket: {_news}"
+    PLACES[f"tell.{_news}"] = f"about to be sent to the broker: {_news}"
+    PLACES[f"told.{_news}"] = f"handed to the socket: {_news}"
 
 VALUES = frozenset({"step.computed", "replay.computed"})  # Places that pass hidden states, which can be falsified.
 TEXTS = frozenset({"advertise", "broker.advertise"})  # Places that pass an endpoint.
@@ -172,7 +172,7 @@ def _parse(text: str) -> _Fault:
         raise _wrong(text, f"there is no place {place!r}; the places are {', '.join(sorted(PLACES))}")
     allowed = {"port"} if place in TEXTS else set(_ACTIONS) | (set(_SPOIL) if place in VALUES else set())
     if action not in allowed:
-        raise _wrong(text, f"what can happen there is {', '.join(sorted(allowed))}")
+        raise _wrong(text, f"the actions there are {', '.join(sorted(allowed))}")
     if (argument is None) == (action in _NEEDS_ARGUMENT):
         what = "a number, like stall:3" if argument is None else "no number"
         raise _wrong(text, f"{action} takes {what}")
@@ -181,7 +181,7 @@ def _parse(text: str) -> _Fault:
 
 
 def _wrong(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{VARIABLE}: {text!r} can't be understood: {why}")
+    return ConfigError(f"{VARIABLE}: {text!r} can't be parsed: {why}")
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -221,17 +221,17 @@ def _stall(fault: _Fault) -> None:
 
 
 def _raise(fault: _Fault) -> NoReturn:
-    raise RuntimeError(f"a fault was asked for at {fault.place}")
+    raise RuntimeError(f"an injected fault at {fault.place}")
 
 
 def _memory(_: _Fault) -> NoReturn:
-    raise MemoryError("a fault was asked for: no memory")
+    raise MemoryError("an injected fault: no memory")
 
 
 def _devour(fault: _Fault) -> NoReturn:
     """Allocate and write this many MiB at most, then raise MemoryError."""
     taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(fault.argument))]
-    raise MemoryError(f"a fault was asked for: {len(taken)} MiB")
+    raise MemoryError(f"an injected fault: {len(taken)} MiB")
 
 
 def _nan(values: NDArray[np.float32]) -> NDArray[np.float32]:

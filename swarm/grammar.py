@@ -66,7 +66,7 @@ def vocabulary(tokenizer_json: str, ends: Sequence[int]) -> LLTokenizer:
         known = [end for end in ends if end < words.vocab_size]
         return LLTokenizer(tokenizer_json, eos_token=known) if known and known != words.eos_tokens else words
     except ValueError as error:
-        raise ModelError(f"the model's tokenizer.json is of no use for grammars: {error}") from None
+        raise ModelError(f"the model's tokenizer.json can't be used for grammars: {error}") from None
 
 
 def weight(grammar: Grammar) -> int:
@@ -92,7 +92,7 @@ class Compilation:
         self._thread.join(max(0.0, wait_s))
         if self._thread.is_alive():
             return None
-        return self._found or refusal(self._grammar, "the compiler broke down over it")
+        return self._found or refusal(self._grammar, "the compiler failed")
 
     def _work(self) -> None:
         try:

@@ -108,7 +108,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(grammar.text) > MAX_GRAMMAR:
             raise InvalidRequest(f"grammar has {len(grammar.text)} characters, at most {MAX_GRAMMAR}", code="grammar")
         if self.ignore_eos:
-            raise InvalidRequest("ignore_eos can't be had with a grammar, which says where to end", code="ignore_eos")
+            raise InvalidRequest(
+                "ignore_eos can't be combined with a grammar, which defines where the answer ends", code="ignore_eos"
+            )
 
 
 # The upper bounds are far above any use; they keep arithmetic finite and one request from monopolising the machine.

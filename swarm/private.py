@@ -38,7 +38,7 @@ def _check(path: Path, what: str, status: os.stat_result, remedy: str, is_creden
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{what} {path} is no regular file")
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"{what} {path} belongs to somebody else (user {status.st_uid})")
+        raise ConfigError(f"{what} {path} belongs to another user ({status.st_uid})")
     by_group = stat.S_IRGRP if is_credential and status.st_uid == status.st_gid == 0 else 0
     if status.st_mode & 0o077 & ~by_group:
         raise ConfigError(f"others may read {what} {path}: chmod 600 {path}, and {remedy}")

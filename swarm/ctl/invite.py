@@ -31,19 +31,21 @@ _LONGEST_S: Final = 365 * 86_400
 
 def invite(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    role: Annotated[Role, typer.Option("--role", help="As what it may join.", show_default=False)],
-    uses: Annotated[int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many may join by it.")] = 1,
-    valid: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is good: 90s, 30m, 1h, 7d.")] = "1h",
+    role: Annotated[Role, typer.Option("--role", help="The role of the new machine.", show_default=False)],
+    uses: Annotated[
+        int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many machines may use it.")
+    ] = 1,
+    valid: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 30m, 1h, 7d.")] = "1h",
     name: Annotated[
         str,
-        typer.Option("--name", help="What who joins is called. [default: what it calls itself]", show_default=False),
+        typer.Option("--name", help="Name of the new machine. [default: its own choice]", show_default=False),
     ] = "",
     address: Annotated[
         list[str] | None,
         typer.Option(
             "--address",
             metavar="HOST",
-            help="Where it shall knock: HOST or HOST:PORT (may be repeated). [default: what the broker listens on]",
+            help="Address to connect to: HOST or HOST:PORT (may be repeated). [default: the broker's addresses]",
             show_default=False,
         ),
     ] = None,
@@ -110,7 +112,7 @@ def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
     addresses, key = body.get("addresses"), body.get("key")
     is_key = isinstance(key, str) and re.fullmatch(r"[0-9a-f]{64}", key) is not None
     if not is_key or not isinstance(addresses, list) or not addresses:
-        raise RequestFailed("the broker did not say where it listens: is it of another build?")
+        raise RequestFailed("the broker did not report its addresses: is it of another build?")
     return tuple(map(str, addresses)), str(key)
 
 

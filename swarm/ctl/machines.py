@@ -60,8 +60,8 @@ def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
     if found is None:
         what = "no swarm" if name is None else f"no swarm as {name!r}"
         raise ConfigError(
-            f"this machine has joined {what} (looked in {state_dir}): a key is changed where it is kept, since its "
-            "secret half never leaves that machine"
+            f"this machine has joined {what} (looked in {state_dir}): rotate a key on its own machine, since its "
+            "secret half never leaves it"
         )
     successor = change_key(Home(state_dir, found))
     return successor.name, successor.pair.public

@@ -121,24 +121,24 @@ def standby(body: Body) -> RenderableType:
     bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
     told = [_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
     if bare:
-        told.append(f"{_by_nobody(bare)}, and would be loaded if the holder died")
+        told.append(f"{_by_nobody(bare)}, and would have to be loaded if the holder died")
     if lost:
-        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "no other worker is here"
-        told.append(f"{_by_nobody(lost)}, and nobody may take over if the holder dies: {held}")
+        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "there is no other worker"
+        told.append(f"{_by_nobody(lost)}, and no worker may take over if the holder dies: {held}")
     if not any(row.get("layers") for row in rows):
         told.append("no worker has layers: there is nothing to keep")
-    return Group(table, *(Text(f"· {each}") for each in told or ["every layer is kept by somebody else, too"]))
+    return Group(table, *(Text(f"· {each}") for each in told or ["every layer has a standby"]))
 
 
 def _warming(row: Body, warming: Body) -> str:
     loaded = " of ".join(value_of(name, warming[name]) for name in ("warm_bytes", "wanted_bytes"))
     ready = warming["ready_in_s"]
     rest = "as steps leave time for it" if ready is None else f"in about {value_of('ready_in_s', ready)}"
-    return f"{row['name']} has loaded {loaded} of what it is to keep; the rest follows {rest}"
+    return f"{row['name']} has loaded {loaded} of its standby layers; the rest follows {rest}"
 
 
 def _by_nobody(layers: list[object]) -> str:
-    return f"layers {words(layers)} are kept by nobody" if len(layers) > 1 else f"layer {layers[0]} is kept by nobody"
+    return f"layers {words(layers)} have no standby" if len(layers) > 1 else f"layer {layers[0]} has no standby"
 
 
 def plan(body: Body) -> RenderableType:
@@ -238,7 +238,7 @@ def _sent_away(body: Body) -> list[RenderableType]:
     """Render refused workers, the latest last."""
     return [
         Text(
-            f"· {row.get('name')} was sent away {row.get('ago_s')} s ago (process {row.get('pid')} on "
+            f"· {row.get('name')} was refused {row.get('ago_s')} s ago (process {row.get('pid')} on "
             f"{row.get('host')}): {row.get('reason')}"
         )
         for row in rows_of(body.get("refused"))

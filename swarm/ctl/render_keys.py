@@ -29,17 +29,17 @@ def keys(body: Body) -> RenderableType:
     elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
         parts.append(Text(SHUT_OUT))
     if problem := body.get("problem"):
-        parts.append(Text(f"of machines' keys nothing is known: {problem}"))
+        parts.append(Text(f"machines' keys are unknown: {problem}"))
     elif body.get("locked") is False:
         parts.append(Text("this broker serves its own machine only, and needs no keys for that"))
     return Group(*parts)
 
 
 BOTH_ANSWERED = (
-    "the broker's key is being changed: whoever does not know it yet (knows broker: no) is told when it knocks; the "
-    "old one is answered to until then, or until swarmctl keys rotate --broker --now"
+    "the broker's key is being rotated: machines without the new one (knows broker: no) get it when they connect; the "
+    "old one stays valid until then, or until swarmctl keys rotate --broker --now"
 )
-SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in: revoke it, and invite it anew"
+SHUT_OUT = "machines without the broker's key (knows broker: no) can't connect: revoke them, and invite them again"
 
 
 def _of_no_use(rows: Sequence[Body]) -> set[str]:
@@ -53,12 +53,12 @@ def broker_key(body: Body) -> str:
     shut_out, behind = words(body.get("shut_out")), words(body.get("behind"))
     lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
     if shut_out:
-        lines.append(f"shut out, for they know the old one only: {shut_out}; revoke them, and invite them anew")
+        lines.append(f"locked out, because they have only the old one: {shut_out}; revoke them, and invite them again")
     elif body.get("is_over"):
-        lines.append("everybody knows it; the old one is put away")
+        lines.append("all members have it; the old one is retired")
     else:
-        lines.append(f"the old one is answered to until these know it, too: {behind}")
-        lines.append("(swarmctl keys rotate --broker says how far that is; with --now, they are shut out)")
+        lines.append(f"the old one stays valid until these have the new one: {behind}")
+        lines.append("(swarmctl keys rotate --broker shows the progress; with --now, they are locked out)")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from swarm.ctl.render import Body, fields, value_of
 from swarm.govern.rows import rows_of
 
 _PARTS = (
-    ("queue_s", "queue", "in no step: waiting for room or a turn"),
+    ("queue_s", "queue", "in no step: waiting for KV capacity or its turn"),
     ("wire_s", "wire", "between broker and stages: encoding, sockets, networks"),
     ("wait_s", "waiting", "in a stage, behind other steps"),
     ("compute_s", "compute", "in the layers"),
@@ -38,7 +38,7 @@ def _sequence(sequence: Body) -> list[RenderableType]:
         parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
         return parts
     if "tokens" in sequence:
-        parts.append(Text("no token of it is traced: none is done yet, or its steps were too long ago"))
+        parts.append(Text("no token is traced: none is finished yet, or its steps were too long ago"))
     if stages := rows_of(sequence.get("stages")):
         parts.append(_stages(stages))
     return parts
@@ -84,7 +84,7 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     if len(tokens) <= _MOST_LINES:
         return Group(Text(title), table)
     return Group(
-        Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them")
+        Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are omitted; --json has them")
     )
 
 

@@ -34,13 +34,16 @@ _OUT: Final = "out"
 def upgrade(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     workers: Annotated[
-        list[str] | None, typer.Argument(help="Workers' names; none means all.", show_default=False)
+        list[str] | None, typer.Argument(help="Names of workers. [default: all]", show_default=False)
     ] = None,
     rolling: Annotated[
-        bool, typer.Option("--rolling", help="One after the other: there is no other way, so it has to be said.")
+        bool, typer.Option("--rolling", help="Restart one worker after the other. Required: there is no other mode.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even one that the swarm can't do without: answers wait until it is back.")
+        bool,
+        typer.Option(
+            "--force", help="Even workers that the swarm can't serve without: answers wait until they are back."
+        ),
     ] = False,
     yes: YesOption = False,
     url: UrlOption = None,
@@ -54,9 +57,9 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
     they run; nothing is lost.
     """
     if not rolling:
-        raise typer.BadParameter("say --rolling: workers are started anew (swarmctl version shows who runs which)")
+        raise typer.BadParameter("add --rolling: workers are restarted (swarmctl version shows their builds)")
     outer = context.obj
-    ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
+    ask_first(f"Restart {', '.join(workers) if workers else 'all workers'}, one after the other?", yes=yes)
     in_json = as_json or outer.as_json
     with open_client(context, url or outer.url) as client:
         all_done = []
@@ -102,7 +105,7 @@ class Rolling:
                 str(row["build"] or "0.1.0"),
                 is_member=row["state"] == "member",
                 has_layers=row["layers"] is not None,
-                absence="" if row["state"] in _LIVES else str(row.get("reason") or "it went"),
+                absence="" if row["state"] in _LIVES else str(row.get("reason") or "no reason given"),
             )
             for row in self._rows()
             if row["state"] in (*_LIVES, _OUT)
@@ -122,7 +125,7 @@ class Rolling:
         if unknown := [name for name in names if name not in there]:
             raise Unavailable("; ".join(self._why_none(unknown, sorted(there))))
         if all(each.absence for each in there.values()):
-            raise Unavailable("there is no worker to start anew: swarmctl nodes shows who is out, and why")
+            raise Unavailable("there is no worker to restart: swarmctl nodes shows which are out, and why")
         for name in names or sorted(there):
             worker = there[name]
             yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
@@ -131,7 +134,7 @@ class Rolling:
         """Describe the workers that can't be restarted: those that have left, and unknown names."""
         left = {str(row["name"]): row for row in self._rows() if row["state"] == "left"}
         said = [
-            f"{name} has left: {row.get('reason') or 'it went'}; it can be started again where it ran (process "
+            f"{name} has left: {row.get('reason') or 'no reason given'}; start it again where it ran (process "
             f"{row.get('pid')} on {row.get('host')})"
             for name, row in left.items()
             if name in names
@@ -162,8 +165,8 @@ class Rolling:
                     return worker
             if self._clock() >= until:
                 raise Unavailable(
-                    f"{before.name} went and did not come back within {BACK_S:g} s: nobody starts it again, or it "
-                    "can't work (its log says why); the others were left as they are"
+                    f"{before.name} left and did not come back within {BACK_S:g} s: it has no supervisor, or it "
+                    "can't start (see its log); the others were not restarted"
                 )
             self._pause(_LOOK_AGAIN_S)
 
@@ -186,7 +189,7 @@ class Rolling:
 def told(done: Json) -> str:
     """Describe a worker that is back or was skipped, in one line."""
     if "out" in done:
-        return f"{done['worker']} is out and was left as it was: {done['out']}"
+        return f"{done['worker']} is out and was skipped: {done['out']}"
     builds = f"swarm {done['is']}" if done["is"] == done["was"] else f"swarm {done['is']}, was {done['was']}"
     layers = "" if done["has_layers"] else "; it has no layers"
     return f"{done['worker']} is back after {done['back_s']} s ({builds}){layers}"
@@ -194,11 +197,11 @@ def told(done: Json) -> str:
 
 def summed_up(done: Sequence[Json]) -> str:
     num_out = sum("out" in each for each in done)
-    return f"{len(done) - num_out} upgraded" + (f", {num_out} out and left as it was" if num_out else "")
+    return f"{len(done) - num_out} upgraded" + (f", {num_out} out and skipped" if num_out else "")
 
 
 def demand_named(names: Sequence[str], done: Sequence[Json]) -> None:
     """Raise Unavailable if a worker that was named was skipped."""
     left = [str(each["worker"]) for each in done if "out" in each and each["worker"] in names]
     if left:
-        raise Unavailable(f"{', '.join(left)} could not be started anew: swarmctl nodes shows why")
+        raise Unavailable(f"{', '.join(left)} could not be restarted: swarmctl nodes shows why")

@@ -42,7 +42,5 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
 def _since_last(before: Json, body: Json, seconds: float) -> str:
     first, last = before.get("pipeline"), body.get("pipeline")
     if not isinstance(first, Mapping) or not isinstance(last, Mapping):
-        return (
-            "every figure counts since the start; from the next look on, this line says how many there are per second"
-        )
-    return f"since the last look: {rates(first, last, seconds) or 'nothing is known'}"
+        return "counters are totals since the start; from the next refresh on, this line shows rates per second"
+    return f"since the last refresh: {rates(first, last, seconds) or 'no data'}"

@@ -164,7 +164,7 @@ class _LookUp:
                     self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
                 )
             except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
-                raise ModelError(f"what answers at {constants.ENDPOINT} is no model hub; correct HF_ENDPOINT") from None
+                raise ModelError(f"{constants.ENDPOINT} is not a model hub; correct HF_ENDPOINT") from None
 
     def _ask(self, files: dict[str, RepoSibling]) -> Snapshot:
         with self.trouble.explained(BROKEN_OFF):
@@ -226,7 +226,7 @@ def shards_of(folder: Path) -> list[str]:
     strange = [name for name in names if not isinstance(name, str) or not name.endswith(".safetensors")]
     strange += [name for name in names if isinstance(name, str) and Path(name).name != name]
     if strange:
-        raise ModelError(f"{index} names {strange[0]!r}, which is not a safetensors file beside it")
+        raise ModelError(f"{index} names {strange[0]!r}, which is not a safetensors file in the same folder")
     return sorted(names)
 
 
@@ -333,7 +333,7 @@ def _in_background(work: Callable[[], object]) -> Future[object]:
             future.set_exception(error)
         finally:
             if not future.done():
-                future.set_exception(RuntimeError("the download ended in a way nobody expected"))
+                future.set_exception(RuntimeError("the download ended unexpectedly"))
 
     threading.Thread(target=run, name="fetch", daemon=True).start()
     return future

@@ -58,7 +58,7 @@ async def announce(name: str, addresses: Sequence[str], port: int, key: str) -> 
             await made.async_close()  # Sends a goodbye packet.
     except (Error, OSError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ConfigError(f"nobody can be told on the network ({why})") from None
+        raise ConfigError(f"announcing on the local network failed ({why})") from None
 
 
 async def discover(for_s: float) -> list[Found]:
@@ -75,7 +75,7 @@ async def discover(for_s: float) -> list[Found]:
     try:
         made = AsyncZeroconf()
     except OSError as error:
-        raise ConfigError(f"nobody can be asked on the network ({error.strerror or error})") from None
+        raise ConfigError(f"searching the local network failed ({error.strerror or error})") from None
     try:
         browser = AsyncServiceBrowser(made.zeroconf, SERVICE, handlers=[heard])
         await asyncio.sleep(for_s)

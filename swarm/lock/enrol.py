@@ -43,10 +43,10 @@ async def enrol(invitation: Invitation, own: KeyPair, name: str, timeout_s: floa
                 return await _enrol_at(address, invitation, own, name, links)
         except TimeoutError:
             reasons.append(
-                f"who listens at {address} hangs up while this machine knocks: the swarm may have another key by now "
-                "than when it made this invitation, then ask for another (swarmctl invite)"
+                f"the broker at {address} disconnects during the handshake: its key may have changed since it made "
+                "this invitation; ask for another one (swarmctl invite)"
                 if Link.UNHEARD in links
-                else f"nobody answered at {address} within {timeout_s:g} s"
+                else f"no answer at {address} within {timeout_s:g} s"
             )
     raise Unavailable("; ".join(reasons) + ": check that the swarm runs and that its ports can be reached from here")
 
@@ -94,7 +94,7 @@ async def _knocking(endpoint: str, pair: KeyPair) -> AsyncIterator[DealerChannel
         try:
             yield channel
         except WireError as error:
-            raise Unavailable(f"what answered is no swarm of this build: {error}") from None
+            raise Unavailable(f"the peer is not a compatible swarm: {error}") from None
         finally:
             channel.close()
     finally:

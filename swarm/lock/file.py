@@ -59,7 +59,7 @@ class RollFile:
             if not self._is_there(content):
                 raise Refusal(f"{_WHAT} {self.path} can't be written ({error.strerror}); nothing has changed") from None
             self.roll = roll
-            raise Refusal(f"it is done, and may be undone by a power cut ({error.strerror}): say it again") from None
+            raise Refusal(f"it is done, but a power cut may undo it ({error.strerror}): repeat the command") from None
         self.roll = roll
 
     def _is_there(self, content: bytes) -> bool:
@@ -80,7 +80,7 @@ def _read(path: Path) -> tuple[Roll, float]:
         written = msgspec.json.decode(content, type=_Written)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is no roll of keys ({error}): put back a copy, or move it away and invite anew"
+            f"{path} is not a key registry ({error}): restore a copy, or move it away and invite all machines again"
         ) from None
     try:
         return Roll(written.members, written.invited, written.retired), written.seen_at

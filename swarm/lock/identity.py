@@ -45,7 +45,7 @@ def make(path: Path) -> KeyPair:
         found = _read(path)
         if found is not None:
             return found
-        raise ConfigError(f"{_WHAT} {path} comes and goes: who else writes there?") from None
+        raise ConfigError(f"{_WHAT} {path} appears and disappears: does another process write there?") from None
     except OSError as error:
         raise ConfigError(f"{_WHAT} {path} can't be written ({error.strerror})") from None
     return pair

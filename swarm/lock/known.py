@@ -106,8 +106,7 @@ def change(state_dir: Path, joined: Known, edit: Callable[[Known], Known]) -> Kn
     folder = state_dir / _FOLDER
     if not is_kept(state_dir, joined):
         raise ConfigError(
-            f"the key of {joined.name} is not kept in {state_dir}, but was handed over by whoever started this: "
-            "change it where it comes from"
+            f"the key of {joined.name} is not stored in {state_dir}: it is a systemd credential; change it there"
         )
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -190,7 +189,7 @@ def _read(path: Path, is_credential: bool = False) -> Known | None:
     try:
         known = msgspec.json.decode(content, type=Known)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} does not say what was joined ({error}): move it away, and join again") from None
+        raise ConfigError(f"{path} is not a valid membership ({error}): move it away, and join again") from None
     if known.version != _VERSION:
         raise ConfigError(f"{path} is of version {known.version}, and this build reads {_VERSION}")
     return known

@@ -49,10 +49,7 @@ class OwnKeys:
     def demand_own(self) -> None:
         """Raise ConfigError if the key came from systemd, so that the broker can't change it."""
         if self._is_handed_over:
-            raise ConfigError(
-                "the broker's key was handed over by whoever started it (systemd's credential swarm.key): change it "
-                "where it comes from"
-            )
+            raise ConfigError("the broker's key is systemd's credential swarm.key: change it there")
 
     def begin(self) -> None:
         """Start a rotation: generate the next key. Raises ConfigError if it can't be written; then nothing has
@@ -68,6 +65,6 @@ class OwnKeys:
             private.put_in_place(self._next_path, self._path)
         except OSError as error:
             if self._next_path.exists():
-                raise ConfigError(f"the old key can't be put away ({error.strerror}): both are answered to") from None
+                raise ConfigError(f"the old key can't be retired ({error.strerror}): both stay valid") from None
             # The rename is done but may not be durable: after a power cut the next start finds both keys again.
         self._pairs = self._pairs[:1]

@@ -70,7 +70,7 @@ _WORDS: Final[dict[type[ClientMessage], str]] = {
     GetAsset: "ask for the model's files",
     Join: "start workers",
     StopWorker: "stop workers",
-    Steer: "say which worker gets what",
+    Steer: "change the placement of layers",
     ShowSettings: "ask for settings",
     HostHello: "offer to start workers",
     HostDone: "offer to start workers",
@@ -87,15 +87,15 @@ def refusal(role: str | None, message: ClientMessage) -> str:
     """Return why a peer with this role may not send this message; empty if it may. ``role`` None: the key is not
     registered."""
     if role is None:
-        return "this key is not known here (any more): ask for an invitation (swarmctl invite)"
+        return "this key is not registered here (any more): ask for an invitation (swarmctl invite)"
     if isinstance(message, Enrol):
-        return "" if role == "invited" else "only who knocks with an invitation can enrol (swarm worker --join)"
+        return "" if role == "invited" else "only a machine with an invitation can enrol (swarm worker --join)"
     if role == "invited":
-        return "an invitation is good for joining and nothing else: say --join"
+        return "an invitation is valid for joining only: use --join"
     if role == "admin" or (isinstance(message, _MAY.get(role, ())) and _is_asked(message)):
         return ""
-    what = f"ask for {message.what}" if isinstance(message, Query) else _WORDS.get(type(message), "say that")
-    return f"a {role} may not {what}: that takes an admin's key, or somebody on the broker's machine"
+    what = f"ask for {message.what}" if isinstance(message, Query) else _WORDS.get(type(message), "do that")
+    return f"a {role} may not {what}: that takes an admin's key, or access to the broker's machine"
 
 
 def _is_asked(message: ClientMessage) -> bool:

@@ -99,7 +99,7 @@ class Roll:
         keys = [key for member in self.members for key in member.keys] + [each.key for each in self.invited]
         for what in (keys, [member.name for member in self.members]):
             if twice := [value for value, count in Counter(what).items() if count > 1]:
-                raise ConfigError(f"{twice[0]!r} is in the roll twice")
+                raise ConfigError(f"{twice[0]!r} is in the registry twice")
 
     @property
     def keys(self) -> frozenset[str]:
@@ -136,7 +136,7 @@ class Roll:
         self._check_unused(message.key, reserved)
         open_ = self._open(now)
         if len(open_) >= MAX_INVITED:
-            raise Refusal(f"there are {MAX_INVITED} invitations, which is the most: revoke some (swarmctl keys list)")
+            raise Refusal(f"there are {MAX_INVITED} invitations, which is the limit: revoke some (swarmctl keys list)")
         new = Invited(message.key, message.role, message.uses, now + message.valid_s, now, message.name, broker)
         return Roll(self.members, (*self._expired(now), *open_, new), self.retired)
 
@@ -162,7 +162,9 @@ class Roll:
             return self, Enrolled(name=member.name, role=member.role)
         self._check_unused(message.key, reserved)
         if len(self.members) >= MAX_MEMBERS:
-            raise Refusal(f"{MAX_MEMBERS} keys are known here, which is the most: revoke some (swarmctl keys list)")
+            raise Refusal(
+                f"{MAX_MEMBERS} keys are registered here, which is the limit: revoke some (swarmctl keys list)"
+            )
         name = self._free(invited.name or message.name, invited.role, here)
         new = Member(name, invited.role, message.key, now, invitation[:SHOWN], broker=broker)
         left = msgspec.structs.replace(invited, uses=invited.uses - 1)
@@ -191,7 +193,7 @@ class Roll:
         ``invite``."""
         member = self._by_key.get(old)
         if member is None:
-            raise Refusal("who has no key here has none to change")
+            raise Refusal("this connection has no key that could be changed")
         if new in (member.next, member.key):
             return self  # A repetition.
         self._check_unused(new, reserved)
@@ -326,10 +328,10 @@ def _is_called(name: str, own: str, keys: Sequence[str]) -> bool:
 def _the_one(name: str, found: Sequence[Member | Invited]) -> Member | Invited:
     """Return the only match. Raises Refusal with a remedy if there is none or several."""
     if not found:
-        raise Refusal(f"nobody is called {name!r}, and no key begins like that (with {_FEWEST_DIGITS} digits or more)")
+        raise Refusal(f"there is no {name!r}, and no key begins with it ({_FEWEST_DIGITS} digits or more)")
     if len(found) > 1:
         shown = ", ".join(f"{_kind(each)} {each.name} {each.key[:SHOWN]}" for each in found[:8])
-        raise Refusal(f"{name!r} may mean {len(found)} keys: {shown}; say how the key begins")
+        raise Refusal(f"{name!r} may mean {len(found)} keys: {shown}; give the first digits of the key")
     return found[0]
 
 

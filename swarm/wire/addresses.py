@@ -38,7 +38,7 @@ def _of_interface(name: str) -> list[str]:
     # A link-local address is useless without the interface's name, which differs between machines.
     usable = [address for address in found if "%" not in address and not ipaddress.ip_address(address).is_link_local]
     if not usable:
-        raise ConfigError(f"the network interface {name!r} has no address that others could name; give it one")
+        raise ConfigError(f"the network interface {name!r} has no usable address; give it one")
     return usable
 
 
@@ -55,7 +55,7 @@ def reaching(url: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"this machine has no way to {host} ({error.strerror}): check the address and the network"
+            f"this machine has no route to {host} ({error.strerror}): check the address and the network"
         ) from None
 
 

@@ -145,13 +145,15 @@ class Door(Generic[M]):
 
     def _check_length(self, frame: Bytes) -> None:
         if len(frame) > self.limit_bytes:
-            raise WireError(f"the header has {len(frame)} bytes, the {self.name} door takes {self.limit_bytes}")
+            raise WireError(
+                f"the header has {len(frame)} bytes, the limit of the {self.name} channel is {self.limit_bytes}"
+            )
 
     def _decode_header(self, header: Bytes) -> M:
         try:
             version = _ENVELOPE.decode(header).v
             if version not in VERSIONS:
-                raise ForeignMessage(f"protocol version {version} is not spoken here, only {_spoken()}")
+                raise ForeignMessage(f"protocol version {version} is not supported here, only {_spoken()}")
             return self._decoder.decode(header)
         except _UNREADABLE as error:
             raise ForeignMessage(self._explain(error, _peek_kind(header))) from None
@@ -162,7 +164,9 @@ class Door(Generic[M]):
         struct = next((struct for struct in self.structs if struct.__struct_config__.tag == kind), None)
         if struct is None:
             return (
-                f"kind: {str(kind)[:64]!r} does not pass the {self.name} door" if kind else f"no message: {complaint}"
+                f"kind: {str(kind)[:64]!r} is not allowed on the {self.name} channel"
+                if kind
+                else f"no message: {complaint}"
             )
         keyed = "a key of " if place.startswith("`key` in ") else ""
         return f"{keyed}{kind}{_named(place, inspect.type_info(struct))}: {complaint}"

@@ -209,7 +209,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
             self._is_turned_away = True
             self._arrived.append(Link.TURNED_AWAY)
         elif self._doubts is None:
-            self._doubts = self._loop.create_task(self._doubt(), name="was it the door?")
+            self._doubts = self._loop.create_task(self._doubt(), name="verify rejection")
 
     def _look_again(self) -> None:
         if self._socket is not None and (has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN)):

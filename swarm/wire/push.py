@@ -54,7 +54,7 @@ class PushChannel:
         self.endpoint, key = address_and_key(endpoint)
         address, self._ticket = without_ticket(self.endpoint)
         if self._ticket and not is_ticket(self._ticket):
-            raise ConfigError(f"the ticket in an endpoint at {address} is none: 32 digits (0-9, a-f) are one")
+            raise ConfigError(f"the ticket in an endpoint at {address} is invalid: it must have 32 digits (0-9, a-f)")
         self._place = place_of(address if self._ticket else self.endpoint)
         self._key = key
         self._tries_nearby = True  # Whether the next attempt uses the Unix socket, if there is one.
@@ -214,7 +214,7 @@ class PushChannel:
             raise BlockingIOError(errno.EAGAIN, "not even the ticket is read")
         self._await(made, select.POLLIN, time.monotonic() + _HANDSHAKE_S)
         if made.recv(len(JOINED)) != JOINED:
-            raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+            raise ConnectionResetError(errno.ECONNRESET, "disconnected")
 
     def _connected_nearby(self, path: str) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
@@ -223,7 +223,7 @@ class PushChannel:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEARBY_BYTES)
             made.connect(path)
             if not is_own(made):
-                raise PermissionError(errno.EPERM, "somebody else's process")
+                raise PermissionError(errno.EPERM, "a process of another user")
         except OSError:
             made.close()
             raise
@@ -239,7 +239,7 @@ class PushChannel:
                 raise BlockingIOError(errno.EAGAIN, "not even the handshake is read")
             self._await(made, select.POLLIN, give_up_at)
             if not (came := made.recv(HANDSHAKE_BYTES)):
-                raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+                raise ConnectionResetError(errno.ECONNRESET, "disconnected")
             inlet.feed(came)
             try:
                 is_through = inlet.shake()

@@ -134,13 +134,13 @@ def unlocked(made: Socket, endpoint: str, pair: KeyPair | None) -> str:
                 made.set(zmq.PLAIN_USERNAME, USERNAME)
                 made.set(zmq.PLAIN_PASSWORD, key)
         elif pair is None:
-            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+            raise ConfigError(f"{address} requires a key, and this machine has none for it: join with --join")
         else:
             made.set(zmq.CURVE_SERVERKEY, bytes.fromhex(door))
             made.set(zmq.CURVE_PUBLICKEY, bytes.fromhex(pair.public))
             made.set(zmq.CURVE_SECRETKEY, bytes.fromhex(pair.secret))
     except zmq.ZMQError as error:
-        raise ConfigError(f"the key in an endpoint at {address} is none: {error.strerror}") from None
+        raise ConfigError(f"the key in an endpoint at {address} is invalid: {error.strerror}") from None
     return address
 
 

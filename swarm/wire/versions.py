@@ -62,7 +62,7 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
     for newer, name in added:
         value = _taken_out(fields, name.split(".")[1:], version)
         if value and not ADDED[newer][name]:
-            raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
+            raise WireError(f"{name} needs version {newer} of the protocol, the peer supports {version}: upgrade it")
     fields["v"] = min(fields["v"], version)
     return msgspec.msgpack.encode(fields)
 

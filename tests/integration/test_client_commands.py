@@ -550,7 +550,7 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert pauses == [1.5, 1.5]
     assert shown.count("pipeline, sizes") == 2
-    assert "since the last look: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
+    assert "since the last refresh: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
     pauses.clear()
     watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2

@@ -122,7 +122,7 @@ def test_without_a_broker_the_files_keys_are_shown(capsys: pytest.CaptureFixture
     assert [row["name"] for row in body["keys"]] == ["alice"]
     assert "no broker answers" in body["problem"]
     assert swarmctl(["keys", "list"]) == 0
-    assert "of machines' keys nothing is known: no broker answers" in capsys.readouterr().out
+    assert "machines' keys are unknown: no broker answers" in capsys.readouterr().out
     assert "no broker answers" in failed(capsys, "keys", "revoke", "far")
     assert shown(capsys, "keys", "revoke", "alice")["kind"] == "api"
 
@@ -198,8 +198,8 @@ def test_the_brokers_key_is_changed_and_who_does_not_know_it_is_named(
     key, far = "cd" * 32, ["far (worker)"]
     for now, body, words in (
         (False, {"is_over": False, "behind": far, "shut_out": []}, "until these know it, too: far (worker)"),
-        (False, {"is_over": True, "behind": [], "shut_out": []}, "everybody knows it; the old one is put away"),
-        (True, {"is_over": True, "behind": [], "shut_out": far}, "shut out, for they know the old one only: far"),
+        (False, {"is_over": True, "behind": [], "shut_out": []}, "all members have it; the old one is retired"),
+        (True, {"is_over": True, "behind": [], "shut_out": far}, "locked out, because they have only the old one: far"),
     ):
         broker.reports["rotate_broker"] = Report(what="rotate_broker", ok=True, body={"key": key, **body})
         more = ["--now"] if now else []

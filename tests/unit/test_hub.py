@@ -368,7 +368,7 @@ def test_an_index_cannot_name_what_it_likes(hub: Hub, run: Run) -> None:
     """Neither pickles nor files elsewhere are fetched because an index says so."""
     for name in ("pytorch_model.bin", "../../../stolen.safetensors", 7):
         hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": name}}).encode()
-        assert "which is not a safetensors file beside it" in error_of(run(NAME, endpoint=hub.endpoint))
+        assert "which is not a safetensors file in the same folder" in error_of(run(NAME, endpoint=hub.endpoint))
 
 
 def test_a_download_that_is_cut_off(hub: Hub, run: Run) -> None:

@@ -25,11 +25,11 @@ AWAY_S: Final = 1.0  # Without an answer, until the broker is reported as away.
 def events(
     context: typer.Context,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also over a restart of the broker.")
+        bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C, even across a restart of the broker.")
     ] = False,
     every: Annotated[
         float,
-        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="How often to look, with --follow."),
+        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="Polling interval, with --follow."),
     ] = 0.5,
     url: UrlOption = None,
     as_json: JsonOption = False,

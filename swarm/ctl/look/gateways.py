@@ -40,14 +40,14 @@ def asked(address: str, path: str, key: str) -> Json:
         with urllib.request.urlopen(question, timeout=_PATIENCE_S) as answer:
             body = json.loads(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
-        raise RequestFailed(f"the gateway at {address} says {error.code}: {_words(error)}") from None
+        raise RequestFailed(f"the gateway at {address} answers {error.code}: {_words(error)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise Unavailable(f"no gateway answers at {address} ({reason})") from None
     except http.client.HTTPException:
-        raise Unavailable(f"no gateway answers at {address} (what is there speaks no HTTP)") from None
+        raise Unavailable(f"no gateway answers at {address} (it is not an HTTP server)") from None
     if not isinstance(body, dict):
-        raise RequestFailed(f"what answers at {address} is no gateway of Swarm's")
+        raise RequestFailed(f"{address} is not a gateway of Swarm")
     return body
 
 

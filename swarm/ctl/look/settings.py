@@ -28,14 +28,16 @@ def show(  # noqa: PLR0917 (options are parameters)
         typer.Option(
             "--worker",
             metavar="NAME",
-            help="Of this worker. [default: of the broker]",
+            help="Show this worker's settings. [default: the broker's]",
             show_default=False,
             autocompletion=worker_names,
         ),
     ] = "",
     gateway: Annotated[
         str,
-        typer.Option("--gateway", metavar="URL", help="Of the gateway at http://HOST:PORT.", show_default=False),
+        typer.Option(
+            "--gateway", metavar="URL", help="Show those of the gateway at http://HOST:PORT.", show_default=False
+        ),
     ] = "",
     api_key_env: Annotated[
         str | None,
@@ -43,7 +45,7 @@ def show(  # noqa: PLR0917 (options are parameters)
             "--api-key-env", metavar="VARIABLE", help="With --gateway: the variable that holds an admin's API key."
         ),
     ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what is not at its default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their defaults.")] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:

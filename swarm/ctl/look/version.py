@@ -17,7 +17,7 @@ def version(
         typer.Option(
             "--gateway",
             metavar="URL",
-            help="Ask the gateway at http://HOST:PORT, too (may be repeated): the broker doesn't know of its gateways.",
+            help="Include the gateway at http://HOST:PORT (may be repeated): the broker has no list of gateways.",
             show_default=False,
         ),
     ] = None,

@@ -63,16 +63,16 @@ def drawn(body: Json) -> RenderableType:
         protocol = row["protocol"]
         spoken = ", ".join(map(str, protocol)) if isinstance(protocol, list) else None
         table.add_row(
-            *(Text(str(part or "not told")) for part in (row["process"], row["version"], spoken, row["messages"]))
+            *(Text(str(part or "unknown")) for part in (row["process"], row["version"], spoken, row["messages"]))
         )
     strange = [row for row in rows if row["unlike"]]
-    told = [f"· {row['process']} is of another build than the broker, by {_words(row['unlike'])}" for row in strange]
+    told = [f"· {row['process']} has another build than the broker: {_words(row['unlike'])} differ" for row in strange]
     silent = [str(row["process"]) for row in rows if row["messages"] is None]
     if silent:
-        told.append(f"· of before that was told: {_words(silent)}")
-    told = told or ["· all of them are of one build"]
+        told.append(f"· too old to report their messages: {_words(silent)}")
+    told = told or ["· all have the same build"]
     if out := body.get("out"):
-        told.append(f"· not here, so that nothing is known of it: {_words(out)} (swarmctl nodes says why)")
+        told.append(f"· out, so their builds are unknown: {_words(out)} (see swarmctl nodes)")
     return Group(table, *map(Text, told))
 
 

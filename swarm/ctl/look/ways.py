@@ -51,11 +51,11 @@ def _beside(each: Measured, others: list[Measured]) -> Iterator[str]:
         return
     usual_s = median_high(other.round_trip_s for other in others)
     if each.round_trip_s > max(FELT_S, TIMES * usual_s):
-        yield f"the others take {usual_s * 1000:.3g} ms: look at what is between these two machines"
+        yield f"the others take {usual_s * 1000:.3g} ms: check the network between these two machines"
     full = [other.bytes_per_s for other in others if not other.is_least]
     if full and not each.is_least and each.bytes_per_s * TIMES <= median_low(full):
         times = median_low(full) / each.bytes_per_s
-        yield f"others pass {times:.0f} times as much: a slower port or cable, or a busy one?"
+        yield f"others have {times:.0f} times the throughput: a slower port or cable, or a busy one?"
 
 
 def _told(each: Measured) -> str:
@@ -72,6 +72,11 @@ def of_clocks(nodes: Row) -> Iterator[Finding]:
     for host, by_s in off.items():
         where = "ahead of" if by_s > 0 else "behind"
         text = f"{host} is {abs(by_s):,.1f} s {where} the broker's machine"
-        yield Finding("clock", "note", text, "a time service on both: invitations and keys expire by it, logs tell it")
+        yield Finding(
+            "clock",
+            "note",
+            text,
+            "run a time service on both: expiry of invitations and keys, and log times, depend on it",
+        )
     if ahead and not off:
         yield Finding("clock", "ok", f"all machines within {max(map(abs, ahead.values())) * 1000:.0f} ms")

@@ -56,7 +56,7 @@ class Asking:
         try:
             self._orders.put_nowait(order)
         except queue.Full:
-            return "too many orders wait for the broker"
+            return "too many commands wait for the broker"
         return f"{order.verb} {order.item.name} …"
 
     def take_said(self) -> str | None:

@@ -14,7 +14,7 @@ from swarm.ctl.top.asking import AWAY_S, Asking, look
 def top(
     context: typer.Context,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=60, help="How often to look.")
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=60, help="Polling interval.")
     ] = 1.0,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -38,7 +38,7 @@ def pressed(screen: Screen, key: str, items: Sequence[Item]) -> tuple[Screen, Or
     screen = still_there(screen, items)
     if screen.asked is not None:
         order = screen.asked if key == "y" else None
-        return replace(screen, asked=None, said="" if order else "left as it was"), order
+        return replace(screen, asked=None, said="" if order else "cancelled"), order
     if key == "q":
         return replace(screen, ends=True), None
     if key in ("up", "down"):

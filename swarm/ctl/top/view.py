@@ -87,7 +87,7 @@ def screen(known: Known, chosen: Item | None, said: Said, columns: int, lines: i
 def _head(known: Known) -> list[str]:
     status, scheduler = known.status, _part(known.stats, "scheduler")
     recoveries = _part(known.stats, "recoveries")
-    state = str(status.get("state") or "nothing is known yet")
+    state = str(status.get("state") or "no data yet")
     where = f" {status.get('model')}, epoch {status.get('epoch')}" if state == "serving" else ""
     waits = f": {status['waits_for']}" if status.get("waits_for") else ""
     under_way = ", one under way" if recoveries.get("under_way") else ""

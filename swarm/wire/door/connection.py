@@ -62,7 +62,7 @@ class Connection:
         """Raises OSError if the peer is gone already, or if it is another user's process on the Unix socket."""
         set_options(connected)
         if connected.family == socket.AF_UNIX and not is_own(connected):
-            raise PermissionError(errno.EPERM, "somebody else's process")
+            raise PermissionError(errno.EPERM, "a process of another user")
         self._socket = connected
         self.fd = connected.fileno()
         self.inlet = inlet

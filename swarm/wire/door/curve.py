@@ -34,7 +34,7 @@ from swarm.wire.door.keys import KeyPair, Lock
 from swarm.wire.door.mechanisms import Kind, Mechanism, Reply, Told, asks, introduced, named, told
 from swarm.wire.door.sealing import Session
 
-NOT_HERE: Final = "this key does not open this door"
+NOT_HERE: Final = "this key is not authorized here"
 _REFUSED: Final = b"400"  # Error reason that libzmq recognises as an authentication failure.
 _REFUSAL_NONCE: Final = b"CurveZMQERROR---"
 
@@ -81,7 +81,7 @@ class Curve:
             with contextlib.suppress(WireError):
                 if opened(box, nonce, peer, bytes.fromhex(pair.secret)) == bytes(64):
                     return pair
-        raise WireError("the HELLO does not open: it is for another key than this door's")
+        raise WireError("the HELLO can't be decrypted: it is for another server key")
 
     def _initiate(self, command: bytes) -> Reply:
         if len(command) < 257 or command[:9] != named(b"INITIATE"):

@@ -57,7 +57,7 @@ def _connect(made: socket.socket, address: Any, wait: Await) -> None:
     if code:
         raise OSError(code, os.strerror(code))
     if made.getsockname() == made.getpeername():  # TCP self-connect: an ephemeral port can connect to itself.
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens there")
 
 
 def wait_for(give_up_at: float | None, *watched: Wake | tuple[socket.socket, int]) -> dict[int, int]:

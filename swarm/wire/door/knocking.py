@@ -137,8 +137,8 @@ class Locked:
         """Handle an ERROR. Raises AuthRejected if the listener sent it, WireError if an attacker on the path may
         have."""
         if self._shared and is_proven_refusal(error, self._shared):
-            raise TurnedAway("the door does not take our key")
-        raise WireError("an ERROR came that does not prove to be the door's")
+            raise TurnedAway("the listener rejects our key")
+        raise WireError("an ERROR came without a proof that the listener sent it")
 
     def _welcomed(self, welcome: bytes) -> bytes:
         """Decrypt WELCOME, which proves that the other end has the listener's secret key."""
@@ -177,16 +177,16 @@ def knocks(address: str, key: bytes, pair: KeyPair | None) -> Callable[[], Knock
     requires keys and this machine has none, and for an invalid token."""
     if (door := public_key_in(key)) is not None:
         if pair is None:
-            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+            raise ConfigError(f"{address} requires a key, and this machine has none for it: join with --join")
         return partial(Locked, door, pair)
     if len(key) > MOST_KEY:
-        raise ConfigError(f"the key in an endpoint at {address} is none: it has {len(key)} bytes")
+        raise ConfigError(f"the key in an endpoint at {address} is invalid: it has {len(key)} bytes")
     return partial(Word, key) if key else OpenDoor
 
 
 def _said(command: bytes, name: bytes) -> bytes:
     if command.startswith(_ERROR):
-        raise TurnedAway("the other end turned us away")
+        raise TurnedAway("the other end rejected our key")
     return body_of(command, name)
 
 
@@ -210,11 +210,11 @@ def why_unreachable(endpoint: str, patience_s: float = PATIENCE_S) -> str:
                 if door is None or _is_door(made, door):
                     return ""
         except TimeoutError:
-            return f"nothing answers at {address} within {patience_s:g} s, as if a firewall kept it shut"
+            return f"nothing answers at {address} within {patience_s:g} s: is there a firewall?"
         except OSError as error:
             return f"{address}: {error.strerror or error}"
         if time.monotonic() + _PAUSE_S >= give_up_at:
-            return f"something else listens at {address}: it does not have that door's key"
+            return f"something else listens at {address}: it does not have the expected key"
         time.sleep(_PAUSE_S)
 
 

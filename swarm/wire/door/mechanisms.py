@@ -21,7 +21,7 @@ from swarm.errors import WireError
 from swarm.wire.door.sealing import Session
 
 USERNAME: Final = b"swarm"  # PLAIN requires a user name; the token is the password.
-WRONG_KEY: Final = "whoever knocks here must know the key"
+WRONG_KEY: Final = "wrong token: connect with the current endpoint"
 _LONGEST_NAME: Final = 255
 
 Told = dict[bytes, bytes]
@@ -148,7 +148,7 @@ def introduced(properties: bytes, kind: Kind) -> Told:
     """Decode the peer's metadata. Raises WireError if a socket of its type may not connect to this kind."""
     found = _properties(properties)
     if (peer := found.get(b"socket-type", b"")) not in kind.peers:
-        raise WireError(f"a {peer!r} socket has nothing to say here")
+        raise WireError(f"a {peer!r} socket can't connect here")
     if len(identity := found.get(b"identity", b"")) > _LONGEST_NAME:
         raise WireError(f"an identity of {len(identity)} bytes is too long")
     return found

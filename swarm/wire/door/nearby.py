@@ -90,11 +90,11 @@ def is_own(connected: socket.socket) -> bool:
 def _path(key: bytes, port: int) -> Path:
     """Return the path of the socket. Raises ConfigError on systems without Unix sockets or without peer credentials."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise ConfigError("this system does not tell who is at the other end of a socket")
+        raise ConfigError("this system does not report the user of the peer process of a socket")
     try:
         network = os.stat("/proc/self/ns/net").st_ino
     except OSError as error:
-        raise ConfigError(f"in which network this process lives can't be told ({error.strerror})") from None
+        raise ConfigError(f"the network namespace of this process can't be determined ({error.strerror})") from None
     name = hashlib.sha256(b"%d %d %b" % (network, port, key)).hexdigest()[:_NAME_DIGITS]
     return Path(tempfile.gettempdir()) / f"swarm-{os.geteuid()}" / name
 

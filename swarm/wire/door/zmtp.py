@@ -212,13 +212,13 @@ class Inlet:
         all."""
         rest = bytes(self._rest[:GREETING_BYTES])
         if rest[:1] not in (b"", b"\xff") or rest[9:10] not in (b"", b"\x7f"):
-            raise WireError("no ZMTP was spoken")
+            raise WireError("the peer does not use ZMTP")
         if len(rest) > 10 and rest[10] < 3:
-            raise WireError(f"ZMTP {rest[10]} was spoken, at least 3 is needed")
+            raise WireError(f"the peer uses ZMTP {rest[10]}, at least 3 is needed")
         if len(rest) < GREETING_BYTES:
             return False
         if (spoken := rest[12:32].rstrip(b"\0")) != self._mechanism.name:
-            raise WireError(f"the mechanism {spoken!r} is not spoken here, only {self._mechanism.name.decode()}")
+            raise WireError(f"the mechanism {spoken!r} is not accepted here, only {self._mechanism.name.decode()}")
         self._greeted = True
         self._at = GREETING_BYTES
         return True
@@ -256,7 +256,7 @@ class Inlet:
         if self.identity is None and (length > HANDSHAKE_BYTES or flags & _MORE):
             raise WireError(f"the handshake has {length} bytes, at most {HANDSHAKE_BYTES} are taken")
         if length > self._limit_bytes + (0 if self._session is None else OVERHEAD):
-            raise WireError(f"a frame of {length} bytes was announced, this door takes {self._limit_bytes}")
+            raise WireError(f"a frame of {length} bytes was announced, the limit is {self._limit_bytes}")
         if flags & _MORE and len(self._frames) + 1 >= MOST_FRAMES:
             raise WireError(f"a message has at most {MOST_FRAMES} frames, more were announced")
 

@@ -59,9 +59,14 @@ def test_a_swarm_that_is_well() -> None:
     """Everything that was looked at has a line, and nothing is asked for."""
     assert [(each.about, each.level, each.text, each.remedy) for each in found()] == [
         ("serving", "ok", "village by 2 stages, epoch 3", ""),
-        ("queue", "ok", "nobody waits, 4 run", ""),
+        ("queue", "ok", "none wait, 4 run", ""),
         ("builds", "ok", f"all of {__version__}", ""),
-        ("w0", "ok", "well, with layers 0–3; its way to the broker: 0.2 ms there and back, 954 MiB a second", ""),
+        (
+            "w0",
+            "ok",
+            "well, with layers 0–3; its connection to the broker: 0.2 ms there and back, 954 MiB a second",
+            "",
+        ),
         ("predicted", "ok", "w0 10 ms a step, took 11", ""),
     ]
 
@@ -112,7 +117,7 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
         ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
          "is out: no beat for 1.2 s", "the way to it"),
         ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
-         "is out, others do its part (layer 5), and nobody has come in its place", "the way to it"),
+         "is out, others have its layers (layer 5), and no worker has joined in its place", "the way to it"),
         ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",
          "is out", "its log says why"),
         ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
@@ -126,7 +131,7 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
         ({"steered": "drained", "layers": None}, "note", "drained by hand: it gets no layers, and has no layers",
          "swarmctl uncordon w1"),
         ({"steered": "excluded", "layers": None}, "note", "excluded by hand: it gets no layers, and has no layers",
-         "swarmctl plan --apply lets it have layers again"),
+         "swarmctl plan --apply allows it to get layers again"),
         ({"state": "refused", "reason": "no room"}, "note", "could not load what it was asked to: no room", "again"),
         ({"state": "leaving", "layers": [4, 8]}, "note", "it is leaving, and has layers 4–7", "others have"),
     ],
@@ -162,9 +167,9 @@ def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
         found = ailments(Reports(STATUS, {"workers": rows}, {}))
         return {each.about: (each.level, each.text) for each in found if each.about in ("a", "b")}
 
-    alone = "is out, others do its part (layers 4–7), and nobody has come in its place"
-    assert told(rows) == {"a": ("note", "is out, and c has come since"), "b": ("trouble", alone)}
-    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has come since")
+    alone = "is out, others have its layers (layers 4–7), and no worker has joined in its place"
+    assert told(rows) == {"a": ("note", "is out, and c has joined since"), "b": ("trouble", alone)}
+    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has joined since")
     assert told(rows[:3]) == {"a": ("trouble", alone), "b": ("trouble", alone)}
 
 
@@ -185,9 +190,9 @@ def test_a_swarm_that_one_death_would_stop_is_in_trouble() -> None:
     spare = told(DRAINED, DRAINED, CORDONED)["spare"]
     assert (spare.level, spare.text) == (
         "trouble",
-        "if a worker with layers dies, nobody may take them: w0, w1 are drained, w2 is cordoned",
+        "if a worker with layers dies, no other may take them: w0, w1 are drained, w2 is cordoned",
     )
-    assert spare.remedy == "swarmctl uncordon w0 (or w1, w2) lets them have layers again"
+    assert spare.remedy == "swarmctl uncordon w0 (or w1, w2) allows them to get layers again"
     assert told(CORDONED, {"steered": "excluded", "layers": None})["spare"].remedy.startswith(
         "swarmctl uncordon w0, swarmctl plan --apply"
     )
@@ -200,7 +205,7 @@ def test_a_swarm_that_waits_for_those_held_back_says_what_lets_them() -> None:
     waits = {"state": "waiting", "waits_for": "a worker"}
     assert told(DRAINED, DRAINED, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 (or w1) ")
     # Somebody may have layers, and it isn't that: by the broker's word alone.
-    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy == "swarmctl nodes says who is here"
+    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy == "see swarmctl nodes"
     waits["waits_for"] = "1 MiB more (w0 drained: swarmctl uncordon)"
     assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 ")
 
@@ -220,12 +225,12 @@ def test_a_process_that_was_sent_away_is_told() -> None:
     """Beside the one that has its name, which is well; until one of that name comes in, or an hour has passed."""
     found = told({"here_for_s": 900.0}, refused=(REFUSED,))["w0"]
     assert found.level == "note"
-    assert found.text == "a process (7 on a) was sent away 60 s ago, 3 times by now: taken"
+    assert found.text == "a process (7 on a) was refused 60 s ago, 3 times by now: taken"
     assert found.remedy == "call it otherwise"
     other = told({}, refused=({**REFUSED, "name": "w9", "reason": "another model"},))["w9"]
     assert (other.text.rpartition(": ")[2], other.remedy) == (
         "another model",
-        "mend that where it runs, and start it again there",
+        "fix that on its machine, and start it again there",
     )
     assert not told({"here_for_s": 50.0}, refused=(REFUSED,))
     assert not told({"here_for_s": 9000.0}, refused=({**REFUSED, "ago_s": 4000.0},))

@@ -97,7 +97,7 @@ class Outreach:
             made.send(preamble(Side.WAITS, ticket))
             self._await(made, select.POLLIN, None)
             if made.recv(len(JOINED)) != JOINED:
-                raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+                raise ConnectionResetError(errno.ECONNRESET, "disconnected")
         except OSError:
             made.close()
             raise
@@ -106,12 +106,12 @@ class Outreach:
     def _await(self, made: socket.socket, event: int, give_up_at: float | None) -> None:
         news = wait_for(give_up_at, self._wake, (made, event))
         if made.fileno() not in news:
-            raise TimeoutError(errno.ETIMEDOUT, "no answer, or called off")
+            raise TimeoutError(errno.ETIMEDOUT, "no answer, or cancelled")
 
     def _hand_over(self, joined: socket.socket) -> None:
         if len(self._handed) >= _MOST_HANDED:
             joined.close()
-            raise BlockingIOError(errno.EAGAIN, "the door does not look")
+            raise BlockingIOError(errno.EAGAIN, "the listener does not take connections")
         self._handed.append(joined)
         self.arrived.set()
 

@@ -53,11 +53,11 @@ def preamble(side: Side, ticket: str) -> bytes:
 def read_preamble(said: bytes) -> Asked | None:
     """Decode a preamble; None if it is incomplete. Raises WireError at the first byte that makes it invalid."""
     if not said.startswith(_HEAD[: len(said)]) or len(said) > PREAMBLE_BYTES:
-        raise WireError("who comes to a relay begins with a ticket")
+        raise WireError("a connection to a relay must begin with a ticket")
     if len(said) < PREAMBLE_BYTES:
         return None
     if (found := _PREAMBLE.fullmatch(said)) is None:
-        raise WireError("that is no ticket")
+        raise WireError("the ticket is invalid")
     return Asked(Side(found[1]), found[2].decode())
 
 
