@@ -40,7 +40,7 @@ _LINGER_MS = 1000  # Final messages (a denial, an end of stream) should still be
 
 
 class Link(Enum):
-    """State change of a dealer's connection. On UP the owner must introduce itself (again): the peer may be a new
+    """State change of a connection. On CONNECTED the owner must introduce itself (again), because the peer may be a new
     process."""
 
     UP = "up"
@@ -82,7 +82,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         set_options(made, self._limit_bytes, CONTROL_QUEUE, _LINGER_MS)
         made.set(zmq.IDENTITY, self._identity)
         address = unlocked(made, self._endpoint, self._pair)
-        # Don't queue messages for a broker that is not there: they would reach it before UP was reported.
+        # Don't queue messages for a broker that is not there: they would reach it before CONNECTED was reported.
         made.set(zmq.IMMEDIATE, 1)
         try:
             self._monitor = Monitor(self._context, made)
@@ -111,7 +111,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         self._endpoint = endpoint
 
     def renew(self, pair: KeyPair | None = None) -> None:
-        """Disconnect and reconnect: reports DOWN immediately, UP when the new connection is established.
+        """Disconnect and reconnect: reports LOST immediately, CONNECTED when the new connection is established.
 
         Uses a new socket: a late event of the former connection must not be mistaken for one of the new connection.
         ``pair``: our new key pair.
@@ -175,7 +175,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         if self._socket is None:
             return False
         frames = receive_now(self._socket)
-        # After the message, so that UP is reported before messages of that connection.
+        # After the message, so that CONNECTED is reported before messages of that connection.
         for event in self._monitor.events():
             self._happened(event)
         if frames is not None:

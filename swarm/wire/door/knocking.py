@@ -47,7 +47,7 @@ from swarm.wire.door.sealing import Session
 from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting
 
 PATIENCE_S: Final = 3.5  # A lost first packet is sent again after one second, and after three.
-ANSWER_S: Final = 1.0  # Part of the above for the answer.
+ANSWER_S: Final = 1.0  # Time that the listener has to answer, within the above.
 _PAUSE_S: Final = 0.25
 _REFUSAL_S: Final = 3.0  # Timeout for the proof of a refusal.
 _ERROR: Final = named(b"ERROR")

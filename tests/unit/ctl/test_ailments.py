@@ -75,12 +75,12 @@ def test_a_swarm_that_is_well() -> None:
     ("changes", "about", "level", "says", "remedy"),
     [
         ({"status": {"state": "waiting", "waits_for": "2 workers"}}, "serving", "trouble", "for 2 workers", "nodes"),
-        ({"status": {"journal_problem": "disk full"}}, "journal", "trouble", "disk full", "make room"),
+        ({"status": {"journal_problem": "disk full"}}, "journal", "trouble", "disk full", "free space"),
         ({"status": {"journal_notes": ["3 records lost"]}}, "journal", "note", "3 records lost", "recovery.md"),
         ({"status": {"connections_problem": "no descriptors"}}, "doors", "trouble", "no descriptors", "ulimit"),
-        ({"status": {"connections_notes": ["kept waiting"]}}, "doors", "note", "kept waiting", "who knocks"),
+        ({"status": {"connections_notes": ["kept waiting"]}}, "doors", "note", "kept waiting", "that connect so often"),
         ({"status": {"num_queued": 9}}, "queue", "note", "9 wait", "worker helps"),
-        ({"status": {"num_queued": 9, "kv_reserved": 4000}}, "queue", "note", "no more room", "more memory"),
+        ({"status": {"num_queued": 9, "kv_reserved": 4000}}, "queue", "note", "is used up", "more memory"),
         ({"worker": {"build": "0.0.1"}}, "builds", "note", "than the broker: w0", "upgrade --rolling"),
         ({"worker": {"verdict": "hung", "evidence": "no layer for 9 s"}}, "w0", "trouble", "no layer for 9 s", "log"),
         ({"worker": {"verdict": "slow", "evidence": "3 x"}}, "w0", "note", "slow: 3 x", "cores"),
@@ -105,7 +105,7 @@ def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level
 
 def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
     (all_of_them, its_own) = [each for each in found(worker={"state": "out", "verdict": "dead"}) if each.level != "ok"]
-    assert (all_of_them.about, all_of_them.level, all_of_them.text) == ("workers", "trouble", "none is here")
+    assert (all_of_them.about, all_of_them.level, all_of_them.text) == ("workers", "trouble", "there are none")
     assert its_own.about == "w0"
 
 
@@ -113,13 +113,13 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
     ("row", "level", "says", "remedy"),
     [
         ({"state": "out", "verdict": "dead", "layers": [4, 8], "reason": "its connection closed"}, "trouble",
-         "is out, and layers 4–7 wait for another worker: its connection closed", "its log says why"),
+         "is out, and layers 4–7 wait for another worker: its connection closed", "its log shows why"),
         ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
-         "is out: no beat for 1.2 s", "the way to it"),
+         "is out: no beat for 1.2 s", "the network to it"),
         ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
-         "is out, others have its layers (layer 5), and no worker has joined in its place", "the way to it"),
+         "is out, others have its layers (layer 5), and no worker has joined in its place", "the network to it"),
         ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",
-         "is out", "its log says why"),
+         "is out", "its log shows why"),
         ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
         ({"state": "out", "verdict": "failed", "layers": None, "reason": "its last 2 steps failed"}, "trouble",
          "is out: its last 2 steps failed", "after a test"),
@@ -132,7 +132,7 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
          "swarmctl uncordon w1"),
         ({"steered": "excluded", "layers": None}, "note", "excluded by hand: it gets no layers, and has no layers",
          "swarmctl plan --apply allows it to get layers again"),
-        ({"state": "refused", "reason": "no room"}, "note", "could not load what it was asked to: no room", "again"),
+        ({"state": "refused", "reason": "no room"}, "note", "could not load its layers: no room", "again"),
         ({"state": "leaving", "layers": [4, 8]}, "note", "it is leaving, and has layers 4–7", "others have"),
     ],
 )  # fmt: skip
@@ -237,14 +237,14 @@ def test_a_process_that_was_sent_away_is_told() -> None:
 
 
 def test_draining_is_advised_only_where_it_helps() -> None:
-    """Not without layers, not without another one, and not where all are slow alike."""
+    """Not without layers, not without another one, and not where all are equally slow."""
     slow: Json = {"verdict": "slow", "evidence": "3 x"}
     assert "swarmctl drain w0" in told(slow, {})["w0"].remedy
     assert "swarmctl drain w0" in told({"pace": 1.8}, {})["w0"].remedy
     assert "drain" not in told({**slow, "layers": None}, {})["w0"].remedy
     assert "drain" not in told(slow, DRAINED)["w0"].remedy
     alike = told(slow, {"pace": 1.8})
-    assert {each.remedy.partition(":")[0] for each in alike.values()} == {"all are slow alike"}
+    assert {each.remedy.partition(":")[0] for each in alike.values()} == {"all are equally slow"}
 
 
 def test_one_stage_and_one_layer_are_told_so() -> None:

@@ -40,7 +40,7 @@ HERE = OUT | {"name": "w1", "incarnation": "w1-1", "state": "member"}
 
 def test_nobody_started_anew_is_no_success() -> None:
     """A script must not take silence for an upgrade."""
-    with pytest.raises(Unavailable, match="no worker to start anew: swarmctl nodes shows who is out"):
+    with pytest.raises(Unavailable, match="no worker to restart: swarmctl nodes shows which are out"):
         list(rolling(OUT).run(()))
 
 
