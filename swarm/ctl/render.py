@@ -86,7 +86,7 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
-_ENDED_HIDDEN = {
+_ENDED_HIDDEN = {  # Columns without meaning for requests that have ended.
     "sequences",
     "state",
     "n",

@@ -14,6 +14,7 @@ from swarm.ctl.render import Body, counters, fields
 
 _KINDS = ("sizes", "microseconds")  # Groups of values with a total, a last value and an average.
 _PARTS = ("average", "last", "most", "total")
+# Counters in the report -> names of their rates.
 _RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
 
 

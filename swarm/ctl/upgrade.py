@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BACK_S: Final = 120.0  # Timeout for a worker to come back: it loads its model's files first.
 LAYERS_S: Final = 15.0  # Additional timeout for a plan that gives it layers; there may be none.
 _LOOK_AGAIN_S: Final = 0.2
-_LIVES: Final = ("member", "leaving", "refused")
+_LIVES: Final = ("member", "leaving", "refused")  # States of a running process.
 _OUT: Final = "out"
 
 
@@ -76,7 +76,7 @@ class Known:
     """A worker's process, as reported by the broker."""
 
     name: str
-    incarnation: str
+    incarnation: str  # Changes with each start of the process.
     build: str
     is_member: bool
     has_layers: bool

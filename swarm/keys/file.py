@@ -71,7 +71,7 @@ class Watched:
         """Raises ConfigError if the file exists but is invalid."""
         self.path = path
         self._stamp = self._look()
-        self.ring = None if path is None else read(path)
+        self.ring = None if path is None else read(path)  # None: no keys are configured, so none are required.
 
     def refresh(self) -> str | None:
         """Reload the file if it has changed. Return an error text (once), empty text for new keys, or None if nothing

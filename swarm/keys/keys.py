@@ -19,7 +19,7 @@ from swarm.errors import ConfigError
 from swarm.params import PRIORITIES
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
-_KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")
+_KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")  # The id in 6 bytes, the secret in 32 bytes.
 _HASH_BYTES = 32
 MAX_KEYS = 10_000
 
@@ -29,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     rate_per_min: float = 0.0
     concurrency: int = 0
-    tokens_per_day: int = 0
+    tokens_per_day: int = 0  # Of prompts and answers; days in UTC.
     max_priority: int = 100
 
     def check(self) -> None:
@@ -48,9 +48,9 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     name: str
     id: str
-    salt: str
-    hash: str
-    created: str
+    salt: str  # Hexadecimal, random for each key.
+    hash: str  # Of the secret; hexadecimal.
+    created: str  # Time of creation (UTC), for people.
     limits: Limits = Limits()
     admin: bool = False  # May use the administration endpoints, too.
 

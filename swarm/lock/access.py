@@ -14,7 +14,7 @@ from swarm.wire.addresses import host_of
 from swarm.wire.door.keys import KeyPair
 
 DEFAULT_URL: Final = "tcp://127.0.0.1:5700"
-ROLES: Final = ("client", "gateway", "admin")
+ROLES: Final = ("client", "gateway", "admin")  # Roles with which a client program may use a membership.
 
 
 @dataclass(frozen=True, slots=True)

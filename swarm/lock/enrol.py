@@ -28,7 +28,7 @@ class Joined(NamedTuple):
     machine."""
 
     address: str
-    broker: str
+    broker: str  # Public key of the broker.
     enrolled: Enrolled
 
 

@@ -25,7 +25,7 @@ class _Written(_Version, frozen=True, forbid_unknown_fields=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     invited: Annotated[tuple[Invited, ...], msgspec.Meta(max_length=MAX_INVITED + MAX_EXPIRED)]
     retired: Annotated[tuple[Retired, ...], msgspec.Meta(max_length=MAX_RETIRED)] = ()
-    seen_at: float = 0.0
+    seen_at: float = 0.0  # Latest time ever seen, in seconds since 1970.
 
 
 class RollFile:

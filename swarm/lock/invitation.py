@@ -20,7 +20,7 @@ from swarm.wire.messages import Role
 PREFIX: Final = "swarm1:"
 MAX_ADDRESSES: Final = 16
 _MAX_CHARACTERS: Final = 8192  # 16 addresses with the longest possible names.
-_SUM_BYTES: Final = 4
+_SUM_BYTES: Final = 4  # Detects a line that was cut or mistyped.
 _ADDRESS: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _ASK: Final = "copy the whole line again, or ask for another (swarmctl invite)"
 
@@ -29,7 +29,7 @@ class Invitation(NamedTuple):
     """Decoded invitation. ``addresses``: tcp://HOST:PORT of the client channel. ``broker``: its public key. ``secret``:
     the key to authenticate with."""
 
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # Tried in this order.
     broker: str
     secret: str
     role: Role

@@ -25,7 +25,7 @@ _FOLDER: Final = "joined"
 _WHAT: Final = "the key file"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 64 << 10
-_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")  # Names that are safe as part of a file name.
 _ALL: Final = ("client", "gateway", "worker", "admin")
 
 
@@ -39,12 +39,13 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(max_length=128)]
     role: Role
     broker: PublicKey
+    # Of the client channel; the first one answered when joining.
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)]
     secret: PublicKey
     invitation: str
-    joined_at: float
+    joined_at: float  # Seconds since 1970.
     version: int = _VERSION
-    next: PublicKey | None = None
+    next: PublicKey | None = None  # Written during a rotation only.
 
     def is_same(self, other: Known) -> bool:
         """Whether this is the same membership, regardless of rotated keys."""

@@ -20,9 +20,9 @@ NOT_PROVEN: Final = (
     "this machine has not proved that it holds the secret half of the key that it enrols: either the key is another's, "
     "or the swarm on this machine is older than the broker's (install the broker's version, and join again)"
 )
-_PURPOSE: Final = b"swarm enrols"
+_PURPOSE: Final = b"swarm enrols"  # Domain separation: the box is no valid message of any other protocol.
 _NONCE_BYTES: Final = 24
-_MODULUS: Final = (1 << 255) - 19
+_MODULUS: Final = (1 << 255) - 19  # Of Curve25519; larger encodings are not canonical.
 
 
 def prove(pair: KeyPair, invitation: str, broker: str) -> str:

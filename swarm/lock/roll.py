@@ -23,7 +23,7 @@ from swarm.wire.messages import Enrol, Enrolled, Invite, Json, PublicKey, Role
 MAX_MEMBERS: Final = 4096
 MAX_INVITED: Final = 1024
 MAX_RETIRED: Final = 8192
-MAX_NAME: Final = 64
+MAX_NAME: Final = 64  # Characters.
 MAX_EXPIRED: Final = 64  # Expired invitations that are still listed.
 SHOWN_EXPIRED_S: Final = 86_400.0
 SHOWN: Final = 16  # Digits of a key shown in lists.
@@ -49,7 +49,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
     key: PublicKey
     since: float
-    invited_by: str = ""
+    invited_by: str = ""  # First digits of the invitation's key; empty for members added otherwise.
     next: PublicKey | None = None
     broker: PublicKey | None = None
     must_rotate: bool = False
@@ -69,8 +69,8 @@ class Invited(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     key: PublicKey
     role: Role
-    uses: int
-    expires_at: float
+    uses: int  # Enrolments left.
+    expires_at: float  # Seconds since 1970.
     since: float
     name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     broker: PublicKey | None = None
@@ -94,7 +94,7 @@ class Roll:
     ) -> None:
         """Raises ConfigError for a duplicate name or key. Of revoked keys only the latest are kept."""
         self.members, self.invited, self.retired = tuple(members), tuple(invited), tuple(retired)[-MAX_RETIRED:]
-        self._by_key = {key: member for member in self.members for key in member.keys}
+        self._by_key = {key: member for member in self.members for key in member.keys}  # Includes announced next keys.
         self._by_invitation = {each.key: each for each in self.invited}
         keys = [key for member in self.members for key in member.keys] + [each.key for each in self.invited]
         for what in (keys, [member.name for member in self.members]):

@@ -66,7 +66,7 @@ def drawn(body: Json) -> RenderableType:
             *(Text(str(part or "unknown")) for part in (row["process"], row["version"], spoken, row["messages"]))
         )
     strange = [row for row in rows if row["unlike"]]
-    told = [f"· {row['process']} has another build than the broker: {_words(row['unlike'])} differ" for row in strange]
+    told = [f"· {row['process']} has another build than the broker: other {_words(row['unlike'])}" for row in strange]
     silent = [str(row["process"]) for row in rows if row["messages"] is None]
     if silent:
         told.append(f"· too old to report their messages: {_words(silent)}")

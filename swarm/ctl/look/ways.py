@@ -19,9 +19,9 @@ class Measured(NamedTuple):
     """Measurements of the connection that one worker's steps take to another machine. ``is_least``: it never had enough
     traffic to fill the path, so it may well be faster."""
 
-    name: str
+    name: str  # "sender → receiver".
     round_trip_s: float
-    bytes_per_s: float
+    bytes_per_s: float  # 0: unknown.
     is_least: bool
 
 

@@ -33,8 +33,8 @@ class Asking:
         self.known = known
         self.problem: SwarmError | None = None  # An error that ends the screen.
         self._client, self._every_s = client, every_s
-        self._orders: queue.Queue[Order | None] = queue.Queue(_ORDERS)
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._orders: queue.Queue[Order | None] = queue.Queue(_ORDERS)  # None stops the thread.
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # One text per executed command.
         self._thread = threading.Thread(target=self._run, name="swarmctl top", daemon=True)
 
     def __enter__(self) -> Asking:

@@ -30,6 +30,7 @@ class Screen:
     ends: bool = False
 
 
+# Key -> command, and the kind of item that it needs.
 _VERBS = {"d": ("drain", "worker"), "u": ("uncordon", "worker"), "c": ("cancel", "request")}
 
 

@@ -35,7 +35,7 @@ class Known:
 class Item:
     """A selectable worker or request."""
 
-    kind: str
+    kind: str  # "worker" or "request".
     name: str
 
 

@@ -58,8 +58,8 @@ def test_a_gateway_s_are_asked_with_a_key(capsys: pytest.CaptureFixture[str], mo
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (403, b'{"error": {"message": "that takes an admin"}}', "says 403: that takes an admin"),
-        (404, b"<html>", "says 404: Not Found"),
+        (403, b'{"error": {"message": "that takes an admin"}}', "answers 403: that takes an admin"),
+        (404, b"<html>", "answers 404: Not Found"),
         (200, b"hello", "no gateway answers at"),
         (200, b"[1]", "is not a gateway of Swarm"),
     ],

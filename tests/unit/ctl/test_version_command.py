@@ -66,8 +66,8 @@ def test_unlike_ones_are_pointed_out() -> None:
     body = asked(worker("w0"), worker("w1", build="0.0.9"), worker("w2", messages="00ff", protocol=[7]))
     assert unlike(body) == {"w1": ["version"], "w2": ["protocol", "messages"]}
     assert shown(body)[-2:] == [
-        "· w1 has another build than the broker: version",
-        "· w2 has another build than the broker: protocol and messages",
+        "· w1 has another build than the broker: other version",
+        "· w2 has another build than the broker: other protocol and messages",
     ]
 
 
@@ -79,7 +79,7 @@ def test_this_one_may_be_the_stranger() -> None:
 def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
     body = versions({}, {"workers": [{"name": "w0", "state": "member"}]})
     assert unlike(body) == {}
-    assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["not", "told"] * 3)]]
+    assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["unknown"] * 3)]]
     assert shown(body)[-1] == "· too old to report their messages: broker and w0"
 
 
@@ -95,7 +95,7 @@ def test_gateways_that_were_asked_stand_beside_the_workers() -> None:
         *("broker", "w0", "gateway http://a:8000", "gateway http://b:8000", "swarmctl")
     ]
     assert shown(body)[-2:] == [
-        "· gateway http://b:8000 has another build than the broker: version",
+        "· gateway http://b:8000 has another build than the broker: other version",
         "· too old to report their messages: gateway http://b:8000",
     ]
 
@@ -124,5 +124,5 @@ def test_a_gateway_is_asked_with_a_key(monkeypatch: pytest.MonkeyPatch, capsys: 
     with server(401, b'{"error": {"message": "that takes a key"}}') as (url, _):
         assert run(["version", "--gateway", url]) == 1
     said = capsys.readouterr()
-    assert said.err == f"swarmctl: the gateway at {url} says 401: that takes a key\n"
+    assert said.err == f"swarmctl: the gateway at {url} answers 401: that takes a key\n"
     assert said.out == ""

@@ -219,7 +219,7 @@ def test_there_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolls, "MAX_MEMBERS", 2)
     monkeypatch.setattr(rolls, "MAX_INVITED", 2)
     roll = joined("a", "b").invite(Invite(key=key(7), role="client", valid_s=10), NOW)
-    with pytest.raises(Refusal, match="2 keys are known"):
+    with pytest.raises(Refusal, match="2 keys are registered"):
         roll.enrol(key(7), Enrol(key=key(5)), NOW)
     roll = roll.invite(Invite(key=key(8), role="client"), NOW)
     with pytest.raises(Refusal, match="2 invitations"):
