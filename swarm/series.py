@@ -39,7 +39,7 @@ class Series:
         return {name: round(value * 1e6, 1) for name, value in parts.items()}
 
     def since(self, earlier: tuple[int, float]) -> float:
-        """Return the average of the values added after ``mark()`` returned ``earlier``."""
+        """Return the average of the values added after ``snapshot()`` returned ``earlier``."""
         num, total = earlier
         return (self.total - total) / (self.num - num) if self.num > num else 0.0
 

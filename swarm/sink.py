@@ -26,7 +26,7 @@ def in_words(lines: int, reason: str) -> str:
 
 
 class Sink(io.TextIOBase):
-    """Text stream that never raises. ``stream`` None: it was closed before this process started. ``tell_dropped``:
+    """Text stream that never raises. ``stream`` None: it was closed before this process started. ``format_dropped``:
     formats the line about dropped lines. After a broken pipe nothing is written any more: its reader is gone."""
 
     def __init__(self, stream: TextIO | None, tell_dropped: Tell = in_words) -> None:

@@ -319,7 +319,7 @@ def _outer_url(context: typer.Context) -> str | None:
 
 
 def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *, must: bool) -> Ring:
-    """Return the file's keys. If ``must``, raises BadParameter when the file's location is not configured."""
+    """Return the file's keys. If ``is_required``, raises BadParameter when the file's location is not configured."""
     from swarm.keys.file import read
     from swarm.keys.keys import Ring
 

@@ -42,7 +42,8 @@ def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> 
 
 
 def counting_bar(came: Callable[[int], None]) -> type:
-    """Return a progress bar class that displays nothing and calls ``came`` with the number of bytes of a file so far.
+    """Return a progress bar class that displays nothing and calls ``on_bytes`` with the number of bytes of a file so
+    far.
 
     huggingface_hub may create several bars for one file, for received and for written bytes, and may start over.
     """

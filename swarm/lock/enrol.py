@@ -52,7 +52,7 @@ async def enrol(invitation: Invitation, own: KeyPair, name: str, timeout_s: floa
 
 
 async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: str, links: set[Link]) -> Joined:
-    """Enrol at one address. Connection events are added to ``links``, so that a timeout can be explained."""
+    """Enrol at one address. Connection events are added to ``events``, so that a timeout can be explained."""
     broker = invitation.broker
     pair = KeyPair(public_of(invitation.secret), invitation.secret)
     enrolment = Enrol(key=own.public, name=name, proof=prove(own, pair.public, broker))

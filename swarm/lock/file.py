@@ -29,7 +29,7 @@ class _Written(_Version, frozen=True, forbid_unknown_fields=True):
 
 
 class RollFile:
-    """The key registry on disk. ``roll``: the content of the file.
+    """The key registry on disk. ``registry``: the content of the file.
 
     The file also stores the latest time ever seen, so that expired invitations stay expired when the clock goes back or
     starts in 1970 after a boot.
@@ -47,7 +47,7 @@ class RollFile:
         return self._seen_at
 
     def write(self, roll: Roll) -> None:
-        """Replace the registry. Raises Refusal if writing fails; ``roll`` then matches the file."""
+        """Replace the registry. Raises Refusal if writing fails; ``registry`` then matches the file."""
         if roll is self.roll:
             return
         written = _Written(_VERSION, roll.members, roll.invited, roll.retired, self.now())

@@ -47,7 +47,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def text(invitation: Invitation) -> str:
-    """Encode an invitation as one line. Raises ConfigError for content that ``read`` would reject."""
+    """Encode an invitation as one line. Raises ConfigError for content that ``decode`` would reject."""
     if not 0 < len(invitation.addresses) <= MAX_ADDRESSES:
         raise ConfigError(f"an invitation names 1 to {MAX_ADDRESSES} addresses, not {len(invitation.addresses)}")
     for address in invitation.addresses:

@@ -20,8 +20,8 @@ NEXT: Final = "broker.next"
 
 
 class OwnKeys:
-    """The broker's key pairs. ``begin`` and ``finish`` block on the disk; other threads that read meanwhile see the
-    state before or after."""
+    """The broker's key pairs. ``begin_rotation`` and ``finish_rotation`` block on the disk; other threads that read
+    meanwhile see the state before or after."""
 
     def __init__(self, directory: Path) -> None:
         """Read the keys; generate the first one if there is none. Raises ConfigError."""

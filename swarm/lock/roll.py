@@ -152,7 +152,7 @@ class Roll:
     ) -> tuple[Roll, Enrolled]:
         """Register the own key of a peer that authenticated with an invitation; costs one use. A repetition costs none.
 
-        ``here``: names of workers that belong to no member. ``reserved``: as for ``invite``.
+        ``local_workers``: names of workers that belong to no member. ``reserved``: as for ``invite``.
         """
         invited = self._by_invitation.get(invitation)
         if invited is None or now >= invited.expires_at:

@@ -74,8 +74,8 @@ class Home:
 def rotate(home: Home, tell: Tell, knock: Callable[[Known], None]) -> Known:
     """Rotate this machine's key; after a failure, calling it again continues where it stopped.
 
-    ``knock``: connects once as this member. Raises ConfigError if the key isn't stored here, and whatever ``tell`` and
-    ``knock`` raise.
+    ``connect``: connects once as this member. Raises ConfigError if the key isn't stored here, and whatever
+    ``send_next_key`` and ``connect`` raise.
     """
     secret = home.announced()
     tell(home.now(), public_of(secret))

@@ -20,7 +20,7 @@ UNKNOWN: Final = "an address that is not known any more"
 
 
 def why_not_at(endpoint: str, comes_from: str, allowed: Sequence[Network]) -> str:
-    """Return why a worker may not use this endpoint; empty if it may. ``comes_from``: remote address of its control
+    """Return why a worker may not use this endpoint; empty if it may. ``remote_address``: remote address of its control
     connection; empty if that has ended."""
     named = _plain(host_of(address_and_key(endpoint)[0]))
     if comes_from and named == _plain(comes_from):

@@ -50,8 +50,8 @@ class PullChannel:
         lock: Lock | None = None,
         nearby: bool = False,
     ) -> None:
-        """``nearby``: also listen on a Unix socket for senders on this host (``transport.unix_socket``); ``not_nearby``
-        has the reason if that is impossible."""
+        """``unix_socket``: also listen on a Unix socket for senders on this host (``transport.unix_socket``);
+        ``unix_socket_error`` has the reason if that is impossible."""
         word = new_key() if key is None else key
         bound = bind_free_port(host, ports)
         shown = word if lock is None else lock.pair.public.encode()

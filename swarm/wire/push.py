@@ -115,7 +115,7 @@ class PushChannel:
         return self.asks_for_room()
 
     def fileno(self) -> int:
-        """Return the descriptor described in ``asks_for_room``."""
+        """Return the descriptor described in ``poll_writable``."""
         return self._room.fileno()
 
     def seen(self) -> Seen | None:

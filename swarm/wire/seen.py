@@ -17,8 +17,8 @@ _HAD_LITTLE_TO_SEND: Final = 7  # The lowest bit (``delivery_rate_app_limited``)
 class Seen(NamedTuple):
     """Kernel's view of a TCP connection.
 
-    ``round_trip_s``: the recent minimum. ``bytes_per_s``: delivery rate, 0 if unknown. ``is_least``: the connection
-    never had enough traffic to fill the path, so the path may well be faster.
+    ``round_trip_s``: the recent minimum. ``bytes_per_s``: delivery rate, 0 if unknown. ``is_lower_bound``: the
+    connection never had enough traffic to fill the path, so the path may well be faster.
     """
 
     round_trip_s: float

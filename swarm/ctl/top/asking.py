@@ -26,8 +26,8 @@ def look(client: Client) -> Known:
 
 
 class Asking:
-    """Poller: refreshes the data at an interval and sends commands, in its thread. ``known`` is the latest data;
-    ``take_said`` returns the result of the last command, once."""
+    """Poller: refreshes the data at an interval and sends commands, in its thread. ``data`` is the latest data;
+    ``take_result`` returns the result of the last command, once."""
 
     def __init__(self, client: Client, known: Known, every_s: float) -> None:
         self.known = known

@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Content of the status line: the result of the last command, or a question (``waits``)."""
+    """Content of the status line: the result of the last command, or a question (``is_question``)."""
 
     text: str = ""
     waits: bool = False

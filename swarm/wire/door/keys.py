@@ -46,12 +46,12 @@ def public_of(secret: str) -> str:
 class Lock(NamedTuple):
     """Authentication policy of a listener.
 
-    ``opens``: whether the owner of this public key may connect now. ``says_no``: whether a rejected peer receives an
-    ERROR; with an ERROR it stops reconnecting, without one it keeps trying. ``answers``: all key pairs that this
-    listener accepts connections for at the moment, instead of ``pair`` alone. ``came``: callback with the key of each
-    authenticated peer and the public key of this listener that it used. ``names``: whether the owner of this key may
-    use this identity even if another key has it; without the callback, an identity belongs to the key that used it
-    first.
+    ``is_authorized``: whether the owner of this public key may connect now. ``reject_explicitly``: whether a rejected
+    peer receives an ERROR; with an ERROR it stops reconnecting, without one it keeps trying. ``key_pairs``: all key
+    pairs that this listener accepts connections for at the moment, instead of ``pair`` alone. ``on_authenticated``:
+    callback with the key of each authenticated peer and the public key of this listener that it used.
+    ``may_use_identity``: whether the owner of this key may use this identity even if another key has it; without the
+    callback, an identity belongs to the key that used it first.
     """
 
     pair: KeyPair

@@ -5,16 +5,17 @@ taking turns between the peers, and changes of peers and of the listener.
 
 Limits of every listener
 ------------------------
-* *Frames and bytes* of a message: ``zmtp``. If a peer sends faster than its messages are taken, at most ``_AT_ONCE``
+* *Frames and bytes* of a message: ``zmtp``. If a peer sends faster than its messages are taken, at most ``_READ_BYTES``
   bytes of it are read; the rest stays with the sender.
-* *Bytes of unfinished messages*: ``_MOST_HELD`` for all unauthenticated peers of a listener together; the same, or two
+* *Bytes of unfinished messages*: ``_MAX_HELD_BYTES`` for all unauthenticated peers of a listener together; the same, or
+  two
   messages of maximum size, for all connections of one key. Beyond that, the oldest unfinished one is disconnected.
 * *Time*: ``HANDSHAKE_S`` for the handshake; for a message ``MESSAGE_S`` plus a second per 16 KiB received. Only time in
   which this process was running counts: after a stall, waiting data is read first.
-* *Handshakes in progress*: ``_MOST_SHAKING``; ``accept`` decides which one is dropped. Accepting also keeps the last
+* *Handshakes in progress*: ``_MAX_HANDSHAKES``; ``accept`` decides which one is dropped. Accepting also keeps the last
   ``RESERVE`` descriptors free.
 * *Connections* of one key: ``peers``; the oldest is dropped. (It may be half-open.)
-* *Unsent data* for one peer: ``connection``; for all connections of one key: ``_MOST_UNREAD``.
+* *Unsent data* for one peer: ``connection``; for all connections of one key: ``_MAX_UNREAD_BYTES``.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ Event = Arrived | PeerLost | Overstepped | GateClosed
 class Listener:
     """Listening socket with its connections; see the module's docstring.
 
-    ``bound``: listening sockets, each with a factory for the server-side handshake. ``wake``: called when
-    ``next_event`` may have something. ``opens``: whether the owner of this key is still authorized. ``names``: see
-    ``keys.AuthPolicy``.
+    ``bound``: listening sockets, each with a factory for the server-side handshake. ``on_ready``: called when
+    ``next_event`` may have something. ``is_authorized``: whether the owner of this key is still authorized.
+    ``may_use_identity``: see ``keys.AuthPolicy``.
     """
 
     def __init__(

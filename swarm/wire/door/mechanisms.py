@@ -1,7 +1,7 @@
 """Server side of the ZMTP security handshakes, which authenticate connecting peers.
 
 A mechanism handles one handshake with one peer. It receives the peer's commands in order and returns the replies; after
-the handshake, ``told`` has the metadata that the peer sent. To add a mechanism, write a class like these and extend
+the handshake, ``metadata`` has the metadata that the peer sent. To add a mechanism, write a class like these and extend
 ``server_mechanism``.
 
 * ``NullServer``: READY is answered with READY.

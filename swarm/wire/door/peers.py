@@ -47,7 +47,7 @@ class GiveWay(NamedTuple):
 
 
 class Peers:
-    """Authenticated connections by identity and by key. ``names``: see ``keys.AuthPolicy``."""
+    """Authenticated connections by identity and by key. ``may_use_identity``: see ``keys.AuthPolicy``."""
 
     def __init__(self, names: Callable[[str, bytes], bool] | None) -> None:
         self._names = names

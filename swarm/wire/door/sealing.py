@@ -27,7 +27,7 @@ _MORE, _COMMAND = 1, 2
 
 
 class Session:
-    """Encryption state of one connection. ``shared``: key derived by both ends; ``sent`` and ``heard``: last message
+    """Encryption state of one connection. ``shared``: key derived by both ends; ``sent`` and ``received``: last message
     numbers of the handshake."""
 
     def __init__(self, shared: bytes, *, listens: bool, sent: int, heard: int) -> None:

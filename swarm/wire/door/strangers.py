@@ -64,8 +64,8 @@ class GateClosed(NamedTuple):
 class Entrance:
     """Accepts connections on listening sockets, each paired with a factory for the server-side handshake.
 
-    ``begin``: called with a new connection, its source and the handshake factory; returns False if it is refused.
-    ``shut``: called with the errno when accepting pauses.
+    ``on_connection``: called with a new connection, its source and the handshake factory; returns False if it is
+    refused. ``on_paused``: called with the errno when accepting pauses.
     """
 
     def __init__(

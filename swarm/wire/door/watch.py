@@ -24,7 +24,7 @@ class Watch(Protocol):
 
 
 class Poll:
-    """Event loop of a plain thread that only receives: ``turn`` runs the callbacks of readable descriptors."""
+    """Event loop of a plain thread that only receives: ``run_ready`` runs the callbacks of readable descriptors."""
 
     def __init__(self) -> None:
         self._poll: _Epoll | _Selector = _Epoll() if hasattr(select, "epoll") else _Selector()

@@ -193,7 +193,7 @@ def test_headers_over_the_limit_are_not_even_looked_at() -> None:
     """The size comes first: what is too long is refused whatever it says."""
     with pytest.raises(WireError, match=f"the header has {MAX_HEADER_BYTES + 1} bytes"):
         DATA.decode([bytes(MAX_HEADER_BYTES + 1)])
-    with pytest.raises(WireError, match="the beat door takes 4096"):
+    with pytest.raises(WireError, match="the limit of the beat channel is 4096"):
         BEAT.decode([bytes(4097)])
 
 
@@ -219,7 +219,7 @@ def test_what_can_not_be_written_is_refused_on_the_data_door_too() -> None:
     with pytest.raises(WireError, match="Step can't be encoded"):
         DATA.encode(Step(epoch=2**64, step=1, rows=(), tokens=()))
     many = (Hop("w" * 100, LayerRange(0, 1), 0.0, 0.0, 0.0, 0.0, 0),) * 100_000
-    with pytest.raises(WireError, match="the data door takes"):
+    with pytest.raises(WireError, match="the limit of the data channel is"):
         DATA.encode(Step(step=1, rows=(), tokens=(), hops=many))
 
 

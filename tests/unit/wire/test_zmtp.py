@@ -140,7 +140,7 @@ def test_what_is_announced_takes_no_room_before_it_comes() -> None:
 
 
 STRANGERS = {
-    "http": (b"GET / HTTP/1.1\r\n\r\n", "no ZMTP"),
+    "http": (b"GET / HTTP/1.1\r\n\r\n", "not use ZMTP"),
     "an old version": (b"\xff" + bytes(8) + b"\x7f\x01", "at least 3 is needed"),
     "another mechanism": (NULL[:12] + b"CURVE".ljust(52, b"\0"), "only NULL"),
     "a message first": (NULL + message(b"a"), "before the handshake"),

@@ -26,7 +26,7 @@ _CLOSE_S: Final = 1.0
 
 
 class Outreach:
-    """Receiver's client of a relay, for one owning thread, which calls ``take`` when ``arrived`` is set."""
+    """Receiver's client of a relay, for one owning thread, which calls ``take_joined`` when ``ready`` is set."""
 
     def __init__(self) -> None:
         self.arrived = Wake()

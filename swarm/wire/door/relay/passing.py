@@ -44,7 +44,7 @@ _READS, _WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Relay:
-    """The relay. ``bound``: listening sockets, which it closes. It joins no connections before ``admit``. ``failed``:
+    """The relay. ``bound``: listening sockets, which it closes. It joins no connections before ``admit``. ``on_error``:
     called from its thread if that ends by a bug."""
 
     def __init__(self, bound: Sequence[socket.socket], failed: Callable[[BaseException], None]) -> None:
