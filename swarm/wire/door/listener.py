@@ -8,8 +8,7 @@ Limits of every listener
 * *Frames and bytes* of a message: ``zmtp``. If a peer sends faster than its messages are taken, at most ``_READ_BYTES``
   bytes of it are read; the rest stays with the sender.
 * *Bytes of unfinished messages*: ``_MAX_HELD_BYTES`` for all unauthenticated peers of a listener together; the same, or
-  two
-  messages of maximum size, for all connections of one key. Beyond that, the oldest unfinished one is disconnected.
+  two messages of maximum size, for all connections of one key. Beyond that, the oldest unfinished one is disconnected.
 * *Time*: ``HANDSHAKE_S`` for the handshake; for a message ``MESSAGE_S`` plus a second per 16 KiB received. Only time in
   which this process was running counts: after a stall, waiting data is read first.
 * *Handshakes in progress*: ``_MAX_HANDSHAKES``; ``accept`` decides which one is dropped. Accepting also keeps the last
