@@ -97,7 +97,7 @@ async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: Lock
     assert lost == [OWN]
     assert opened.account(NEXT) == opened.account(NEXT)
     assert opened.account(NEXT) is not None
-    assert "revoked" in str(await said(opened, OWN, Describe())) or "not known" in str(
+    assert "revoked" in str(await said(opened, OWN, Describe())) or "not registered" in str(
         await said(opened, OWN, Describe())
     )
 
