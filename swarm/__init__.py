@@ -1,6 +1,6 @@
-"""Swarm: one language model over many processes and machines, that keeps its word while they die.
+"""Swarm: runs one language model, cut by layers, over many processes and machines, and continues when some of them die.
 
-What a program needs is here; it is imported when it is first used, so that ``import swarm`` costs nothing.
+The public names are here; each is imported when it is first used, so that ``import swarm`` costs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarm.params import Grammar, SamplingParams
 
 
-_HOMES = {
+_HOMES = {  # Module of each public name.
     "AsyncClient": "swarm.client.client",
     "BatchPiece": "swarm.client.results",
     "BatchStream": "swarm.client.stream",

@@ -1,4 +1,4 @@
-"""Read "now" for the shells, which hand it to the cores as a value, so that tests can move it by hand."""
+"""Clock of the shells. They pass the time to the cores as a value, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Count seconds, which only grow. Their zero means nothing; only differences do."""
+    """Clock in seconds that only increases. Its zero point is arbitrary; only differences matter."""
 
     def now(self) -> float: ...
 
 
 class SystemClock:
-    """The machine's monotonic clock: it does not jump when somebody sets the time."""
+    """The machine's monotonic clock: unaffected by changes of the system time."""
 
     __slots__ = ()
 

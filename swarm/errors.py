@@ -1,26 +1,26 @@
-"""Every exception that Swarm raises.
+"""All exceptions that Swarm raises.
 
     SwarmError
-    ├── ConfigError            the settings are wrong: names the key, the value and the remedy
+    ├── ConfigError            a setting is wrong: names the key, the value and the remedy
     ├── ModelError             a model can't be used: names the file or the part, and why
-    │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` says which rule it breaks)
+    │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` names the broken rule)
     ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
-    ├── DeviceError            a device computes something else than it should: names what differs
-    ├── WireError              bytes from a peer can't be understood: names the field
-    │   └── ForeignMessage      they came whole, but say what has no meaning here: the peer is of another build
-    ├── IllegalMove            a core was asked for something its rules forbid: a bug, with its story
-    └── ClientError            what a caller of the client library can meet
+    ├── DeviceError            a device computes wrong results: names what differs
+    ├── WireError              bytes from a peer can't be decoded: names the field
+    │   └── ForeignMessage      they are complete, but this build does not support them: the peer is of another build
+    ├── IllegalMove            a core received something that its rules forbid: a bug, with its history
+    └── ClientError            errors that a caller of the client library can get
         ├── InvalidRequest     the request is wrong; nothing was started
-        ├── Overloaded         the queue is full; ``retry_after_s`` says when to come back
-        ├── Unavailable        no broker answers, or it went away and did not come back
+        ├── Overloaded         the queue is full; ``retry_after_s``: when to try again
+        ├── Unavailable        no broker answers, or the connection was lost for good
         ├── RequestFailed      the swarm accepted the request and could not finish it
-        │   └── DeadlinePassed  its ``deadline_s`` passed, or could not be kept any more
-        ├── RequestCancelled   somebody cancelled it
-        ├── ReadElsewhere      another client reads the request now; it goes on
-        └── RequestTimeout     the caller's own time limit passed
+        │   └── DeadlinePassed  its ``deadline_s`` passed, or became impossible to meet
+        ├── RequestCancelled   another client or an operator cancelled it
+        ├── ReadElsewhere      another client reads the request now; it continues
+        └── RequestTimeout     the caller's own timeout passed
 
-``hint_status`` is the HTTP status a gateway would answer with; it also says whose fault it
-is: 4xx the caller's, 5xx ours.
+``hint_status`` is the HTTP status for a gateway's response; it also shows whose fault it is: 4xx the caller's, 5xx
+ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from contextlib import contextmanager
 
 
 class SwarmError(Exception):
-    """The root of the tree. Its text is one clear sentence, fit to be shown to a person."""
+    """Base class of all errors. The text is one clear sentence, fit to be shown to a person."""
 
     hint_status = 500
 
@@ -46,7 +46,7 @@ class ModelError(SwarmError):
 
 
 class StageSetError(ModelError):
-    """A set of stages does not make a pipeline. ``kind`` is a stable name for the rule that is broken."""
+    """A set of stages is not a pipeline. ``kind`` is a stable name of the broken rule."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -54,33 +54,33 @@ class StageSetError(ModelError):
 
 
 class JournalError(SwarmError):
-    """The journal can't be written, or can't be read any more."""
+    """The journal can't be written or read."""
 
 
 class DeviceError(SwarmError):
-    """A device computes something else than it should."""
+    """A device computes wrong results."""
 
 
 class WireError(SwarmError):
-    """A message can't be understood. The only exception that decoding raises, whatever the bytes are."""
+    """A message can't be decoded. The only exception that decoding raises, for any input."""
 
     hint_status = 400
 
 
 class ForeignMessage(WireError):
-    """A message is whole but unknown to this build: its sender is of another one."""
+    """A message is complete but not supported by this build: its sender runs another build."""
 
 
 class IllegalMove(SwarmError):
-    """A core was driven against its rules. The text tells the story that led there."""
+    """A core was used against its rules. The text contains the events that led there."""
 
 
 class ClientError(SwarmError):
-    """The root of the errors that a caller of the client library can meet."""
+    """Base class of the errors that a caller of the client library can get."""
 
 
 class InvalidRequest(ClientError):
-    """The request is wrong; nothing was started. ``code`` is a stable name for the reason."""
+    """The request is wrong; nothing was started. ``code`` is a stable name of the reason."""
 
     hint_status = 400
 
@@ -90,7 +90,7 @@ class InvalidRequest(ClientError):
 
 
 class Overloaded(ClientError):
-    """The swarm refuses new work for now."""
+    """The swarm accepts no new work for now."""
 
     hint_status = 429
 
@@ -106,38 +106,40 @@ class Unavailable(ClientError):
 
 
 class RequestFailed(ClientError):
-    """An accepted request ended without success; the text says why."""
+    """An accepted request ended without success; the text is the reason."""
 
 
 class DeadlinePassed(RequestFailed):
-    """The request's ``deadline_s`` passed, or could not be kept any more."""
+    """The request's ``deadline_s`` passed, or became impossible to meet."""
 
     hint_status = 504
 
 
 class RequestCancelled(ClientError):
-    """The request was cancelled by somebody else than the caller."""
+    """The request was cancelled, but not by the caller."""
 
     hint_status = 499
 
 
 class ReadElsewhere(ClientError):
-    """Another client has attached to the request, and gets what comes of it from now on. It goes on."""
+    """Another client has attached to the request and gets its output from now on. The request continues."""
 
     hint_status = 409
 
 
 class RequestTimeout(ClientError):
-    """The caller's time limit passed; the request was cancelled."""
+    """The caller's timeout passed; the request was cancelled."""
 
     hint_status = 504
 
 
 @contextmanager
 def whatever_ends_it(told: Callable[[BaseException], None]) -> Iterator[None]:
-    """Tell a thread's owner what ended the thread: a bug, so whatever it is. No thread may die unnoticed, and nobody
-    but its owner can say what becomes of the process."""
+    """Report any exception that ends a thread to the thread's owner, which decides about the process.
+
+    Such an exception is a bug, and no thread may die unnoticed.
+    """
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 (it is told)
+    except BaseException as error:  # noqa: BLE001 (it is told)  # It is reported.
         told(error)

@@ -1,6 +1,7 @@
-"""Keep named places where a test makes this process die, hang, raise, stall or answer wrongly.
+"""Fault injection for tests: named places where this process can be made to die, hang, raise, stall or compute wrongly.
 
-Switched on by the environment alone, when a service starts (``arm``); off, a place costs one look at a module's name::
+Faults are enabled only by the environment, when a service starts (``arm``). Disabled, a place costs one lookup of a
+module attribute::
 
     if failpoints.armed:
         failpoints.reached("step.sampled")
@@ -8,16 +9,16 @@ Switched on by the environment alone, when a service starts (``arm``); off, a pl
 ``SWARM_FAILPOINTS`` holds faults separated by commas, each ``PLACE[CONDITION]=ACTION:ARGUMENT@COUNT``::
 
     step.sampled=kill@12                   the 12th time, the process ends as by SIGKILL
-    order.replay=hang                      the first time, the thread stands still for ever
+    order.replay=hang                      the first time, the thread blocks for ever
     step.computes[token=7]=kill            the first time that a batch has token id 7 (or: sequence=3)
     loop.turn=stall:3@20                   the 20th time, the thread sleeps for 3 seconds
     beat.due=stall:0.2@5+                  from the 5th time on, each time
-    step.computed=nan@4                    the 4th time, the hidden states are not numbers
-    advertise=port:-10000                  the data endpoint is told with another port: somebody stands between
+    step.computed=nan@4                    the 4th time, the hidden states become NaN
+    advertise=port:-10000                  the data endpoint is advertised with another port, that of a test proxy
 
-``SWARM_FAILPOINTS_TRACE`` names a file to which each fault that happens is appended: process, place, action, how often
-the place had been reached, and when (monotonic clock). ``SWARM_FAILPOINTS_FROM`` names a file that is made later:
-places that are reached before that do nothing and don't count.
+``SWARM_FAILPOINTS_TRACE`` names a file to which each injected fault is appended: process, place, action, how often the
+place had been reached, and when (monotonic clock). ``SWARM_FAILPOINTS_FROM`` names a file that is created later: until
+it exists, places do nothing and are not counted.
 """
 
 from __future__ import annotations
@@ -44,71 +45,72 @@ TRACE_VARIABLE = "SWARM_FAILPOINTS_TRACE"
 FROM_VARIABLE = "SWARM_FAILPOINTS_FROM"
 
 PLACES: dict[str, str] = {
-    "step.arrived": "a step came over the data edge",
+    "step.arrived": "a step arrived on the data edge",
     "step.computes": "a step's rows are about to be computed",
-    "step.prefill": "the same, and some of them are a prompt's: a chunk",
-    "step.computed": "computed, neither logged nor sent (values)",
-    "step.sampled": "the last stage drew tokens, which nobody knows yet",
+    "step.prefill": "the same, and some rows belong to a prompt: a chunk",
+    "step.computed": "computed, but neither logged nor sent (values)",
+    "step.sampled": "the last stage sampled tokens, but has not sent them",
     "step.sent": "a step's result was handed to the socket",
     "replay.begins": "a chunk of a replay is about to be computed",
-    "replay.computed": "a chunk of a replay was computed, neither logged nor told (values)",
+    "replay.computed": "a chunk of a replay was computed, but neither logged nor reported (values)",
     "replay.sent": "a chunk of a replay was handed to the socket",
     "load.tensor": "a tensor was read",
-    "load.done": "everything is loaded and warm, and nobody knows yet",
-    "loop.turn": "the control loop looks at its lag, every 0.1 s",
-    "beat.due": "a beat is about to be sent",
-    "advertise": "the data endpoint is told (text)",
+    "load.done": "everything is loaded and warm, but not reported",
+    "loop.turn": "the control loop measures its lag, every 0.1 s",
+    "beat.due": "a heartbeat is about to be sent",
+    "advertise": "the data endpoint is advertised (text)",
     "broker.tick": "the broker's timer",
-    "gateway.turn": "the gateway's loop goes round, every 0.1 s",
-    "journal.writes": "the journal's thread is about to write what waits",
-    "journal.written": "it is written, and nobody knows yet",
+    "gateway.turn": "the gateway's event loop measures its lag, every 0.1 s",
+    "journal.writes": "the journal's thread is about to write queued facts",
+    "journal.written": "they are written, but not reported",
     "broker.dispatch": "a step is about to be sent to the first stage",
-    "broker.step_done": "the last stage's answer came, and was not looked at",
+    "broker.step_done": "the last stage's answer arrived, but is not handled",
     "broker.order": "an order to a worker is about to be sent",
     "broker.tokens": "tokens are about to be written to the journal",
-    "broker.advertise": "the endpoints for beats and finished steps are told (text)",
+    "broker.advertise": "the endpoints for heartbeats and finished steps are advertised (text)",
 }
 for _order in ("prepare", "fence", "activate", "replay", "dismiss", "release"):
-    PLACES[f"order.{_order}"] = f"an order to {_order} came to the compute thread"
+    PLACES[f"order.{_order}"] = f"an order to {_order} reached the compute thread"
     PLACES[f"handled.{_order}"] = f"an order to {_order} was carried out"
 for _news in ("hello", "prepared", "activated", "replaydone", "leaving"):
-    PLACES[f"tell.{_news}"] = f"the broker is about to be told: {_news}"
-    PLACES[f"told.{_news}"] = f"that was handed to the socket: {_news}"
+    PLACES[f"tell.{_news}"] = f"about to be sent to the broker: {_news}"
+    PLACES[f"told.{_news}"] = f"handed to the socket: {_news}"
 
-VALUES = frozenset({"step.computed", "replay.computed"})
-TEXTS = frozenset({"advertise", "broker.advertise"})
+VALUES = frozenset({"step.computed", "replay.computed"})  # Places that pass hidden states, which can be falsified.
+TEXTS = frozenset({"advertise", "broker.advertise"})  # Places that pass an endpoint.
 _FAULT = re.compile(r"([\w.]+)(?:\[(token|sequence)=(\d+)\])?=(\w+)(?::(-?[\d.]+))?(?:@(\d+)(\+?))?")
 
 
 @dataclass(slots=True)
 class _Fault:
-    """One fault: where, on which condition, what, and at which times."""
+    """One fault: its place, condition, action, and the visits at which it happens."""
 
     place: str
-    about: str
+    about: str  # "token" or "sequence"; empty: unconditional.
     value: int
     action: str
     argument: float
     count: int
-    goes_on: bool
-    times: int = field(default=0)
+    goes_on: bool  # Whether it happens at every later visit, too.
+    times: int = field(default=0)  # Visits so far.
 
     def is_due(self, facts: Mapping[str, Collection[int]]) -> bool:
-        """Count this time; return whether the fault is due at it."""
+        """Count this visit. Return whether the fault happens now."""
         if self.about and self.value not in facts.get(self.about, ()):
             return False
         self.times += 1
         return self.times == self.count or (self.goes_on and self.times > self.count)
 
 
-armed: dict[str, list[_Fault]] | None = None
+armed: dict[str, list[_Fault]] | None = None  # Faults by place; None when fault injection is off.
 _trace: str = ""
-_awaited: str = ""  # the file without which nothing counts yet
-_lock = threading.Lock()  # places are reached in several threads
+_awaited: str = ""  # File that must exist before anything counts.
+_lock = threading.Lock()  # Several threads reach places.
 
 
 def arm(environment: Mapping[str, str]) -> None:
-    """Switch on what the environment names. Raises ConfigError if it can't be understood."""
+    """Enable the faults in the environment. Raises ConfigError if they can't be parsed."""
+    # Intended: places check a single module attribute.
     global armed, _trace, _awaited  # noqa: PLW0603  (the point of it: nothing but a name to look at)
     spec, _trace = environment.get(VARIABLE, "").strip(), environment.get(TRACE_VARIABLE, "")
     _awaited = environment.get(FROM_VARIABLE, "")
@@ -120,13 +122,13 @@ def arm(environment: Mapping[str, str]) -> None:
 
 
 def reached(place: str, **facts: Collection[int]) -> None:
-    """Do what is due here; mostly nothing."""
+    """Inject the faults that are due at this place; usually none."""
     for fault in _due(place, facts):
         _ACTIONS[fault.action](fault)
 
 
 def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the same values, or wrong ones if that is due here; other faults happen as well."""
+    """Return the values, falsified if that is due here; injects other faults, too."""
     for fault in _due(place, {}):
         if fault.action in _SPOIL:
             values = _SPOIL[fault.action](values.copy())
@@ -136,7 +138,7 @@ def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def retold(place: str, endpoint: str) -> str:
-    """Return the endpoint to be told to others."""
+    """Return the endpoint to advertise, with another port if that is due."""
     for fault in _due(place, {}):
         host, _, port = endpoint.rpartition(":")
         endpoint = f"{host}:{int(port) + int(fault.argument)}"
@@ -170,7 +172,7 @@ def _parse(text: str) -> _Fault:
         raise _wrong(text, f"there is no place {place!r}; the places are {', '.join(sorted(PLACES))}")
     allowed = {"port"} if place in TEXTS else set(_ACTIONS) | (set(_SPOIL) if place in VALUES else set())
     if action not in allowed:
-        raise _wrong(text, f"what can happen there is {', '.join(sorted(allowed))}")
+        raise _wrong(text, f"the actions there are {', '.join(sorted(allowed))}")
     if (argument is None) == (action in _NEEDS_ARGUMENT):
         what = "a number, like stall:3" if argument is None else "no number"
         raise _wrong(text, f"{action} takes {what}")
@@ -179,10 +181,10 @@ def _parse(text: str) -> _Fault:
 
 
 def _wrong(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{VARIABLE}: {text!r} can't be understood: {why}")
+    return ConfigError(f"{VARIABLE}: {text!r} can't be parsed: {why}")
 
 
-# --- what can happen -------------------------------------------------------------------------------------------------
+# --- actions ---------------------------------------------------------------------------------------------------------
 
 
 def _kill(_: _Fault) -> None:
@@ -219,17 +221,17 @@ def _stall(fault: _Fault) -> None:
 
 
 def _raise(fault: _Fault) -> NoReturn:
-    raise RuntimeError(f"a fault was asked for at {fault.place}")
+    raise RuntimeError(f"an injected fault at {fault.place}")
 
 
 def _memory(_: _Fault) -> NoReturn:
-    raise MemoryError("a fault was asked for: no memory")
+    raise MemoryError("an injected fault: no memory")
 
 
 def _devour(fault: _Fault) -> NoReturn:
-    """Take memory, at most so many MiB, and writes to all of it."""
+    """Allocate and write this many MiB at most, then raise MemoryError."""
     taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(fault.argument))]
-    raise MemoryError(f"a fault was asked for: {len(taken)} MiB")
+    raise MemoryError(f"an injected fault: {len(taken)} MiB")
 
 
 def _nan(values: NDArray[np.float32]) -> NDArray[np.float32]:

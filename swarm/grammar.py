@@ -1,18 +1,18 @@
-"""What a grammar's text means: compiled by llguidance, within bounds, for a model's own tokens.
+"""Compilation of grammars by llguidance, within limits, for a model's own tokens.
 
-The client library compiles a grammar before anything runs, so that a mistake is the caller's at once; the last stage
-compiles it again, to say which tokens are allowed. Both do it here, so they agree.
+The client library compiles a grammar before a request runs, so that the caller gets an error immediately; the last
+stage compiles it again, to compute the allowed tokens. Both use this module, so they agree.
 
-* An answer matches as a whole: nothing may stand before it or after it.
-* White space in JSON is bounded: where it may stand, a single blank, or a line's end and up to 40 blanks or tabs. A
-  model that may write any amount of it sometimes writes nothing else. Who wants it otherwise says so in the schema's
+* The answer must match as a whole: nothing may come before or after the match.
+* White space in JSON is limited to a single blank, or a newline and up to 40 blanks or tabs, at the places where JSON
+  allows it. A model that may write any amount of it sometimes writes nothing else. A schema can change that with
   ``x-guidance``.
-* Compiling is bounded by what it has to do, not by time alone, so that all machines refuse the same: the symbols of all
-  rules, numbers of which others are to be multiples, the text of a grammar that is translated. The worst known one
-  takes a second. What can't even say which tokens come first is refused here, too: for some texts, finding that out
-  takes longer than the compiling.
-* The compiler goes as deep as definitions name each other, 8 to 16 KiB of stack for each, and where there is none left
-  the process dies. So it has a thread with a stack for every text of the greatest length that is allowed.
+* Compiling is limited by the amount of work, not by time alone, so that all machines reject the same grammars: symbols
+  of all rules, "multipleOf" numbers, text of a grammar that is translated. The worst known grammar takes a second. A
+  grammar whose first tokens can't be computed within the limits is rejected here, too: for some texts that takes longer
+  than compiling.
+* The compiler recurses as deep as definitions refer to each other, with 8 to 16 KiB of stack each, and a stack overflow
+  would kill the process. It therefore runs in a thread whose stack suffices for every text of the maximum length.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from swarm.params import MAX_CHOICES, Grammar
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-PATIENCE_S: Final = 5.0  # what is allowed compiles in about a second at most
-MAX_RULES: Final = 1000  # of a grammar in llama.cpp's form: translating them takes time that grows with the square
-MAX_GBNF: Final = 64 << 10  # characters of one: translating is Python's work, which other threads wait for
-MAX_MULTIPLE: Final = 100_000  # of all "multipleOf" of a schema together: each number below it makes a state
+PATIENCE_S: Final = 5.0  # Allowed grammars compile in about a second at most.
+MAX_RULES: Final = 1000  # Of a grammar in llama.cpp's form: translating takes time quadratic in the rules.
+MAX_GBNF: Final = 64 << 10  # Characters of one: the translation is Python code, which holds the GIL.
+MAX_MULTIPLE: Final = 100_000  # Of all "multipleOf" of a schema together: each number below it becomes a state.
 _WHITE_SPACE: Final[JsonCompileOptions] = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
-_STACK_BYTES = 512 << 20  # reserved, and used only as deep as it goes: 256 Ki characters are 16 MiB to 300 MiB
-_STACK_LOCK = threading.Lock()  # the size for new threads is the process's
+# Reserved; pages are used only as deep as the recursion goes: 256 Ki characters take 16 to 300 MiB.
+_STACK_BYTES = 512 << 20
+_STACK_LOCK = threading.Lock()  # The stack size for new threads is a setting of the whole process.
 
-# Parser's items per token; by the library's own limit of 50,000, a token of an ambiguous grammar takes up to two
-# seconds. With this the worst known one takes a tenth of one.
+# Parser items per token. With the library's own limit of 50,000, a token of an ambiguous grammar takes up to two
+# seconds; with this one the worst known grammar takes a tenth of a second.
 _STEP_ITEMS = 10_000
 
-# Symbols of all rules together (the library's own limit is 500,000). 10,000 choices have room; a schema with 10,000
-# properties, which took eight seconds and could not be followed then, is refused in a tenth of one.
+# Symbols of all rules together (the library's own limit is 500,000). Enough for 10,000 choices; a schema with 10,000
+# properties, which compiled for eight seconds and then exceeded other limits, is rejected in a tenth of a second.
 _SYMBOLS = 20_000
-_BYTES_A_PART = 500  # of memory for each character, or number of which others are multiples: measured, and rounded up
+_BYTES_A_PART = 500  # Memory per character and per "multipleOf" state: measured, and rounded up.
 
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 _BLANK = r"(?:\s|//[^\n]*\n|#[^\n]*\n)*"
@@ -56,25 +57,26 @@ _MULTIPLE = re.compile(rf'"multipleOf"{_BLANK}:{_BLANK}([0-9]+(?:\.[0-9]+)?(?:[e
 
 
 def vocabulary(tokenizer_json: str, ends: Sequence[int]) -> LLTokenizer:
-    """The tokens of a model, as grammars need them, from its tokenizer.json and the ids of those that end an answer.
-    Nothing else in the process goes on meanwhile: 0.2 s for 32,000 tokens, 1.5 s and 240 MiB for 256,000. Raises
-    ModelError."""
+    """Return the tokens of a model in the form that grammars need, from its tokenizer.json and its stop tokens.
+
+    Holds the GIL meanwhile: 0.2 s for 32,000 tokens, 1.5 s and 240 MiB for 256,000. Raises ModelError.
+    """
     try:
         words = LLTokenizer(tokenizer_json)
         known = [end for end in ends if end < words.vocab_size]
         return LLTokenizer(tokenizer_json, eos_token=known) if known and known != words.eos_tokens else words
     except ValueError as error:
-        raise ModelError(f"the model's tokenizer.json is of no use for grammars: {error}") from None
+        raise ModelError(f"the model's tokenizer.json can't be used for grammars: {error}") from None
 
 
 def weight(grammar: Grammar) -> int:
-    """Bytes that it takes up when it is compiled, rather too many than too few."""
+    """Estimate the bytes of the compiled grammar, rather too high than too low."""
     return _BYTES_A_PART * (100 + len(grammar.text) + _multiple(grammar.text))
 
 
 class Compilation:
-    """A grammar that is being compiled, in a thread of its own. Raises InvalidRequest (code "grammar") if there is no
-    memory for one."""
+    """Compilation of a grammar in a thread of its own. Raises InvalidRequest (code "grammar") if there is no memory for
+    one."""
 
     def __init__(self, grammar: Grammar, words: LLTokenizer) -> None:
         self._grammar = grammar
@@ -86,11 +88,11 @@ class Compilation:
             raise _not_now(grammar, f"there is no memory for compiling it: {error}") from None
 
     def result(self, wait_s: float = 0.0) -> LLMatcher | InvalidRequest | None:
-        """The grammar before the first token, or why it can't be used; None if neither is known after so long."""
+        """Return the compiled grammar, or the error; None if the compilation takes longer than ``wait_s``."""
         self._thread.join(max(0.0, wait_s))
         if self._thread.is_alive():
             return None
-        return self._found or refusal(self._grammar, "the compiler broke down over it")
+        return self._found or refusal(self._grammar, "the compiler failed")
 
     def _work(self) -> None:
         try:
@@ -100,7 +102,7 @@ class Compilation:
 
 
 def compiled(grammar: Grammar, words: LLTokenizer, patience_s: float = PATIENCE_S) -> LLMatcher:
-    """The grammar before the first token. Raises InvalidRequest (code "grammar") that says why it can't be used."""
+    """Compile a grammar. Raises InvalidRequest (code "grammar") with the reason if it can't be used."""
     found = Compilation(grammar, words).result(patience_s)
     if found is None:
         raise too_slow(grammar, patience_s)
@@ -110,16 +112,16 @@ def compiled(grammar: Grammar, words: LLTokenizer, patience_s: float = PATIENCE_
 
 
 class NotNow(InvalidRequest):
-    """A grammar could not be compiled as things are, which says nothing about it."""
+    """A grammar could not be compiled under the current conditions; the grammar itself may be fine."""
 
 
 def refusal(grammar: Grammar, why: str) -> InvalidRequest:
-    """Say why a grammar can't be used, in one line that names its kind."""
+    """Return the error for an unusable grammar: one line that names its kind."""
     return InvalidRequest(f"grammar ({grammar.kind}): {' '.join(why.split())[:600]}", code="grammar")
 
 
 def too_slow(grammar: Grammar, patience_s: float) -> NotNow:
-    """Say that nobody waits any longer for it."""
+    """Return the error for a compilation that timed out."""
     return _not_now(grammar, f"it is not compiled after {patience_s:g} s: make it smaller")
 
 
@@ -128,7 +130,7 @@ def _not_now(grammar: Grammar, why: str) -> NotNow:
 
 
 def trouble(matcher: LLMatcher) -> str:
-    """Say what is wrong with a matcher, without the library's hints for its own developers."""
+    """Return a matcher's error without the library's hints for its own developers."""
     return str(matcher.get_error()).removesuffix("<non-verbose/>").strip()
 
 
@@ -144,8 +146,10 @@ def _deep_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def _multiple(text: str) -> int:
-    """The least common multiple of all numbers of which others are to be multiples, in the smallest unit that one of
-    them has. Memory and time grow with it: 50 MiB and 0.6 s for 100,000."""
+    """Return the least common multiple of all "multipleOf" numbers, in units of their smallest fraction.
+
+    Memory and time of the compilation grow with it: 50 MiB and 0.6 s for 100,000.
+    """
     if "multiple" not in text and "\\u" not in text:
         return 1
     plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
@@ -167,7 +171,7 @@ def _compiled(grammar: Grammar, words: LLTokenizer) -> LLMatcher:
     limits = LLParserLimits(verbose_errors=False, step_max_items=_STEP_ITEMS, max_grammar_size=_SYMBOLS)
     try:
         matcher = LLMatcher(words, _SOURCES[grammar.kind](grammar), log_level=0, limits=limits)
-    except ValueError as error:  # also for what is no Unicode
+    except ValueError as error:  # Also raised for invalid Unicode.
         raise refusal(grammar, str(error)) from None
     if matcher.is_error():
         raise refusal(grammar, trouble(matcher))
@@ -216,7 +220,8 @@ def _ebnf(grammar: Grammar) -> str:
     if not grammar.text.strip():
         raise refusal(grammar, "the grammar is empty")
     if grammar.text.startswith("%llguidance"):
-        return str(grammar_from("lark", grammar.text))  # it says so itself, whatever strings it has
+        # Lark's form with an explicit marker, whatever strings it contains.
+        return str(grammar_from("lark", grammar.text))
     num_rules = grammar.text.count("::=")
     if num_rules > MAX_RULES:
         raise refusal(grammar, f"it has more than {MAX_RULES} rules; write it in Lark's form, or make it smaller")

@@ -1,8 +1,8 @@
-"""Log lines as the journal likes them: each key of an event a field of its own, to be searched and filtered by.
+"""Log events in the native format of systemd's journal: each key becomes a field, to search and filter by.
 
-``journalctl SWARM_EVENT=plan_serving``, ``journalctl SWARM_REQUEST=…``. Written to the journal's own socket
-(systemd.journal-fields(7)) by a process whose stderr is the journal. It is not waited for: what the journal has no room
-for goes to stderr, as a line.
+``journalctl SWARM_EVENT=plan_serving``, ``journalctl SWARM_REQUEST=…``. Used by a process whose stderr is the journal;
+writes to the journal's socket (systemd.journal-fields(7)) without blocking. An event that the journal does not accept
+goes to stderr, as a line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final
 SOCKET: Final = "/run/systemd/journal/socket"
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Z0-9_]")
-_MAX_NAME: Final = 57  # 64 with what we put before it
-_MAX_BYTES: Final = 48 << 10  # of a field: a datagram holds some 200 KiB
+_MAX_NAME: Final = 57  # 64, the journal's limit, minus our prefix.
+_MAX_BYTES: Final = 48 << 10  # Of a field: a datagram holds about 200 KiB.
 
 
 def is_there(environment: Mapping[str, str], descriptor: int | None) -> bool:
-    """Is this descriptor the stream by which systemd connected the process to the journal?"""
+    """Whether this descriptor is the stream with which systemd connected the process to the journal."""
     if descriptor is None or "JOURNAL_STREAM" not in environment:
         return False
     try:
@@ -33,7 +33,7 @@ def is_there(environment: Mapping[str, str], descriptor: int | None) -> bool:
 
 
 class Journal:
-    """Sends events to the journal."""
+    """Client of the journal's socket."""
 
     def __init__(self, address: str = SOCKET) -> None:
         self._address = address
@@ -44,7 +44,7 @@ class Journal:
         self._socket.close()
 
     def sends(self, event: Mapping[str, Any]) -> bool:
-        """Send an event; False if the journal does not take it now."""
+        """Send an event. Return False if the journal does not accept it now."""
         try:
             self._socket.sendto(entry(event), self._address)
         except OSError:
@@ -53,7 +53,7 @@ class Journal:
 
 
 def entry(event: Mapping[str, Any]) -> bytes:
-    """An event as the journal's own protocol has it."""
+    """Encode an event in the journal's native protocol."""
     level = str(event.get("level", "info"))
     rest = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp", "module")}
     exception = rest.pop("exception", None)

@@ -1,15 +1,16 @@
-"""Log an event name plus keys. Colour on a terminal, one JSON object per line elsewhere, always on stderr.
+"""Structured logging: an event name plus keys. Colour on a terminal, one JSON object per line elsewhere, always on
+stderr.
 
-Services call :func:`configure` once and then bind their context once, for example
-``log = get_logger(__name__).bind(stage=3)``; on such a bound logger a call below the level costs a tenth of a
-microsecond. Where nobody configures anything (the client library in somebody's program), warnings and errors go to
-stderr, and a program that has set up structlog itself keeps its own set-up.
+Services call :func:`configure` once and then bind their context once, for example ``log =
+get_logger(__name__).bind(stage=3)``; on such a bound logger a call below the level costs a tenth of a microsecond. If
+nothing was configured (the client library in another program), warnings and errors go to stderr; a program that has
+configured structlog itself keeps its configuration.
 
-Whatever becomes of stderr (the disk is full, the terminal is gone), nothing fails by it: lines that can't be written
-are dropped, and counted in a line once writing works again.
+Logging never fails, even when the disk is full or the terminal is gone: lines that can't be written are dropped, and
+counted in a line once writing works again.
 
-Messages of other libraries, through the standard ``logging`` module, take the same way; below ``debug`` only their
-warnings do.
+Messages of other libraries, from the standard ``logging`` module, are handled the same way; unless the level is
+``debug``, only their warnings are.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ if TYPE_CHECKING:
     from swarm.config import LogSettings
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_OFF = logging.CRITICAL + 10  # above every level of the standard module
+_OFF = logging.CRITICAL + 10  # Above every level of the standard module.
 
 
 class _SilentLogger(structlog.make_filtering_bound_logger(logging.CRITICAL)):  # type: ignore[misc]
-    """A logger that is off altogether; structlog's own filters always let ``critical`` pass."""
+    """Logger that drops everything; structlog's own filters always let ``critical`` pass."""
 
     def critical(self, event: str, *args: object, **keys: object) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     async def acritical(self, event: str, *args: object, **keys: object) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     fatal = critical
     afatal = acritical
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Our handler on the root logger; a type of its own so that we replace only what we have put there."""
+    """Our handler on the root logger; a type of its own, so that we replace only handlers that we installed."""
 
 
 def get_logger(name: str, **context: object) -> FilteringBoundLogger:
@@ -59,8 +60,10 @@ def get_logger(name: str, **context: object) -> FilteringBoundLogger:
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Send all log lines of this process to ``stream`` (stderr) as the settings say. May be called again. Where
-    stderr is systemd's journal, they go there as events with fields, if no format is asked for."""
+    """Send all log lines of this process to ``stream`` (stderr) as the settings require. May be called again.
+
+    If stderr is systemd's journal and no format is set, events go there with fields.
+    """
     sink = _sink(sys.stderr if stream is None else stream)
     level = _LEVELS.get(settings.level, _OFF)
     renderer = _renderer(settings.format, sink)
@@ -71,7 +74,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class Damper:
-    """Thin out lines that anybody can cause: a few at once, then one every so often, with the number left out."""
+    """Rate limiter for log lines that any peer can cause: a short burst, then one per interval, with the number of
+    suppressed lines."""
 
     def __init__(self, at_once: int = 5, every_s: float = 10.0) -> None:
         self._at_once = at_once
@@ -81,7 +85,7 @@ class Damper:
         self._left_out = 0
 
     def asks(self, now: float) -> int | None:
-        """Ask to write a line: how many were left out since the last one; None: leave this one out, too."""
+        """Return None to suppress this line; otherwise the number of lines suppressed since the last one."""
         self._left = min(self._at_once, self._left + (now - self._looked_at) / self._every_s)
         self._looked_at = now
         if self._left < 1:
@@ -93,7 +97,7 @@ class Damper:
 
 
 def bind(**context: object) -> None:
-    """Add keys to every line of the current task or thread, whichever logger writes it."""
+    """Add keys to every line of the current task or thread, from any logger."""
     structlog.contextvars.bind_contextvars(**context)
 
 
@@ -102,7 +106,7 @@ def _sink(stream: object) -> Sink:
 
 
 def _tell_dropped(renderer: Sequence[Processor]) -> Callable[[int, str], str]:
-    """Word dropped lines in the form of the others."""
+    """Return a function that formats the line about dropped lines like all others."""
 
     def tell(lines: int, reason: str) -> str:
         event: Any = {"event": "log_lines_dropped", "lines": lines, "reason": reason, "module": __name__}
@@ -118,7 +122,7 @@ def _configure_structlog(level: int, renderer: Sequence[Processor], sink: Sink) 
         processors=[*_common(), *renderer],
         wrapper_class=_SilentLogger if level == _OFF else structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, sink)),
-        cache_logger_on_first_use=False,  # a logger at module level must follow a later configure
+        cache_logger_on_first_use=False,  # A module-level logger must follow a later configure.
     )
 
 
@@ -148,7 +152,7 @@ def _common() -> list[Processor]:
 
 
 def _add_module(_: object, __: str, event: EventDict) -> EventDict:
-    """Say which library writes, under the key that our own lines use."""
+    """Add the name of the foreign logger under the key of our own lines."""
     event["module"] = event["_record"].name
     return event
 
@@ -158,7 +162,7 @@ def _renderer(format: str, sink: Sink) -> list[Processor]:
     if format == "json" or (format == "auto" and not terminal):
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_plain)]
     colours = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    # Plain tracebacks: the pretty ones print local variables, which can be tensors or somebody's prompt.
+    # Plain tracebacks: the pretty ones print local variables, which may contain tensors or prompts.
     return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
 
 
@@ -167,7 +171,8 @@ def _ends_in_journal() -> list[Processor]:
 
 
 class _ToJournal:
-    """Hands events to the journal, field by field; as a line to stderr, which is the journal too, if it has no room."""
+    """Sends events to the journal as fields; if it does not accept one, writes a line to stderr, which is the journal,
+    too."""
 
     def __init__(self, to: journald.Journal) -> None:
         self._to = to
@@ -180,5 +185,5 @@ class _ToJournal:
 
 
 def _plain(value: Any) -> str:
-    """Turn what JSON has no word for into text."""
+    """Return a text for a value that JSON can't represent."""
     return str(value)

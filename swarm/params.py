@@ -8,16 +8,16 @@ import msgspec
 
 from swarm.errors import InvalidRequest
 
-# Classes by name. A class is a number from -100 to 100; whoever needs finer ones takes those between.
+# Priority classes by name. A priority is a number from -100 to 100; numbers in between are allowed, too.
 PRIORITIES = {"high": 50, "normal": 0, "low": -50}
 
 MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_STOP = 4096  # characters of one
+MAX_STOP = 4096  # Characters of one.
 MAX_BIASES = 1024
-MAX_GRAMMAR = 256 << 10  # characters
+MAX_GRAMMAR = 256 << 10  # Characters.
 MAX_CHOICES = 10_000
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -27,7 +27,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the answer must look like. ``text``: the schema as JSON, nothing, the expression, a JSON list of choices,
+    """Constraint on the answer's text. ``text``: the schema as JSON, nothing, the expression, a JSON list of choices,
     or a grammar in Lark's or llama.cpp's form."""
 
     kind: GrammarKind
@@ -35,14 +35,15 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to sample. The defaults are greedy decoding, so an answer is reproducible unless the caller asks otherwise.
+    """Parameters of sampling. The defaults are greedy decoding, so answers are reproducible unless the caller asks
+    otherwise.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Penalties: ``repetition`` divides
-    (1 is off), ``presence`` and ``frequency`` subtract (0 is off). ``logit_bias`` maps token ids to what is added to
-    their logits. ``logprobs`` asks for the chosen token's log probability and that many alternatives (None: none).
-    ``n`` continuations of one prompt get seeds of their own, derived from ``seed``. ``seed`` None lets the client
-    library draw one. ``stop`` strings end the text (they are not part of it), ``stop_token_ids`` end the tokens.
-    ``grammar``: only tokens that it allows are drawn, and the answer may end only where it may.
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Penalties: ``repetition`` divides (1
+    is off), ``presence`` and ``frequency`` subtract (0 is off). ``logit_bias`` maps token ids to values that are added
+    to their logits. ``logprobs`` requests the chosen token's log probability and that many alternatives (None: none).
+    ``n`` continuations of one prompt get seeds of their own, derived from ``seed``. With ``seed`` None the client
+    library draws one. ``stop`` strings end the text (and are not part of it), ``stop_token_ids`` end the tokens.
+    ``grammar``: only tokens that it allows are drawn, and the answer may end only where the grammar may.
     """
 
     max_tokens: int = 128
@@ -68,10 +69,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0
 
     def check(self) -> None:
-        """Raise :class:`InvalidRequest` that names the first field that is wrong, its value and what is allowed."""
+        """Raise :class:`InvalidRequest` that names the first invalid field, its value and the allowed range."""
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # NaN fails every comparison
+            if value is not None and not low <= value <= high:  # NaN fails every comparison.
                 raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}", code=name)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be above 0; for greedy decoding set temperature to 0", code="top_p")
@@ -103,14 +104,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(f"a stop string has at most {MAX_STOP} characters", code="stop")
 
     def _check_grammar(self, grammar: Grammar) -> None:
-        """Check what can be known without the model; what its text means, whoever has the tokenizer finds out."""
+        """Check everything that does not need the model; the text is checked where the tokenizer is available."""
         if len(grammar.text) > MAX_GRAMMAR:
             raise InvalidRequest(f"grammar has {len(grammar.text)} characters, at most {MAX_GRAMMAR}", code="grammar")
         if self.ignore_eos:
-            raise InvalidRequest("ignore_eos can't be had with a grammar, which says where to end", code="ignore_eos")
+            raise InvalidRequest(
+                "ignore_eos can't be combined with a grammar, which defines where the answer ends", code="ignore_eos"
+            )
 
 
-# The upper bounds are far above any use; they keep arithmetic finite and one request from owning the machine.
+# The upper bounds are far above any use; they keep arithmetic finite and one request from monopolising the machine.
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, 1_000_000),
     ("min_tokens", 0, 1_000_000),

@@ -1,4 +1,4 @@
-"""Files that nobody but their owner may read: read with suspicion, written as a whole or not at all."""
+"""Private files: read only if no other user can access them, written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swarm.errors import ConfigError
 
 
 def read(path: Path, what: str, max_bytes: int, *, remedy: str, is_credential: bool = False) -> bytes | None:
-    """The content; None if there is no file. Raises ConfigError if others may read it, or put another in its place.
+    """Return the content; None if there is no file. Raises ConfigError if others may read or replace it.
 
-    ``what`` it is and the ``remedy`` once others could read it are said in errors. ``is_credential``: systemd made it,
-    and lets its service read it as a member of root's group.
+    ``what`` names the file and ``remedy`` the action after a disclosure, for errors. ``is_credential``: systemd created
+    it, and its service reads it as a member of root's group.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -38,7 +38,7 @@ def _check(path: Path, what: str, status: os.stat_result, remedy: str, is_creden
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{what} {path} is no regular file")
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"{what} {path} belongs to somebody else (user {status.st_uid})")
+        raise ConfigError(f"{what} {path} belongs to another user ({status.st_uid})")
     by_group = stat.S_IRGRP if is_credential and status.st_uid == status.st_gid == 0 else 0
     if status.st_mode & 0o077 & ~by_group:
         raise ConfigError(f"others may read {what} {path}: chmod 600 {path}, and {remedy}")
@@ -48,20 +48,21 @@ def _check(path: Path, what: str, status: os.stat_result, remedy: str, is_creden
 
 
 def make_directory(path: Path) -> None:
-    """Make it, for its owner alone. Raises OSError."""
+    """Create a directory for its owner alone. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Put a file that was written before in the place of another: one or the other is there, whatever happens
-    meanwhile. Raises OSError."""
+    """Replace ``path`` by the already written file ``new``, atomically and durably. Raises OSError."""
     new.replace(path)
     _sync_directory(path.parent)
 
 
 def write(path: Path, content: bytes, *, is_new: bool = False) -> None:
-    """Write all of it to the disk, or nothing, whatever happens meanwhile. Raises OSError. ``is_new``: raises
-    FileExistsError, and changes nothing, if somebody has written one."""
+    """Write a file atomically and durably. Raises OSError.
+
+    ``is_new``: raises FileExistsError, and changes nothing, if the file exists.
+    """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,5 +1,5 @@
-"""Keep figures that come again and again: how many, the last, the total, the greatest, or how they are spread over
-fixed buckets. Pure, and cheap enough to keep always."""
+"""Running statistics of measured values: count, last, total, maximum, or a distribution over fixed buckets. Pure, and
+cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 @dataclass(slots=True)
 class Series:
-    """The values of one figure so far."""
+    """Running statistics of one measured value."""
 
     num: int = 0
     total: float = 0.0
@@ -30,16 +30,16 @@ class Series:
         return self.total / self.num if self.num else 0.0
 
     def sizes(self) -> dict[str, float]:
-        """Report counts and sizes."""
+        """Return the statistics of counts and sizes."""
         return {"total": self.total, "last": self.last, "average": round(self.average, 2), "most": self.most}
 
     def microseconds(self) -> dict[str, float]:
-        """Report times in microseconds; the values are seconds."""
+        """Return the statistics of times in microseconds; the values are seconds."""
         parts = {"total": self.total, "last": self.last, "average": self.average}
         return {name: round(value * 1e6, 1) for name, value in parts.items()}
 
     def since(self, earlier: tuple[int, float]) -> float:
-        """Average what was added after ``mark()`` gave ``earlier``."""
+        """Return the average of the values added after ``snapshot()`` returned ``earlier``."""
         num, total = earlier
         return (self.total - total) / (self.num - num) if self.num > num else 0.0
 
@@ -47,8 +47,8 @@ class Series:
         return self.num, self.total
 
 
-# Upper bounds in seconds. Where it matters, ten to one is five buckets: what is read from them is right to a factor of
-# 1.6.
+# Upper bounds in seconds. In the important range there are five buckets per decade, so values read from them are
+# accurate to a factor of 1.6.
 SHORT_S = (0.0005, 0.001, 0.0016, 0.0025, 0.004, 0.0063, 0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.63, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0, 6.3, 10.0, 25.0, 60.0, 150.0, 600.0)
 POWERS = tuple(float(1 << n) for n in range(13))
@@ -56,8 +56,8 @@ POWERS = tuple(float(1 << n) for n in range(13))
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values fell into each bucket. ``bounds`` are the buckets' upper ends, which belong to them; one more
-    bucket takes what is above all of them."""
+    """Number of values per bucket. ``bounds`` are the buckets' inclusive upper ends; one more bucket takes larger
+    values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -71,23 +71,23 @@ class Histogram:
         self.total += value
 
     def body(self) -> dict[str, object]:
-        """Report it: ``counts`` are those of each bucket alone."""
+        """Return it as JSON; ``counts`` are not cumulative."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "total": self.total}
 
 
 @dataclass(slots=True)
 class Profiled:
-    """Calls and figures of whatever computes them; a subclass has a :class:`Series` for each name."""
+    """Base class of call counters; a subclass has a :class:`Series` for each name in ``SIZES`` and ``TIMES``."""
 
     SIZES: ClassVar[tuple[str, ...]] = ()
     TIMES: ClassVar[tuple[str, ...]] = ()
 
     calls: int = 0
     overlapped_calls: int = 0
-    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)  # State of each series at the last ``profile``.
 
     def profile(self) -> dict[str, object]:
-        """Average since the last time that this was asked, for a line in the log."""
+        """Return the averages since the last call, for a log line."""
         line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
         line |= {name: round(value, 2) for name, value in self._averages(self.SIZES)}
         line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(self.TIMES)}

@@ -1,10 +1,10 @@
-"""Write what nobody must fail by: log lines, progress, last words.
+"""Output streams whose failure must not stop the process: log lines, progress, final messages.
 
-The disk that logs are on fills up, a terminal goes away: then lines are dropped and counted, and as soon as a write
-succeeds again, one line says how many there were. Nothing here raises. What goes to the process's own stdout or stderr
-is not kept in Python's buffers either, whose last flush would change the exit code of a process that did all it should.
+When the disk is full or the terminal is gone, lines are dropped and counted, and as soon as a write succeeds again, one
+line reports their number. Nothing here raises. Output to the process's own stdout or stderr bypasses Python's buffers,
+because a failing final flush would change the exit code of a successful process.
 
-Imports next to nothing: it is there before anything else is.
+Imports almost nothing, because it must be usable before everything else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_PENDING = 1 << 16  # characters of a line that has no end yet
+MAX_PENDING = 1 << 16  # Characters of an unfinished line.
 
-Tell = Callable[[int, str], str]  # (lines, reason) → the line that says so
+Tell = Callable[[int, str], str]  # (lines, reason) -> the line that reports them
 
 
 def in_words(lines: int, reason: str) -> str:
@@ -26,21 +26,21 @@ def in_words(lines: int, reason: str) -> str:
 
 
 class Sink(io.TextIOBase):
-    """Guard ``stream``; None is a stream that was closed before we began. ``tell_dropped`` words what was dropped. A
-    broken pipe is for good: whoever read it is gone."""
+    """Text stream that never raises. ``stream`` None: it was closed before this process started. ``format_dropped``:
+    formats the line about dropped lines. After a broken pipe nothing is written any more: its reader is gone."""
 
     def __init__(self, stream: TextIO | None, tell_dropped: Tell = in_words) -> None:
         self.tell_dropped = tell_dropped
         self._stream = stream
         self._fd = _own_fd(stream)
-        self._lock = threading.RLock()  # a signal's handler may write while its thread does
-        self._pending = ""
-        self._torn = False  # only a beginning of the last line was written
+        self._lock = threading.RLock()  # Reentrant: a signal handler may write while its thread does.
+        self._pending = ""  # An unfinished line.
+        self._torn = False  # Only a part of the last line was written.
         self._dropped = 0
         self._reason = ""
         self._is_over = stream is None
 
-    # What a stream is asked for.
+    # The interface of a text stream.
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -52,7 +52,7 @@ class Sink(io.TextIOBase):
 
     @property
     def buffer(self) -> object:
-        """Return the bytes beneath, for whoever writes those."""
+        """Return the underlying binary stream."""
         return getattr(self._stream, "buffer", None)
 
     def fileno(self) -> int:
@@ -62,20 +62,20 @@ class Sink(io.TextIOBase):
 
     @property
     def descriptor(self) -> int | None:
-        """Return where lines go; None: to no descriptor of this process's own."""
+        """Return the descriptor that lines are written to; None if it is not this process's own stdout or stderr."""
         return self._fd
 
     def isatty(self) -> bool:
         try:
             return self._stream is not None and self._stream.isatty()
-        except ValueError:  # closed
+        except ValueError:  # Closed.
             return False
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        """Write whole lines at once, the rest with its end or at :meth:`flush`."""
+        """Write complete lines immediately, the rest when its line is complete or at :meth:`flush`."""
         with self._lock:
             self._pending += text
             if "\n" in text or len(self._pending) > MAX_PENDING:
@@ -87,10 +87,10 @@ class Sink(io.TextIOBase):
             self._put_pending()
 
     def close(self) -> None:
-        """Leave the stream open: it is not ours to close."""
+        """Flush. The stream stays open: this object does not own it."""
         self.flush()
 
-    # How it is written.
+    # Writing.
 
     def _put_pending(self) -> None:
         text, self._pending = self._pending, ""
@@ -107,7 +107,7 @@ class Sink(io.TextIOBase):
             self._put(text)
         except BrokenPipeError:
             self._is_over = True
-        except (OSError, ValueError) as error:  # ValueError: somebody closed it
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed.
             self._dropped += max(1, text.count("\n"))
             self._reason = getattr(error, "strerror", None) or str(error)
 
@@ -122,11 +122,11 @@ class Sink(io.TextIOBase):
             count = os.write(self._fd, left)
             self._torn = not left[:count].endswith(b"\n")
             left = left[count:]
-        self._torn = False  # all of it went out, whether it ends a line or not
+        self._torn = False  # Everything was written, whether it ends with a newline or not.
 
 
 def _own_fd(stream: TextIO | None) -> int | None:
-    """Find the descriptor of our own stdout or stderr, to write to it without Python's buffers."""
+    """Return the descriptor of our own stdout or stderr, for unbuffered writes; None for other streams."""
     if stream is None or not any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
         return None
     try:
@@ -137,28 +137,32 @@ def _own_fd(stream: TextIO | None) -> int | None:
 
 
 def guard_stderr() -> None:
-    """Let nothing fail by writing to stderr from here on."""
+    """Replace ``sys.stderr`` by a stream that never raises."""
     if not isinstance(sys.stderr, Sink):
         sys.stderr = Sink(sys.stderr)
 
 
 def guard_stdout() -> None:
-    """Let nothing fail by writing to stdout: for commands whose output only tells what goes on."""
+    """Replace ``sys.stdout`` by a stream that never raises, for commands whose output is only informative."""
     if not isinstance(sys.stdout, Sink):
         sys.stdout = Sink(sys.stdout)
 
 
 def settle_stdin_and_stdout() -> None:
-    """Let both be there, and stdout take any letter. One that was closed before we began is empty, or tells nobody; its
-    number, the lowest that is free, is no connection's. A letter that stdout's encoding lacks is a question mark."""
+    """Ensure that stdin and stdout exist, and that stdout accepts any character.
+
+    A stream that was closed before this process started is replaced by the null device; otherwise the next opened file
+    or connection would get its descriptor number. Characters that stdout's encoding lacks become question marks.
+    """
     if sys.stdin is None:
+        # For as long as the process lives.
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (the same)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (the same)  # The same.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace" if has_all_letters(sys.stdout) else "replace")
 
 
 def has_all_letters(stream: TextIO) -> bool:
-    """Is it UTF-8? Then only half a letter, as a file's name may have, can't be written."""
+    """Whether the stream is UTF-8, which fails only for lone surrogates, as file names may contain."""
     return (stream.encoding or "utf-8").lower().replace("-", "") == "utf8"

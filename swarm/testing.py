@@ -1,7 +1,7 @@
-"""Fakes that ship with the package: a clock that is moved by hand, and an executor whose arithmetic is a hash chain.
+"""Test doubles that ship with the package: a manual clock, and an executor whose arithmetic is a hash chain.
 
-The fake model is as unforgiving as a real one is forgiving: a layer's state at a position is a hash of the state at the
-position before it and of the input, so a lost, doubled, reordered or foreign position changes every token after it.
+The fake model is stricter than a real one: a layer's state at a position is a hash of the state at the previous
+position and of the input, so that a lost, duplicated, reordered or foreign position changes every later token.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from swarm.wire.messages import (
 )
 
 _MASK = 2**64 - 1
-_FINITE = 0xBFFFFFFFBFFFFFFF  # exponents below 128
+_FINITE = 0xBFFFFFFFBFFFFFFF  # Exponents below 128.
 
 
 class ManualClock:
-    """Hold the time as a value that a test moves."""
+    """Clock that a test moves."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -47,7 +47,7 @@ class ManualClock:
 
 
 def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain") -> Manifest:
-    """Describe a model of hash chains. Token 0 ends a sequence."""
+    """Return the manifest of a hash chain model. Token 0 ends a sequence."""
     return Manifest(
         name=name,
         architecture="HashChain",
@@ -67,16 +67,16 @@ def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512,
 
 
 def mix(a: int, b: int) -> int:
-    """Hash two numbers to 64 bits. Quick, and good enough to tell any two histories apart."""
+    """Hash two numbers to 64 bits. Fast, and good enough to distinguish any two histories."""
     x = ((a ^ (a >> 29)) * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK
     x = ((x ^ (x >> 32)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
-    """Compute (state here, output) from the state at the position before and the input. Outputs travel as two
-    float32, which are finite, as a sound model's are."""
-    # mix(before + layer, hidden), then mix(state, hidden): written out, for nothing is called as often.
+    """Compute (new state, output) from the state at the previous position and the input. Outputs are the bits of two
+    finite float32, like a real model's."""
+    # mix(before + layer, hidden), then mix(state, hidden): inlined, because this is the most called function.
     state = before + layer
     state = ((state ^ (state >> 29)) * 0x9E3779B97F4A7C15 + hidden * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK
     state = ((state ^ (state >> 32)) * 0x94D049BB133111EB) & _MASK
@@ -86,27 +86,27 @@ def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
 
 
 def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence[int], vocab_size: int) -> int:
-    """Draw a token from everything that a real draw may depend on, the history included."""
+    """Draw a token from everything that a real draw may depend on, including the history."""
     chance = 0 if params.greedy else mix(seed, len(history))
     return mix(mix(hidden, hash(tuple(history)) & _MASK), chance) % vocab_size
 
 
 def fake_logprobs(hidden: int, token: int, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Make logprobs of what was drawn: other ones at every position, as the token is."""
+    """Return logprobs of the drawn token; they differ between positions, like the token."""
     if params.logprobs is None:
         return ()
     return (TokenLogprob(token, -(mix(hidden, token) % 100_000) / 1000),)
 
 
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
-    """List the tokens that an undisturbed run gives: the oracle."""
+    """Return the tokens of an undisturbed run: the test oracle."""
     return [token for token, _ in fake_draws(prompt, params, seed, manifest)]
 
 
 def fake_draws(
     prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest
 ) -> list[tuple[int, tuple[TokenLogprob, ...]]]:
-    """List the tokens of an undisturbed run with the logprobs of each."""
+    """Return the tokens of an undisturbed run, each with its logprobs."""
     states = [0] * manifest.num_layers
     tokens, draws = list(prompt), []
     hidden = 0
@@ -131,8 +131,8 @@ def _through(states: list[int], token: int) -> int:
 
 @dataclass(slots=True)
 class FakeExecutor:
-    """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: why it refuses layers; ``broken``:
-    what its device raises when it is tested."""
+    """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: reason for which it refuses layers;
+    ``broken``: the error that its device test raises."""
 
     manifest: Manifest
     capacity: int = 1 << 14
@@ -141,10 +141,10 @@ class FakeExecutor:
     layers: LayerRange | None = None
     prepared: LayerRange | None = None
     kept: frozenset[int] = frozenset()
-    chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # sequence -> layer -> state per position
+    chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # Sequence -> layer -> state per position.
     limits: dict[int, int] = field(default_factory=dict)
-    aside: dict[int, list[int]] = field(default_factory=dict)  # layer -> state per position, of what is computed again
-    put_off_every: int = 0  # of the draws asked for, one in so many is put off; 0: none
+    aside: dict[int, list[int]] = field(default_factory=dict)  # Layer -> state per position, of rechecks.
+    put_off_every: int = 0  # Every n-th requested draw is deferred; 0: none.
     num_asked: int = 0
     device: str = "cpu"
     dtype: str = "float32"
@@ -250,8 +250,11 @@ class FakeExecutor:
         return [int(value) for value in raw]
 
     def _row(self, row: Row, hidden: list[int]) -> list[int]:
-        """Compute a row through all layers of this stage, in order: what lies beyond was cut, or belongs to a step
-        that a fence ended."""
+        """Compute a row through all layers of this stage, in order.
+
+        Positions after the row's start are discarded first: they were truncated, or belong to a step that a fence
+        aborted.
+        """
         assert self.layers is not None
         chains, start, stop = self.chains[row.sequence], row.start, row.start + row.count
         if stop > self.limits[row.sequence]:
@@ -274,7 +277,7 @@ class FakeExecutor:
             raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
 
     def _position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
-        """Compute a position; in a replay, what is held already must be the same."""
+        """Compute one position. In a replay, states that are held already must be equal."""
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
@@ -293,7 +296,7 @@ class FakeExecutor:
         return hidden
 
     def _lose_beyond(self, sequence: int, stop: int, layers: LayerRange) -> None:
-        """What was written last counts: of what lies behind it in the same unit of a real cache nothing is left."""
+        """Discard the positions from ``stop`` on, as writing a block of a real cache does."""
         for layer in range(layers.first, layers.stop):
             del self.chains[sequence][layer][stop:]
 
@@ -330,7 +333,7 @@ class FakeExecutor:
         return self.capacity
 
     def kv_used(self) -> int:
-        """Count what is written, in blocks."""
+        """Return the written positions, rounded up to blocks."""
         lengths = (max(map(len, chains.values()), default=0) for chains in self.chains.values())
         return sum(num_blocks(length) * BLOCK for length in lengths)
 

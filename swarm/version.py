@@ -1,3 +1,3 @@
-"""Names this version of Swarm."""
+"""Version of this package."""
 
 __version__ = "0.2.0"

@@ -1,1 +1,1 @@
-"""``swarmctl``: asks a running swarm how it is, and tells it what to do. Everything by way of the client library."""
+"""``swarmctl``: command line to inspect and administer a running swarm, through the client library."""

@@ -1,4 +1,4 @@
-"""``swarmctl``: ask a running swarm how it is, and tell it what to do."""
+"""The commands of ``swarmctl``: inspect and administer a running swarm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarm.wire.messages import Json
 
 app = typer.Typer(
-    help="Govern a running swarm: ask how it is, add workers, let workers go.",
+    help="Inspect and administer a running swarm: status, plans, workers, keys.",
     epilog=f"Try: swarmctl status, then swarmctl nodes.\n\n{EXIT_CODES}",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ WorkerArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options that may stand before or behind a command's name."""
+    """Options that may precede or follow a command's name."""
 
     url: str | None
     as_json: bool
@@ -57,7 +57,7 @@ class Common:
 
 @app.callback()
 def common(context: typer.Context, url: UrlOption = None, join: JoinOption = None, as_json: JsonOption = False) -> None:
-    """What stands before the command's name."""
+    """Handle the options before the command's name."""
     if join is not None:
         from swarm.cli.joining import join_here
 
@@ -66,7 +66,7 @@ def common(context: typer.Context, url: UrlOption = None, join: JoinOption = Non
 
 
 def _report(what: What, help: str) -> None:
-    """Make a command that asks for one report and shows it as ``render`` knows how to."""
+    """Define a command that queries one report and displays it with the ``render`` function of the same name."""
 
     def command(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
         from swarm.ctl import render
@@ -76,8 +76,8 @@ def _report(what: What, help: str) -> None:
     app.command(what, help=help, epilog=f"Example: swarmctl {what} --json")(command)
 
 
-_report("status", "Whether it serves, and what it waits for.")
-_report("nodes", "The workers, their layers and their health.")
+_report("status", "Show whether the swarm serves, and what it waits for.")
+_report("nodes", "List the workers, their layers and their health.")
 
 
 @app.command(epilog="Example: swarmctl plan --dry-run --without w1")
@@ -90,47 +90,54 @@ def plan(  # noqa: PLR0917 (options are parameters)
         list[str] | None,
         typer.Option(
             "--without",
-            help="Suppose that this worker were gone (may be repeated).",
+            help="Plan without this worker (may be repeated).",
             show_default=False,
             autocompletion=worker_names,
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option("--objective", help="By this objective: throughput or latency.", show_default=False)
+        str, typer.Option("--objective", help="Plan for this objective: throughput or latency.", show_default=False)
     ] = "",
     more: Annotated[
-        int, typer.Option("--with", min=0, max=64, help="Suppose so many more workers, on machines of their own.")
+        int, typer.Option("--with", min=0, max=64, help="Plan with this many more workers, on machines of their own.")
     ] = 0,
     like: Annotated[
-        str, typer.Option("--like", help="What those are like: a worker's name (default: the first of the plan).")
+        str, typer.Option("--like", help="The worker that they resemble (default: the first of the plan).")
     ] = "",
     pin: Annotated[
         list[str] | None,
-        typer.Option("--pin", metavar="WORKER=FIRST-LAST", help="Give a worker just these layers (may be repeated)."),
+        typer.Option(
+            "--pin", metavar="WORKER=FIRST-LAST", help="Give a worker exactly these layers (may be repeated)."
+        ),
     ] = None,
     cap: Annotated[
         list[str] | None,
-        typer.Option("--cap", metavar="WORKER=N", help="Give a worker at most so many layers (may be repeated)."),
+        typer.Option("--cap", metavar="WORKER=N", help="Give a worker at most N layers (may be repeated)."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude", metavar="WORKER", help="Give it none (may be repeated).", autocompletion=worker_names
+            "--exclude",
+            metavar="WORKER",
+            help="Give a worker no layers (may be repeated).",
+            autocompletion=worker_names,
         ),
     ] = None,
     apply: Annotated[
         bool,
         typer.Option(
             "--apply",
-            help="Let --pin, --cap, --exclude and --objective count from now on, in the place of what was applied "
-            "before (none of them: the settings alone), until the broker is started again.",
+            help="Apply --pin, --cap, --exclude and --objective from now on, replacing those applied before (none "
+            "given: back to the settings), until the broker restarts.",
         ),
     ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who holds which layers, and why; predicted beside measured. With --dry-run, --pin, --cap, --exclude or
-    --objective, what the plan would be; with --apply, it is made so."""
+    """Show which worker holds which layers, and why; predicted and measured times.
+
+    With --dry-run, --pin, --cap, --exclude or --objective, show what the plan would be; with --apply, change it.
+    """
     from swarm.ctl import render
     from swarm.ctl.steering import by_hand, supposition
 
@@ -139,7 +146,7 @@ def plan(  # noqa: PLR0917 (options are parameters)
     if apply or pin or cap or exclude or (objective and not dry_run and not supposes):
         if supposes or (apply and dry_run):
             raise typer.BadParameter(
-                "--without, --with and --like only suppose, and --dry-run changes nothing: not with --pin … --apply"
+                "--without, --with and --like only preview, and --dry-run changes nothing: not with --pin … --apply"
             )
         steer = by_hand(pin or [], cap or [], exclude or [], objective, dry_run=not apply)
         _answer(context, own, lambda client: client.steer(steer), render.plan)
@@ -149,7 +156,7 @@ def plan(  # noqa: PLR0917 (options are parameters)
         _answer(context, own, lambda client: client.suppose_plan(suppose), render.plan)
         return
     if supposes:
-        raise typer.BadParameter("--without, --with and --like only suppose: add --dry-run")
+        raise typer.BadParameter("--without, --with and --like only preview: add --dry-run")
     _answer(context, own, lambda client: client.query("plan"), render.plan)
 
 
@@ -163,20 +170,20 @@ def stats(
             metavar="SECONDS",
             min=0.1,
             max=3600,
-            help="Show it again and again, every so many seconds, until Ctrl-C; with --json, one line each.",
+            help="Refresh every SECONDS until Ctrl-C; with --json, print one line each time.",
             show_default=False,
         ),
     ] = None,
     prometheus: Annotated[
         bool,
         typer.Option(
-            "--prometheus", help="Print it as Prometheus reads it (docs/metrics.md), for a textfile collector."
+            "--prometheus", help="Print in Prometheus' text format (docs/metrics.md), for a textfile collector."
         ),
     ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Counters, sizes and times of the pipeline and its stages."""
+    """Show counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl import render_stats
     from swarm.ctl.prometheus import print_metrics
     from swarm.ctl.watch import watch_stats
@@ -208,7 +215,7 @@ def trace(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
+    """Show where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
     from swarm.ctl import render_trace
     from swarm.govern.orders import plain_id
 
@@ -219,12 +226,12 @@ def trace(
 def requests(
     context: typer.Context,
     all: Annotated[
-        bool, typer.Option("--all", help="Also all that have ended, as far as the journal has them; 1000 at most.")
+        bool, typer.Option("--all", help="Include requests that have ended and are in the journal; 1000 at most.")
     ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The requests under way, and those that ended last, the latest first, if the broker has a journal."""
+    """List active requests, and those that ended last (if the broker has a journal), the latest first."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("requests", all=all), render.requests)
@@ -243,7 +250,7 @@ def cancel(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a request, whoever made it. One that has ended stays as it is."""
+    """End any client's request. A request that has ended stays as it is."""
     from swarm.ctl import render
 
     ask_first(f"End the request {request}?", yes=yes)
@@ -255,10 +262,10 @@ def cancel(
     _answer(context, Common(url, as_json), end, render.fields)
 
 
-_report("recoveries", "What was lost, how sequences went on, and how long each part took, beside what was predicted.")
+_report("recoveries", "List recoveries: what was lost, how sequences continued, and measured and predicted durations.")
 app.command(epilog="Example: swarmctl events --follow")(events)
 app.command(epilog="Example: swarmctl top --every 2")(top)
-app.command(short_help="What it suffers from, and what to do.", epilog="Example: swarmctl doctor")(doctor)
+app.command(short_help="Check the swarm: list problems with remedies.", epilog="Example: swarmctl doctor")(doctor)
 
 
 @app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")
@@ -274,7 +281,7 @@ def join(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a running `swarm up` start more workers."""
+    """Start more workers on a running `swarm up`."""
     from swarm.ctl import render
 
     limit = None if memory_limit is None else read_size(memory_limit)
@@ -285,12 +292,12 @@ def join(
 def stop(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     worker: WorkerArgument,
-    force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without this worker.")] = False,
     yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hand over and leave."""
+    """Stop a worker after it has handed over its layers."""
     from swarm.ctl import render
 
     ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
@@ -298,7 +305,7 @@ def stop(  # noqa: PLR0917 (options are parameters)
 
 
 def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
-    """Make a command that says of one worker whether it gets layers."""
+    """Define a command that controls whether a worker gets layers."""
 
     def command(
         context: typer.Context, worker: WorkerArgument, url: UrlOption = None, as_json: JsonOption = False
@@ -312,8 +319,10 @@ def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
     app.command(verb, help=help, epilog=f"Example: swarmctl {verb} w1")(command)
 
 
-_steering("cordon", "Give a worker no new layers; what it has it serves on. Holds for its name, until the broker ends.")
-_steering("uncordon", "Let a worker have layers again.")
+_steering(
+    "cordon", "Give a worker no new layers; it keeps those it has. Applies to its name, until the broker restarts."
+)
+_steering("uncordon", "Allow a worker to get layers again.")
 
 
 @app.command(epilog="Example: swarmctl drain w1")
@@ -324,7 +333,8 @@ def drain(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hand over its layers and get no new ones until uncordon; its process stays (stop ends it, too)."""
+    """Move a worker's layers to others, and give it no new ones until uncordon. Its process continues (stop ends it,
+    too)."""
     from swarm.ctl import render
     from swarm.ctl.steering import of_worker
 
@@ -336,11 +346,11 @@ def drain(
 @app.command(epilog="Example: swarmctl rebalance")
 def rebalance(
     context: typer.Context,
-    force: Annotated[bool, typer.Option("--force", help="Even if the best plan is no quicker than this one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the best plan is not faster than this one.")] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the best plan now if it is quicker at all, without waiting until it is by more than plan.margin."""
+    """Switch to the best plan now if it is faster at all, even if by less than plan.margin."""
     from swarm.ctl import render
     from swarm.wire.messages import Steer
 
@@ -350,7 +360,7 @@ def rebalance(
 
 @app.command(epilog="Example: swarmctl standby --json")
 def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Who keeps which layers warm for others, and which layers nobody does."""
+    """Show which workers keep which layers warm as standbys, and which layers have no standby."""
     from swarm.ctl import render
     from swarm.govern.orders import kept
 
@@ -360,7 +370,7 @@ def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption =
 def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
-    """Ask, and print the answer for people or for programs."""
+    """Send a query and print the answer, for people or as JSON."""
     from swarm.cli.output import console, print_json
 
     outer: Common = context.obj

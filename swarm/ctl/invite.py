@@ -1,4 +1,4 @@
-"""``swarmctl invite``: a line with which another machine joins. Its secret is drawn here, and nobody else knows it."""
+"""``swarmctl invite``: create a line with which another machine joins. Its secret is generated here and never sent."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ _LONGEST_S: Final = 365 * 86_400
 
 def invite(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    role: Annotated[Role, typer.Option("--role", help="As what it may join.", show_default=False)],
-    uses: Annotated[int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many may join by it.")] = 1,
-    valid: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is good: 90s, 30m, 1h, 7d.")] = "1h",
+    role: Annotated[Role, typer.Option("--role", help="The role of the new machine.", show_default=False)],
+    uses: Annotated[
+        int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many machines may use it.")
+    ] = 1,
+    valid: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 30m, 1h, 7d.")] = "1h",
     name: Annotated[
         str,
-        typer.Option("--name", help="What who joins is called. [default: what it calls itself]", show_default=False),
+        typer.Option("--name", help="Name of the new machine. [default: its own choice]", show_default=False),
     ] = "",
     address: Annotated[
         list[str] | None,
         typer.Option(
             "--address",
             metavar="HOST",
-            help="Where it shall knock: HOST or HOST:PORT (may be repeated). [default: what the broker listens on]",
+            help="Address to connect to: HOST or HOST:PORT (may be repeated). [default: the broker's addresses]",
             show_default=False,
         ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let another machine join: prints one line, to be used there once."""
+    """Let another machine join: print one line, to be used there once."""
     from swarm.cli.output import print_json
     from swarm.lock import invitation
     from swarm.wire.door.keys import new_pair
@@ -78,7 +80,7 @@ def invite(  # noqa: PLR0917 (options are parameters)
 
 
 def _seconds(text: str) -> float:
-    """Read a time (1h → 3600)."""
+    """Parse a duration (1h → 3600)."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST_S:
@@ -87,7 +89,7 @@ def _seconds(text: str) -> float:
 
 
 def _places(texts: Sequence[str]) -> list[str]:
-    """Read HOST and HOST:PORT, an IPv6 address with brackets or without; the port 0 stands for the broker's own."""
+    """Parse HOST and HOST:PORT; an IPv6 address may have brackets. Port 0 stands for the broker's own port."""
     from swarm.lock.invitation import is_address
 
     found = []
@@ -104,17 +106,17 @@ def _places(texts: Sequence[str]) -> list[str]:
 
 
 def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
-    """What the broker said of itself. Raises RequestFailed if it makes no sense."""
+    """Return the addresses and the key in the broker's answer. Raises RequestFailed if they are missing."""
     from swarm.errors import RequestFailed
 
     addresses, key = body.get("addresses"), body.get("key")
     is_key = isinstance(key, str) and re.fullmatch(r"[0-9a-f]{64}", key) is not None
     if not is_key or not isinstance(addresses, list) or not addresses:
-        raise RequestFailed("the broker did not say where it listens: is it of another build?")
+        raise RequestFailed("the broker did not report its addresses: is it of another build?")
     return tuple(map(str, addresses)), str(key)
 
 
 def _chosen(places: Sequence[str], told: tuple[str, ...]) -> tuple[str, ...]:
-    """The places that were asked for, else those that the broker told."""
+    """Return the requested addresses, or the broker's if there are none."""
     port = told[0].rpartition(":")[2]
     return tuple(place.removesuffix(":0") + f":{port}" if place.endswith(":0") else place for place in places) or told

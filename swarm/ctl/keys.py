@@ -1,4 +1,4 @@
-"""``swarmctl keys``: who may come in. API keys are in a file, which gateways watch; machines' keys are the broker's."""
+"""``swarmctl keys``: manage API keys (in a file that gateways watch) and machines' keys (stored by the broker)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ FileOption = Annotated[
 OwnNameArgument = Annotated[
     str | None,
     typer.Argument(
-        help="The API key's or the machine's name; with --machine, as what a swarm knows this one. [default: the one "
+        help="Name of the API key or machine; with --machine, this machine's name in a swarm. [default: the swarm "
         "joined last]",
         show_default=False,
     ),
 ]
-BrokerOption = Annotated[bool, typer.Option("--broker", help="The broker's own key; said again: how far that is.")]
+BrokerOption = Annotated[bool, typer.Option("--broker", help="The broker's own key; repeat it to see the progress.")]
 NowOption = Annotated[
-    bool, typer.Option("--now", help="With --broker: put the old key away; who does not know the new one is shut out.")
+    bool,
+    typer.Option("--now", help="With --broker: retire the old key now; machines without the new one are locked out."),
 ]
-OwnOption = Annotated[bool, typer.Option("--machine", help="This machine's own key, by which a swarm knows it.")]
+OwnOption = Annotated[bool, typer.Option("--machine", help="This machine's own key in a swarm.")]
 NameArgument = Annotated[str, typer.Argument(help="The key's name; an API key's is its tenant's.", show_default=False)]
-ApiOption = Annotated[bool, typer.Option("--api", help="API keys alone.")]
-MachineOption = Annotated[bool, typer.Option("--machine", help="Machines' keys and invitations alone.")]
+ApiOption = Annotated[bool, typer.Option("--api", help="Only API keys.")]
+MachineOption = Annotated[bool, typer.Option("--machine", help="Only machines' keys and invitations.")]
 _EXAMPLE = "--keys-file keys.json"
 
 
@@ -69,13 +70,13 @@ def add(
         str, typer.Option("--max-priority", help="The highest priority it gets: high, normal, low or a number.")
     ] = "high",
     admin: Annotated[
-        bool, typer.Option("--admin", help="It may govern the swarm from the console, and see everybody's requests.")
+        bool, typer.Option("--admin", help="It may administer the swarm from the console, and see all requests.")
     ] = False,
     keys_file: FileOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key, and show it, this once. Limits hold in each gateway's process."""
+    """Create an API key and show it, only this once. Limits apply to each gateway process."""
     from swarm.keys.file import change
     from swarm.keys.keys import Limits, make, priority_named
 
@@ -95,7 +96,7 @@ def list_(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show keys: names, limits, roles; what was shown once is kept nowhere. With --keys-file, that file's alone."""
+    """List keys: names, limits, roles; secrets are not stored. With --keys-file, list only that file's keys."""
     from swarm.cli.output import console, print_json
     from swarm.ctl import machines
     from swarm.ctl.render_keys import keys
@@ -118,7 +119,7 @@ def list_(  # noqa: PLR0917 (options are parameters)
     else:
         console().print(keys({**body, **machines.shown(body)} if "machine" in kinds else body))
     if error is not None and (isinstance(error, RequestFailed) or kinds == {"machine"}):
-        raise error  # a refusal fails; an absent broker does so only where nothing else was asked for
+        raise error  # A refusal is a failure; an absent broker is one only if nothing else was requested.
 
 
 @keys_app.command("revoke", epilog="Example: swarmctl keys revoke alice")
@@ -133,10 +134,10 @@ def revoke(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a key back. An API key: gateways refuse it within a second, what it has under way is finished. A machine's,
-    by its name or how it begins: its connections end at once. An invitation: nobody joins by it any more."""
+    """Revoke a key. An API key: gateways refuse it within a second; its active requests finish. A machine's key, by its
+    name or prefix: its connections end immediately. An invitation: it can't be used any more."""
     kinds = _kinds(api, machine, keys_file)
-    ask_first(f"Take the key {name} away for good?", yes=yes)
+    ask_first(f"Revoke the key {name}?", yes=yes)
     problem = ""
     with open_client(context, url or _outer_url(context)) as client:
         if len(kinds) > 1:
@@ -149,8 +150,8 @@ def revoke(  # noqa: PLR0917 (options are parameters)
     from swarm.keys.file import change
 
     left = len(change(_file(context, keys_file, config), lambda ring: ring.remove(name)).keys)
-    text = f"revoked {name}; {left} left" + ("" if left else ": nobody is served until one is added")
-    text += f"\nof machines' keys nothing is known: {problem}" if problem else ""
+    text = f"revoked {name}; {left} left" + ("" if left else ": no request is served until one is added")
+    text += f"\nmachines' keys are unknown: {problem}" if problem else ""
     _say({"revoked": name, "kind": "api", "num_left": left}, text, as_json)
 
 
@@ -164,8 +165,8 @@ def _say(body: Json, text: str, as_json: bool) -> None:
 
 
 def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
-    """Which kind of key is called so, and why nothing is known of machines', if so. Raises ConfigError if it may be
-    both, or is none."""
+    """Return the kind of the key with this name, and why machines' keys are unknown, if they are. Raises ConfigError if
+    it may be both, or does not exist."""
     from swarm.ctl import machines
     from swarm.errors import ConfigError
 
@@ -173,9 +174,9 @@ def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
     problem = "" if error is None else str(error)
     is_api, is_machine = any(key.name == name for key in ring.keys), machines.has(told, name)
     if is_api and is_machine:
-        raise ConfigError(f"{name!r} is an API key and a machine's: say which, with --api or --machine")
+        raise ConfigError(f"{name!r} is an API key and a machine's: choose with --api or --machine")
     if not is_api and not is_machine:
-        unknown = f"; of machines' nothing is known: {problem}" if problem else ""
+        unknown = f"; machines' keys are unknown: {problem}" if problem else ""
         raise ConfigError(f"there is no key {name!r} (swarmctl keys list){unknown}")
     return ("api" if is_api else "machine"), problem
 
@@ -217,27 +218,27 @@ def rotate(  # noqa: PLR0917 (options are parameters)
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new key in the place of an old one.
+    """Replace a key by a new one.
 
-    An API key: with its limits and rights, and shown this once; the old one is refused. A member's, by its name: its
-    machine draws another one now, or when it is there again. With --machine, this machine's own: its secret half stays
-    here, what runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's:
-    it answers to both until all who are known there know the new one.
+    An API key: keeps its limits and rights; the new key is shown only this once; the old one is refused. A member's, by
+    its name: its machine generates a new key now, or when it connects next. With --machine, this machine's own: the
+    secret half stays here, processes here switch to the new key, and the old one is refused. With --broker, the
+    broker's: it accepts both keys until all members have the new one.
     """
     if machine and broker:
         raise typer.BadParameter("--machine is this machine's key, and --broker the broker's: name one of them")
     if now and not broker:
-        raise typer.BadParameter("--now is about the broker's key: say --broker, too")
+        raise typer.BadParameter("--now is about the broker's key: add --broker")
     if broker:
         if now:
-            ask_first("Put the broker's old key away now? Who knows no other is shut out.", yes=yes)
+            ask_first("Retire the broker's old key now? Machines without the new one are locked out.", yes=yes)
         _rotate_broker(context, url, now, as_json)
         return
     if machine:
         _rotate_own(context, name, config, as_json)
         return
     if name is None:
-        raise typer.BadParameter("say a name, or --machine for this machine's own key, or --broker for the broker's")
+        raise typer.BadParameter("give a name, or --machine for this machine's own key, or --broker for the broker's")
     ask_first(f"Change the key of {name}? The old one is refused from then on.", yes=yes)
     if keys_file is None and _rotate_member(context, name, _ring(context, None, config, must=False), url, as_json):
         return
@@ -268,7 +269,7 @@ def _rotate_broker(context: typer.Context, url: str | None, now: bool, as_json: 
 
 
 def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | None, as_json: bool) -> bool:
-    """Order it, if this is the name of a machine that has joined. False: it may be an API key's."""
+    """Order a rotation if a joined machine has this name. Return False if it may be an API key's name."""
     from swarm.ctl import machines
     from swarm.errors import ConfigError
 
@@ -283,7 +284,7 @@ def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | Non
         if is_api:
             raise ConfigError(f"{name!r} is an API key and a machine's: name the API key's file with --keys-file")
         called = client.rotate_member_key(name).get("name")
-    text = f"{called} was told to change its key; if it is off, it does so when it is there (swarmctl keys list)"
+    text = f"{called} will rotate its key now, or when it connects next (swarmctl keys list)"
     _say({"rotated": called, "kind": "machine"}, text, as_json)
     return True
 
@@ -298,7 +299,7 @@ def _rotate_own(context: typer.Context, name: str | None, config: Path | None, a
     if as_json:
         print_json({"rotated": called, "kind": "machine", "key": key})
     else:
-        print(f"this machine is known as {called} by another key now, {key[:16]}…; the old one opens nothing")
+        print(f"this machine ({called}) has a new key now, {key[:16]}…; the old one is refused")
 
 
 def _kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
@@ -312,13 +313,13 @@ def _kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
 
 
 def _outer_url(context: typer.Context) -> str | None:
-    """The address that stands before the command's name."""
+    """Return the --url that precedes the command's name."""
     parent = context.find_root().obj
     return getattr(parent, "url", None)
 
 
 def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *, must: bool) -> Ring:
-    """The file's keys. Raises BadParameter if nobody says where it is, and it ``must`` be known."""
+    """Return the file's keys. If ``is_required``, raises BadParameter when the file's location is not configured."""
     from swarm.keys.file import read
     from swarm.keys.keys import Ring
 
@@ -329,7 +330,7 @@ def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *
 
 
 def _file(context: typer.Context, given: Path | None, config: Path | None) -> Path:
-    """Where the gateways look too. Raises BadParameter if nobody says."""
+    """Return the path that gateways use, too. Raises BadParameter if it is not configured."""
     if given is not None:
         return given.expanduser()
     from swarm.keys.file import NAME
@@ -338,7 +339,9 @@ def _file(context: typer.Context, given: Path | None, config: Path | None) -> Pa
     if settings.gateway.keys_file is not None:
         return settings.gateway.keys_file
     if settings.state_dir is None:
-        raise typer.BadParameter("nothing says where the keys are: set gateway.keys_file or state_dir, or --keys-file")
+        raise typer.BadParameter(
+            "the location of the keys is not configured: set gateway.keys_file or state_dir, or --keys-file"
+        )
     return settings.state_dir / NAME
 
 
@@ -352,7 +355,7 @@ def _show_new(key: Key, shown: str, as_json: bool) -> None:
     if as_json:
         print_json({**_row(key), "key": shown})
     else:
-        print(f"{shown}\nThe key of {key.name}. It is shown this once: what is kept is its hash.")
+        print(f"{shown}\nThe key of {key.name}. It is shown only this once: only its hash is stored.")
 
 
 def _row(key: Key) -> Json:

@@ -1,4 +1,4 @@
-"""Machines' keys, for ``swarmctl keys``: what the broker says of them, and which swarms this machine has joined."""
+"""Machines' keys, for ``swarmctl keys``: the broker's report, and the swarms that this machine has joined."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from swarm.client.blocking import Client
     from swarm.wire.messages import Json
 
-_FEWEST_DIGITS = 8  # by which the broker takes a key's beginning for one
-_SHOWN = 16  # digits that its lists have
+_FEWEST_DIGITS = 8  # Minimum length of a key prefix that the broker accepts.
+_SHOWN = 16  # Digits of keys in the broker's lists.
 
 
 def told(client: Client) -> tuple[Json, Unavailable | RequestFailed | None]:
-    """What the broker says of keys; else nothing, and why: nobody answers, or it does not tell everybody."""
+    """Return the broker's report on keys, or an empty one with the error: no broker answers, or the query is not
+    permitted."""
     try:
         return client.query("keys"), None
     except (Unavailable, RequestFailed) as error:
@@ -29,14 +30,14 @@ def told(client: Client) -> tuple[Json, Unavailable | RequestFailed | None]:
 
 
 def has(body: Json, name: str) -> bool:
-    """Is one called so, or does its key begin so?"""
+    """Whether a member or invitation has this name, or a key with this prefix."""
     rows = [*rows_of(body.get("members")), *rows_of(body.get("invitations"))]
     start = name.lower()[:_SHOWN] if len(name) >= _FEWEST_DIGITS else None
     return any(row.get("name") == name or (start is not None and str(row.get("key")).startswith(start)) for row in rows)
 
 
 def shown(body: Json) -> Json:
-    """With ages in the place of times."""
+    """Return the rows with ages in place of times."""
     now = time.time()
     return {what: [_with_age(row, now) for row in rows_of(body.get(what))] for what in ("members", "invitations")}
 
@@ -48,8 +49,8 @@ def _with_age(row: Mapping[str, object], now: float) -> Json:
 
 
 def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
-    """Give this machine a new key in the swarm where it has this name, or in the one that it joined last. As what it is
-    known there, and the new public key. Raises ConfigError, and Unavailable or RequestFailed of the broker."""
+    """Rotate this machine's key in the swarm where it has this name, or in the one joined last. Return the name and the
+    new public key. Raises ConfigError, and the broker's Unavailable or RequestFailed."""
     from swarm.cli.rotating import change_key
     from swarm.errors import ConfigError
     from swarm.lock import known
@@ -59,15 +60,15 @@ def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
     if found is None:
         what = "no swarm" if name is None else f"no swarm as {name!r}"
         raise ConfigError(
-            f"this machine has joined {what} (looked in {state_dir}): a key is changed where it is kept, since its "
-            "secret half never leaves that machine"
+            f"this machine has joined {what} (looked in {state_dir}): rotate a key on its own machine, since its "
+            "secret half never leaves it"
         )
     successor = change_key(Home(state_dir, found))
     return successor.name, successor.pair.public
 
 
 def joined(state_dir: Path) -> list[Json]:
-    """The swarms that this machine has joined, the last one first, without secrets. Raises ConfigError."""
+    """Return the swarms that this machine has joined, the last one first, without secrets. Raises ConfigError."""
     from swarm.lock import known
 
     return [

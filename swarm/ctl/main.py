@@ -1,4 +1,4 @@
-"""The entry point of ``swarmctl``. Imports next to nothing, so that an interrupt during imports is met here too."""
+"""Entry point of ``swarmctl``. Imports almost nothing, so that an interrupt during imports is handled here, too."""
 
 from __future__ import annotations
 

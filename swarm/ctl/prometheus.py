@@ -1,4 +1,4 @@
-"""``swarmctl stats --prometheus``: the swarm's numbers as Prometheus reads them, where no gateway serves them."""
+"""``swarmctl stats --prometheus``: the swarm's metrics in Prometheus' text format, for swarms without a gateway."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ INSTALL = "pip install 'swarm[gateway]'"
 
 
 def print_metrics(connect: Callable[[], Client]) -> None:
-    """Ask, and print. A broker that does not answer is a number, too (``swarm_up 0``), and no failure: whoever collects
-    the output wants to know."""
+    """Query and print the metrics. An unreachable broker is a metric, too (``swarm_up 0``), not a failure: the
+    collector needs to see it."""
     try:
         from swarm.numbers.exposition import ASKED, written  # its package is an extra
     except ModuleNotFoundError as error:

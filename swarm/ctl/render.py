@@ -1,4 +1,4 @@
-"""Draw reports for people. A field unknown here is shown under its own name: a newer broker may report more."""
+"""Rendering of reports for people. Unknown fields are shown under their own names: a newer broker may report more."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("memory", "memory"),
     ("process", "process"),
 )
-# For programs: --json has them. (Evidence and kernels, with the type of weights, are told below the table: sentences
-# make no columns. What is left has room in 120 columns.) Nor are doubts columns: hardly anybody ever has any.
+# Only --json shows these. (Evidence and kernels, with the type of weights, are printed below the table, because
+# sentences don't fit into columns. The remaining columns fit into 120 characters. Doubts are rare, so they have no
+# columns either.)
 _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels", "doing", "blocked_on"} | {
     "lies",
     "faults",
@@ -40,23 +41,23 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "reason",
     "unreachable",
     "dtype",
-    "beat_age_s",  # the evidence has it
+    "beat_age_s",  # Part of the evidence.
     "progress_per_s",
     "loop_lag_s",
     "memory_bytes",
     "resident_bytes",
     "host",
     "pid",
-    "build",  # swarmctl version tells it
+    "build",  # Shown by swarmctl version.
     "protocol",
     "messages",
-    "round_trip_s",  # swarmctl doctor tells them
+    "round_trip_s",  # Shown by swarmctl doctor.
     "bytes_per_s",
     "next",
     "clock_ahead_s",
     "last_layers",
     "here_for_s",
-    "warming",  # swarmctl standby and plan tell it
+    "warming",  # Shown by swarmctl standby and plan.
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -85,7 +86,7 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
-_ENDED_HIDDEN = {
+_ENDED_HIDDEN = {  # Columns without meaning for requests that have ended.
     "sequences",
     "state",
     "n",
@@ -102,7 +103,7 @@ _ENDED_HIDDEN = {
 
 
 def status(body: Body) -> RenderableType:
-    return fields(body, hidden={"protocol", "messages"})  # swarmctl version has them
+    return fields(body, hidden={"protocol", "messages"})  # Shown by swarmctl version.
 
 
 def nodes(body: Body) -> RenderableType:
@@ -113,31 +114,31 @@ def nodes(body: Body) -> RenderableType:
 
 
 def standby(body: Body) -> RenderableType:
-    """Draw who keeps what, then what nobody keeps."""
+    """Render which worker keeps which layers warm, then the layers without a standby."""
     rows = rows_of(body.get("workers"))
     table = table_of(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
     lost = _list(body.get("nobody_may_load"))
     bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
     told = [_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
     if bare:
-        told.append(f"{_by_nobody(bare)}, and would be loaded if the holder died")
+        told.append(f"{_by_nobody(bare)}, and would have to be loaded if the holder died")
     if lost:
-        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "no other worker is here"
-        told.append(f"{_by_nobody(lost)}, and nobody may take over if the holder dies: {held}")
+        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "there is no other worker"
+        told.append(f"{_by_nobody(lost)}, and no worker may take over if the holder dies: {held}")
     if not any(row.get("layers") for row in rows):
         told.append("no worker has layers: there is nothing to keep")
-    return Group(table, *(Text(f"· {each}") for each in told or ["every layer is kept by somebody else, too"]))
+    return Group(table, *(Text(f"· {each}") for each in told or ["every layer has a standby"]))
 
 
 def _warming(row: Body, warming: Body) -> str:
     loaded = " of ".join(value_of(name, warming[name]) for name in ("warm_bytes", "wanted_bytes"))
     ready = warming["ready_in_s"]
     rest = "as steps leave time for it" if ready is None else f"in about {value_of('ready_in_s', ready)}"
-    return f"{row['name']} has loaded {loaded} of what it is to keep; the rest follows {rest}"
+    return f"{row['name']} has loaded {loaded} of its standby layers; the rest follows {rest}"
 
 
 def _by_nobody(layers: list[object]) -> str:
-    return f"layers {words(layers)} are kept by nobody" if len(layers) > 1 else f"layer {layers[0]} is kept by nobody"
+    return f"layers {words(layers)} have no standby" if len(layers) > 1 else f"layer {layers[0]} has no standby"
 
 
 def plan(body: Body) -> RenderableType:
@@ -152,7 +153,8 @@ def plan(body: Body) -> RenderableType:
 
 
 def requests(body: Body) -> RenderableType:
-    """Draw requests. One that has ended and that nobody reads counts as ended, wherever the broker still has it."""
+    """Render requests. A request that has ended and has no reader is listed as ended, even if the broker still holds
+    it."""
     known = rows_of(body.get("requests"))
     over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
     rows = [row for row in known if row not in over]
@@ -169,7 +171,7 @@ def _ended_age_s(row: Body) -> float:
 
 
 def recoveries(body: Body) -> RenderableType:
-    """Draw a paragraph for each: what happened, who took what, and a line of seconds."""
+    """Render a paragraph for each recovery: the cause, the new plan, and a line of durations."""
     found = rows_of(body.get("recoveries"))
     parts = [part for each in found for part in _recovery(each)]
     return Group(*parts) if parts else Text("nothing was lost since this broker was started")
@@ -193,7 +195,7 @@ def _recovery(each: Body) -> list[RenderableType]:
 
 
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
-    """Draw names and values, one per line; leave out empty ones."""
+    """Render names and values, one per line, without empty ones."""
     grid = Table.grid(padding=(0, 2))
     for key, value in body.items():
         if key not in (hidden or ()) and not _is_empty(value):
@@ -205,7 +207,7 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
 
 
 def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
-    """Write a line for all workers with the same kernels."""
+    """Render one line for all workers with the same kernels."""
     users: dict[str, list[str]] = {}
     for row in rows:
         if row.get("kernels"):
@@ -214,7 +216,7 @@ def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
 
 
 def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
-    """Tell whose results were proven wrong, and who came to other results than others."""
+    """Render which workers' results were proven wrong, and which workers disagreed with others."""
     lines, told = [], set()
     for worker in workers:
         name, lies, others = str(worker.get("name")), worker.get("lies"), worker.get("disagreed_with")
@@ -233,10 +235,10 @@ def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
 
 
 def _sent_away(body: Body) -> list[RenderableType]:
-    """Tell who may not join, the latest last."""
+    """Render refused workers, the latest last."""
     return [
         Text(
-            f"· {row.get('name')} was sent away {row.get('ago_s')} s ago (process {row.get('pid')} on "
+            f"· {row.get('name')} was refused {row.get('ago_s')} s ago (process {row.get('pid')} on "
             f"{row.get('host')}): {row.get('reason')}"
         )
         for row in rows_of(body.get("refused"))
@@ -253,7 +255,7 @@ def _stages(stages: object) -> RenderableType:
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
-    """Draw a line per counter, a column per stage."""
+    """Render a line per counter, with a column per stage."""
     table = Table("counter", box=box.SIMPLE)
     for name in stages:
         table.add_column(Text(name), justify="right")
@@ -264,7 +266,7 @@ def counters(stages: Mapping[str, Body]) -> RenderableType:
 
 
 def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
-    """Write a line for each verdict. Why a worker went is mostly its evidence, too."""
+    """Render a line for each verdict. The reason for which a worker left is usually its evidence, too."""
     lines: list[RenderableType] = []
     for worker in workers:
         said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason", "unreachable") if worker.get(key))
@@ -274,7 +276,8 @@ def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
 
 
 def _in_few_columns(worker: Body) -> Body:
-    """With what belongs together in one column. A member that is held back by hand is called so."""
+    """Return the row with related values joined into one column. A member that is cordoned or excluded has that as its
+    state."""
     capacity, resident, state = number(worker, "kv_capacity"), worker.get("resident_bytes"), worker.get("state")
     memory = value_of("memory_bytes", worker.get("memory_bytes"))
     return {
@@ -290,7 +293,7 @@ def _in_few_columns(worker: Body) -> Body:
 def table_of(
     rows: Sequence[Body], known: Sequence[Column], hidden: set[str], *, is_dense: bool = False
 ) -> RenderableType:
-    """Draw known columns first, then whatever else the rows have; leave out columns without any value."""
+    """Render known columns first, then all other columns of the rows; omit columns without any value."""
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
     columns = [*known, *((key, heading(key)) for key in unknown)]

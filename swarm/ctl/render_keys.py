@@ -1,4 +1,4 @@
-"""Draw keys for people: API keys, machines and invitations, the broker's own key, and which swarms were joined."""
+"""Rendering of keys for people: API keys, machines and invitations, the broker's own key, and joined swarms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.govern.rows import rows_of
 
 
 def keys(body: Body) -> RenderableType:
-    """Draw API keys, members and invitations, as far as they are asked for."""
+    """Render API keys, members and invitations, as far as the report has them."""
     parts: list[RenderableType] = []
     for what, title, none in (
         ("keys", "API keys:", "no API keys"),
@@ -29,41 +29,41 @@ def keys(body: Body) -> RenderableType:
     elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
         parts.append(Text(SHUT_OUT))
     if problem := body.get("problem"):
-        parts.append(Text(f"of machines' keys nothing is known: {problem}"))
+        parts.append(Text(f"machines' keys are unknown: {problem}"))
     elif body.get("locked") is False:
         parts.append(Text("this broker serves its own machine only, and needs no keys for that"))
     return Group(*parts)
 
 
 BOTH_ANSWERED = (
-    "the broker's key is being changed: whoever does not know it yet (knows broker: no) is told when it knocks; the "
-    "old one is answered to until then, or until swarmctl keys rotate --broker --now"
+    "the broker's key is being rotated: machines without the new one (knows broker: no) get it when they connect; the "
+    "old one stays valid until then, or until swarmctl keys rotate --broker --now"
 )
-SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in: revoke it, and invite it anew"
+SHUT_OUT = "machines without the broker's key (knows broker: no) can't connect: revoke them, and invite them again"
 
 
 def _of_no_use(rows: Sequence[Body]) -> set[str]:
-    """Columns that say the same of all, as they should."""
+    """Return the columns in which all rows have the normal value."""
     usual = {"knows_broker": True, "expired": False}
     return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
 
 
 def broker_key(body: Body) -> str:
-    """Say how far the broker is with its new key."""
+    """Describe the progress of the broker's key rotation."""
     shut_out, behind = words(body.get("shut_out")), words(body.get("behind"))
     lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
     if shut_out:
-        lines.append(f"shut out, for they know the old one only: {shut_out}; revoke them, and invite them anew")
+        lines.append(f"locked out, because they have only the old one: {shut_out}; revoke them, and invite them again")
     elif body.get("is_over"):
-        lines.append("everybody knows it; the old one is put away")
+        lines.append("all members have it; the old one is retired")
     else:
-        lines.append(f"the old one is answered to until these know it, too: {behind}")
-        lines.append("(swarmctl keys rotate --broker says how far that is; with --now, they are shut out)")
+        lines.append(f"the old one stays valid until these have the new one: {behind}")
+        lines.append("(swarmctl keys rotate --broker shows the progress; with --now, they are locked out)")
     return "\n".join(lines)
 
 
 def joined(body: Body) -> RenderableType:
-    """Draw the broker's public key and the swarms that were joined."""
+    """Render the broker's public key and the swarms that this machine has joined."""
     nothing = body.get("problem") or "this broker serves its own machine only, and has none"
     parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
     rows = rows_of(body.get("joined"))

@@ -1,4 +1,4 @@
-"""Draw statistics for people: counters, sizes and times, of the pipeline and of each stage."""
+"""Rendering of statistics for people: counters, sizes and times of the pipeline and of each stage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from rich.text import Text
 
 from swarm.ctl.render import Body, counters, fields
 
-_KINDS = ("sizes", "microseconds")  # figures with a total, a last value and an average
+_KINDS = ("sizes", "microseconds")  # Groups of values with a total, a last value and an average.
 _PARTS = ("average", "last", "most", "total")
+# Counters in the report -> names of their rates.
 _RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
 
 
 def stats(body: Body) -> RenderableType:
-    """Draw the whole report; a figure unknown here is shown under its own name."""
+    """Render the whole report; an unknown value is shown under its own name."""
     pipeline, stages = body.get("pipeline"), body.get("stages")
     parts: list[RenderableType] = []
     if isinstance(pipeline, Mapping):
@@ -43,8 +44,8 @@ def stats(body: Body) -> RenderableType:
 
 
 def _spread(histograms: Mapping[str, object]) -> RenderableType:
-    """Draw a line per histogram that has anything: how many, the mean, and bounds below which a half and nearly all of
-    them lie."""
+    """Render a line per non-empty histogram: count, mean, and upper bounds of the median and the 95th and 99th
+    percentiles."""
     table = Table("spread", "number", "average", "half below", "95 % below", "99 % below", box=box.SIMPLE)
     for name, histogram in histograms.items():
         if not isinstance(histogram, Mapping):
@@ -61,7 +62,7 @@ def _spread(histograms: Mapping[str, object]) -> RenderableType:
 
 
 def _bound(counts: list[int], bounds: list[float], part: float) -> str:
-    """Name the upper end of the bucket in which so large a part of the values is reached."""
+    """Return the upper end of the bucket that contains this quantile."""
     seen = 0
     for count, bound in zip(counts, bounds, strict=False):
         seen += count
@@ -71,7 +72,7 @@ def _bound(counts: list[int], bounds: list[float], part: float) -> str:
 
 
 def rates(before: Body, now: Body, seconds: float) -> str:
-    """Tell what was done between two reports of the pipeline; empty if the broker is another one."""
+    """Describe the throughput between two pipeline reports; empty if the broker was restarted in between."""
     found = []
     for key, name in _RATES:
         first, last = before.get(key, 0), now.get(key, 0)
@@ -81,7 +82,7 @@ def rates(before: Body, now: Body, seconds: float) -> str:
 
 
 def _figures(title: str, columns: Mapping[str, object]) -> RenderableType:
-    """Draw a line per figure; in each column its average, last, greatest and total, as far as it has them."""
+    """Render a line per value, with its average, last, maximum and total in each column, as far as available."""
     found = {name: dict(_flat(values)) for name, values in columns.items() if isinstance(values, Mapping)}
     figures = dict.fromkeys(figure for values in found.values() for figure in values)
     kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
@@ -105,7 +106,7 @@ def _number(value: object) -> str:
 
 
 def _flat(values: Body, prefix: str = "") -> list[tuple[str, Body]]:
-    """Flatten figures by name; groups of them (the stages' times in the pipeline's) under "group name"."""
+    """Flatten nested values; groups (the stages' times inside the pipeline's) get names like "group name"."""
     found: list[tuple[str, Body]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):

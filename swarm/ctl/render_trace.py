@@ -1,4 +1,4 @@
-"""Draw traces for people: where each token's time went."""
+"""Rendering of traces for people: where each token's time went."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.ctl.render import Body, fields, value_of
 from swarm.govern.rows import rows_of
 
 _PARTS = (
-    ("queue_s", "queue", "in no step: waiting for room or a turn"),
+    ("queue_s", "queue", "in no step: waiting for KV capacity or its turn"),
     ("wire_s", "wire", "between broker and stages: encoding, sockets, networks"),
     ("wait_s", "waiting", "in a stage, behind other steps"),
     ("compute_s", "compute", "in the layers"),
@@ -21,11 +21,11 @@ _PARTS = (
     ("broker_s", "broker", "from the answer to the client's socket"),
     ("unaccounted_s", "unaccounted", "the rest: the stages' bookkeeping"),
 )
-_MOST_LINES = 32  # tokens shown; --json has more
+_MOST_LINES = 32  # Tokens shown; --json has all.
 
 
 def trace(body: Body) -> RenderableType:
-    """Draw the whole report."""
+    """Render the whole report."""
     head = fields({key: value for key, value in body.items() if key != "sequences"})
     return Group(head, *(part for sequence in rows_of(body.get("sequences")) for part in _sequence(sequence)))
 
@@ -38,7 +38,7 @@ def _sequence(sequence: Body) -> list[RenderableType]:
         parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
         return parts
     if "tokens" in sequence:
-        parts.append(Text("no token of it is traced: none is done yet, or its steps were too long ago"))
+        parts.append(Text("no token is traced: none is finished yet, or its steps were too long ago"))
     if stages := rows_of(sequence.get("stages")):
         parts.append(_stages(stages))
     return parts
@@ -49,7 +49,7 @@ def _sums(sums: Body) -> RenderableType:
     table = Table("part", "time", "share", "what it is", box=box.SIMPLE)
     table.columns[1].justify = table.columns[2].justify = "right"
     for key, name, meaning in _PARTS:
-        if key not in sums:  # not known: it is no nothing
+        if key not in sums:  # Unknown, which is not the same as zero.
             continue
         share = f"{100 * _number(sums.get(key)) / total:.1f} %"
         table.add_row(name, value_of(key, sums.get(key)), share, meaning)
@@ -68,7 +68,7 @@ def _stages(stages: Sequence[Body]) -> RenderableType:
 
 
 def _tokens(tokens: Sequence[Body]) -> RenderableType:
-    """Draw tokens in milliseconds; of long answers, the first and the last ones."""
+    """Render tokens in milliseconds; of long answers, the first and the last ones."""
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
     parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
@@ -84,12 +84,12 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     if len(tokens) <= _MOST_LINES:
         return Group(Text(title), table)
     return Group(
-        Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them")
+        Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are omitted; --json has them")
     )
 
 
 def _milliseconds(value: object) -> str:
-    """Write milliseconds; nothing if they are not known."""
+    """Return milliseconds, or an empty text for an unknown value."""
     return "" if value is None else f"{1000 * _number(value):.2f}"
 
 

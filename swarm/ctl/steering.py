@@ -1,4 +1,5 @@
-"""A command line's words about plans to what the broker is told. Raises typer.BadParameter, which names the word."""
+"""Translation of plan options on the command line into messages. Raises typer.BadParameter that names the wrong
+option."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def _check_objective(objective: str) -> None:
 
 
 def _pin(text: str) -> Pin:
-    """Read ``w1=0-10``: the last layer is meant, too, as in the settings (plan.pins)."""
+    """Parse ``w1=0-10``. The last layer is included, as in the setting plan.pins."""
     name, _, layers = text.rpartition("=")
     found = _RANGE.fullmatch(layers)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)

@@ -1,7 +1,8 @@
-"""``swarmctl upgrade``: start workers anew, one after the other, while answers run.
+"""``swarmctl upgrade``: restart workers one after the other, while answers continue.
 
-A worker hands its layers over, ends, is started again by whoever keeps it (``swarm up``, systemd) as what is installed
-there by then, and has to be back with layers before the next one goes. So at most one is away, and answers go on.
+A worker hands over its layers, exits, is restarted by its supervisor (``swarm up``, systemd) with the version that is
+installed there now, and must be back with layers before the next one is restarted. So at most one worker is missing at
+any time, and answers continue.
 """
 
 from __future__ import annotations
@@ -23,38 +24,42 @@ if TYPE_CHECKING:
     from swarm.govern.rows import Row
     from swarm.wire.messages import Json
 
-BACK_S: Final = 120.0  # for a worker to be back: it loads its model's files first
-LAYERS_S: Final = 15.0  # then, for a plan that gives it layers; there may be none
+BACK_S: Final = 120.0  # Timeout for a worker to come back: it loads its model's files first.
+LAYERS_S: Final = 15.0  # Additional timeout for a plan that gives it layers; there may be none.
 _LOOK_AGAIN_S: Final = 0.2
-_LIVES: Final = ("member", "leaving", "refused")
+_LIVES: Final = ("member", "leaving", "refused")  # States of a running process.
 _OUT: Final = "out"
 
 
 def upgrade(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     workers: Annotated[
-        list[str] | None, typer.Argument(help="Workers' names; none means all.", show_default=False)
+        list[str] | None, typer.Argument(help="Names of workers. [default: all]", show_default=False)
     ] = None,
     rolling: Annotated[
-        bool, typer.Option("--rolling", help="One after the other: there is no other way, so it has to be said.")
+        bool, typer.Option("--rolling", help="Restart one worker after the other. Required: there is no other mode.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even one that the swarm can't do without: answers wait until it is back.")
+        bool,
+        typer.Option(
+            "--force", help="Even workers that the swarm can't serve without: answers wait until they are back."
+        ),
     ] = False,
     yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start workers anew as what is installed where they run by now, while the swarm serves.
+    """Restart workers with the version that is installed on their machines, while the swarm serves.
 
-    Install the new version first. Each hands its layers over, ends and is started again by swarm up or systemd, and is
-    waited for; at the first that doesn't come back it ends, with exit code 1. Who is out is told, and left as it is;
-    that is exit code 1, too, if it was named. Broker and gateways are restarted where they run; nothing is lost.
+    Install the new version first. Each worker hands over its layers, exits, and is restarted by swarm up or systemd;
+    the command waits until it is back, and ends with exit code 1 at the first one that does not come back. A worker
+    that is out is reported and skipped; that is exit code 1, too, if it was named. Restart broker and gateways where
+    they run; nothing is lost.
     """
     if not rolling:
-        raise typer.BadParameter("say --rolling: workers are started anew (swarmctl version shows who runs which)")
+        raise typer.BadParameter("add --rolling: workers are restarted (swarmctl version shows their builds)")
     outer = context.obj
-    ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
+    ask_first(f"Restart {', '.join(workers) if workers else 'all workers'}, one after the other?", yes=yes)
     in_json = as_json or outer.as_json
     with open_client(context, url or outer.url) as client:
         all_done = []
@@ -68,18 +73,18 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A worker's process, as the broker tells of it."""
+    """A worker's process, as reported by the broker."""
 
     name: str
-    incarnation: str
+    incarnation: str  # Changes with each start of the process.
     build: str
     is_member: bool
     has_layers: bool
-    absence: str = ""  # why it can't be started anew
+    absence: str = ""  # Reason for which it can't be restarted.
 
 
 class Rolling:
-    """``clock`` and ``pause`` are for tests."""
+    """Rolling restart of workers. ``clock`` and ``pause`` are replaced in tests."""
 
     def __init__(
         self,
@@ -100,7 +105,7 @@ class Rolling:
                 str(row["build"] or "0.1.0"),
                 is_member=row["state"] == "member",
                 has_layers=row["layers"] is not None,
-                absence="" if row["state"] in _LIVES else str(row.get("reason") or "it went"),
+                absence="" if row["state"] in _LIVES else str(row.get("reason") or "no reason given"),
             )
             for row in self._rows()
             if row["state"] in (*_LIVES, _OUT)
@@ -112,22 +117,24 @@ class Rolling:
         return rows_of(self._client.query("nodes").get("workers"))
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
-        """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError
-        at the first that can't go or doesn't come back: the others are left as they are."""
+        """Restart these workers (none: all) one after the other, and yield each one's result.
+
+        Raises SwarmError at the first one that can't leave or does not come back; the rest is skipped.
+        """
         there = {each.name: each for each in sorted(self.workers(), key=lambda each: not each.absence)}
         if unknown := [name for name in names if name not in there]:
             raise Unavailable("; ".join(self._why_none(unknown, sorted(there))))
         if all(each.absence for each in there.values()):
-            raise Unavailable("there is no worker to start anew: swarmctl nodes shows who is out, and why")
+            raise Unavailable("there is no worker to restart: swarmctl nodes shows which are out, and why")
         for name in names or sorted(there):
             worker = there[name]
             yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
 
     def _why_none(self, names: Sequence[str], here: Sequence[str]) -> list[str]:
-        """Say of each that left how it went, and of the others that nobody knows them."""
+        """Describe the workers that can't be restarted: those that have left, and unknown names."""
         left = {str(row["name"]): row for row in self._rows() if row["state"] == "left"}
         said = [
-            f"{name} has left: {row.get('reason') or 'it went'}; it can be started again where it ran (process "
+            f"{name} has left: {row.get('reason') or 'no reason given'}; start it again where it ran (process "
             f"{row.get('pid')} on {row.get('host')})"
             for name, row in left.items()
             if name in names
@@ -158,8 +165,8 @@ class Rolling:
                     return worker
             if self._clock() >= until:
                 raise Unavailable(
-                    f"{before.name} went and did not come back within {BACK_S:g} s: nobody starts it again, or it "
-                    "can't work (its log says why); the others were left as they are"
+                    f"{before.name} left and did not come back within {BACK_S:g} s: it has no supervisor, or it "
+                    "can't start (see its log); the others were not restarted"
                 )
             self._pause(_LOOK_AGAIN_S)
 
@@ -172,7 +179,7 @@ class Rolling:
         return False
 
     def _looked(self) -> list[Known]:
-        """Nobody, while the broker is away."""
+        """Return the current workers; none while the broker is unreachable."""
         try:
             return self.workers()
         except SwarmError:
@@ -180,9 +187,9 @@ class Rolling:
 
 
 def told(done: Json) -> str:
-    """One line about a worker that is back, or was left as it was."""
+    """Describe a worker that is back or was skipped, in one line."""
     if "out" in done:
-        return f"{done['worker']} is out and was left as it was: {done['out']}"
+        return f"{done['worker']} is out and was skipped: {done['out']}"
     builds = f"swarm {done['is']}" if done["is"] == done["was"] else f"swarm {done['is']}, was {done['was']}"
     layers = "" if done["has_layers"] else "; it has no layers"
     return f"{done['worker']} is back after {done['back_s']} s ({builds}){layers}"
@@ -190,11 +197,11 @@ def told(done: Json) -> str:
 
 def summed_up(done: Sequence[Json]) -> str:
     num_out = sum("out" in each for each in done)
-    return f"{len(done) - num_out} upgraded" + (f", {num_out} out and left as it was" if num_out else "")
+    return f"{len(done) - num_out} upgraded" + (f", {num_out} out and skipped" if num_out else "")
 
 
 def demand_named(names: Sequence[str], done: Sequence[Json]) -> None:
-    """Raise Unavailable if one that was asked for by its name was left as it was."""
+    """Raise Unavailable if a worker that was named was skipped."""
     left = [str(each["worker"]) for each in done if "out" in each and each["worker"] in names]
     if left:
-        raise Unavailable(f"{', '.join(left)} could not be started anew: swarmctl nodes shows why")
+        raise Unavailable(f"{', '.join(left)} could not be restarted: swarmctl nodes shows why")

@@ -1,4 +1,4 @@
-"""``swarmctl stats --watch``: show the same report again and again."""
+"""``swarmctl stats --watch``: display the same report repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.wire.messages import Json
 
 
 def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show statistics until an interrupt, which is the way to end it and no failure. Closes the client."""
+    """Display statistics until an interrupt, which is the normal way to end it. Closes the client."""
     try:
         with client:
             _watch(client, every_s, as_json, pause)
@@ -33,7 +33,7 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
         if as_json:
             print_json_line(body)
         else:
-            screen.clear()  # does nothing where it isn't a terminal
+            screen.clear()  # No effect if it isn't a terminal.
             screen.print(Group(Text(_since_last(before, body, now - asked_at)), stats(body)))
         before, asked_at = body, now
         pause(every_s)
@@ -42,7 +42,5 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
 def _since_last(before: Json, body: Json, seconds: float) -> str:
     first, last = before.get("pipeline"), body.get("pipeline")
     if not isinstance(first, Mapping) or not isinstance(last, Mapping):
-        return (
-            "every figure counts since the start; from the next look on, this line says how many there are per second"
-        )
-    return f"since the last look: {rates(first, last, seconds) or 'nothing is known'}"
+        return "counters are totals since the start; from the next refresh on, this line shows rates per second"
+    return f"since the last refresh: {rates(first, last, seconds) or 'no data'}"

@@ -1,1 +1,1 @@
-"""Models by name: found at a hub, fetched file by file."""
+"""Models by name: lookup at a Hugging Face hub, and download file by file."""

@@ -1,4 +1,4 @@
-"""What can go wrong between us and a hub, as one sentence each: what was tried, why it failed, what to do."""
+"""Errors between this process and a hub, one sentence each: what was tried, why it failed, and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_THERE = (
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Turns what the package raises about one model into a ModelError."""
+    """Converter of the errors that huggingface_hub raises about one model into ModelErrors."""
 
     repository: str
     revision: str | None
@@ -35,7 +35,8 @@ class Trouble:
 
     @contextmanager
     def explained(self, otherwise: str, files: str = "") -> Iterator[None]:
-        """Turn what is raised inside: it becomes one of the known kinds, or else ``otherwise`` with its reason."""
+        """Convert exceptions raised inside: known kinds get their own text, others the text ``otherwise`` with their
+        reason."""
         try:
             yield
         except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:
@@ -79,7 +80,7 @@ class Trouble:
         )
 
     def _refusal(self, error: errors.HfHubHTTPError) -> str:
-        """The hub answered, but not with what was asked for."""
+        """Return the text for an HTTP error of the hub."""
         status = error.response.status_code
         hub = f"the hub at {constants.ENDPOINT}"
         match error:
@@ -113,7 +114,7 @@ class Trouble:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, back to the first."""
+    """Yield the error and its causes, back to the first."""
     found: BaseException | None = error
     while found is not None:
         yield found

@@ -1,7 +1,7 @@
-"""Headers of safetensors files: which tensors a file has, and where in it their bytes are. No torch in here.
+"""Headers of safetensors files: the tensors of a file and the positions of their bytes. Does not import torch.
 
-A file is eight bytes of length, that many bytes of JSON (name → dtype, shape, offsets), then raw little-endian data. So
-the first kilobytes describe a file of any size, also one that is still on a hub.
+A file consists of eight bytes of length, that many bytes of JSON (name → dtype, shape, offsets), then raw little-endian
+data. The first kilobytes therefore describe a file of any size, even one that is still on a hub.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from swarm.errors import ModelError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
+Progress = Callable[[int, int], None]  # (bytes received, bytes in total)
 Report = Callable[[str], None]
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+MAX_HEADER_BYTES = 100 << 20  # The format's own limit.
 
-FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as stored: as computed with
+# Stored dtype -> dtype of the computation.
+FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
 class RemoteFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A safetensors file as a hub describes it, known without its data. ``header`` is its JSON."""
+    """Description of a safetensors file on a hub, without its data. ``header`` is its JSON."""
 
     num_bytes: int
     sha256: str
@@ -40,7 +41,7 @@ class RemoteFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's bytes are. ``dtype`` is the safetensors name, such as BF16."""
+    """Position of a tensor's bytes in a file. ``dtype`` is the safetensors name, such as BF16."""
 
     name: str
     path: Path
@@ -59,7 +60,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of a file, every bound checked against the file's size. Raises ModelError."""
+    """Yield the tensors of a file; every bound is checked against the file's size. Raises ModelError."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -75,7 +76,7 @@ def read_header(path: Path) -> Iterator[StoredTensor]:
 
 
 def remote_header(path: Path, described: RemoteFile) -> Iterator[StoredTensor]:
-    """The same of a file that is not there yet; ``path`` is where it will be."""
+    """Yield the tensors of a file that is not downloaded yet; ``path`` is its future location."""
     yield from _tensors(path, described.header.encode(), described.num_bytes)
 
 
@@ -96,18 +97,17 @@ def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
 
 
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make an object of its pairs. Raises ValueError where a name comes twice: readers differ in which one counts."""
+    """Build a JSON object from its pairs. Raises ValueError for a duplicate name, which parsers treat differently."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a name comes twice")
     for name in made:
-        name.encode()  # half of a surrogate pair is no text
+        name.encode()  # Raises UnicodeEncodeError, a ValueError, for a lone surrogate.
     return made
 
 
 def _check_apart(path: Path, tensors: list[StoredTensor]) -> None:
-    """Raise ModelError where two tensors share bytes: the format forbids it, and sizes would add up to more than the
-    file has."""
+    """Raise ModelError if two tensors overlap: the format forbids it, and the sizes would exceed the file's."""
     stop = 0
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):
         if tensor.num_bytes and tensor.offset < stop:

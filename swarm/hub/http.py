@@ -1,4 +1,4 @@
-"""What we ask of the package huggingface_hub below the level of whole files."""
+"""Use of huggingface_hub below the level of whole files: range requests, progress, and its log output."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ NUM_RETRIES = 2
 
 
 def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> bytes | None:
-    """Bytes ``first`` to ``stop`` of a file, fewer if it ends before; None if the hub answers no range requests.
+    """Return bytes ``first`` to ``stop`` of a file, fewer if it is shorter; None if the hub does not support range
+    requests.
 
-    The package has a function that parses headers of safetensors files, but with a hub that ignores the range it would
-    read files of any size into memory.
+    huggingface_hub can parse headers of safetensors files itself, but from a hub that ignores ranges it would read
+    files of any size into memory.
     """
     url = hf_hub_url(repository, file, revision=commit)
     headers = build_hf_headers() | {"Range": f"bytes={first}-{stop - 1}", "Accept-Encoding": "identity"}
@@ -41,9 +42,10 @@ def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> 
 
 
 def counting_bar(came: Callable[[int], None]) -> type:
-    """A progress bar for the package that shows nothing and tells ``came`` how many bytes of a file there are.
+    """Return a progress bar class that displays nothing and calls ``on_bytes`` with the number of bytes of a file so
+    far.
 
-    The package may use several for one file: bytes that came, and bytes that are written. It may begin again.
+    huggingface_hub may create several bars for one file, for received and for written bytes, and may start over.
     """
 
     class CountingBar(tqdm):  # type: ignore[misc]
@@ -62,7 +64,7 @@ def counting_bar(came: Callable[[int], None]) -> type:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """We say ourselves what happens; the package's bars and warnings would come between our lines."""
+    """Silence the package's progress bars and warnings, which would interleave with our own progress lines."""
     logger = logging.getLogger("huggingface_hub")
     level, chosen = logger.level, constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
     logger.setLevel(logging.ERROR)

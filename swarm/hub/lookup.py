@@ -1,18 +1,19 @@
-"""Models by name: ``owner/name`` or ``owner/name@revision``, known before they are fetched, fetched file by file.
+"""Models by name (``owner/name`` or ``owner/name@revision``): described before they are downloaded, downloaded file by
+file.
 
-What the package huggingface_hub knows, holds here too: ``HF_ENDPOINT`` says where the hub is, ``HF_HUB_CACHE`` or
-``HF_HOME`` where its cache is, ``HF_TOKEN`` who asks, ``HF_HUB_OFFLINE`` that nobody may be asked. No torch in
-here; but the package is slow to load, so import this where a name is to be looked up, not before.
+The environment variables of huggingface_hub apply: ``HF_ENDPOINT`` (address of the hub), ``HF_HUB_CACHE`` or
+``HF_HOME`` (location of the cache), ``HF_TOKEN`` (credentials), ``HF_HUB_OFFLINE`` (no requests). This module does not
+import torch; but huggingface_hub is slow to import, so import this module only when a name must be looked up.
 
-:func:`look_up` fetches the small files, and of the weights only the headers, by range requests: a few kilobytes per
-file say what is in it, and the hub names each file by the sha256 of its content. These descriptions are kept beside the
-small files in the cache, so that the next look-up of the same commit asks nobody. A worker then lets
-:meth:`Snapshot.fetch` bring the files that its layers are in.
+:func:`look_up` downloads the small files, and of the weights only the headers, by range requests: a few kilobytes
+describe a file, and the hub reports the sha256 of its content. The descriptions are stored in the cache next to the
+small files, so that the next lookup of the same commit needs no request. A worker then downloads the files with its
+layers (:meth:`ModelSnapshot.fetch`).
 
-Where a hub answers no range requests, or tells no sha256 of a file, that file is fetched whole at look-up.
+If a hub does not support range requests, or reports no sha256 of a file, that file is downloaded whole at lookup.
 
-A file is either whole or absent in the cache; processes that share a cache and want the same file wait for each other.
-A connection that breaks is taken up again where it was; who gives up at last keeps the files that came whole.
+A file in the cache is either complete or absent; processes that share a cache and want the same file wait for each
+other. A broken connection is resumed; after a final failure, complete files are kept.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from swarm.hub.http import counting_bar, quiet, range_of
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 
-# All that is ever read beside the weights. Named one by one: repositories hold the same weights in other formats, in
-# folders of their own and as pickles, which nobody here shall even have on disk.
+# All files that are ever read in addition to the weights. Listed by name, because repositories also hold the same
+# weights in other formats, in subfolders and as pickles, which must never reach the disk.
 SMALL_FILES = (
     CONFIG,
     "generation_config.json",
@@ -54,18 +55,18 @@ SMALL_FILES = (
     "chat_template.jinja",
 )
 
-TIMEOUT_S = 20.0  # for the hub's first answer; a busy one takes a few seconds, and a person is waiting
-TICK_S = 1.0  # between two words of progress while no byte comes: far below the patience of whoever watches us
-FIRST_BYTES = 128 << 10  # of a file: nearly always the whole header, in one request
+TIMEOUT_S = 20.0  # For the hub's first answer; a busy hub takes a few seconds, and a person is waiting.
+TICK_S = 1.0  # Between two progress reports while no bytes arrive: far below any watchdog's timeout.
+FIRST_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.
 HEADERS_AT_A_TIME = 8
-DESCRIPTIONS = "swarm"  # our folder in the model's cache; whoever deletes the model there deletes it too
+DESCRIPTIONS = "swarm"  # Our folder in the model's cache; deleting the model deletes it, too.
 
 
 def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> Snapshot:
-    """A model's small files, in the cache's folder, and descriptions of its weights.
+    """Return a model's small files, in the cache's folder, and descriptions of its weights.
 
-    The cache comes first: if it holds all that, whichever weights are there, nobody is asked. ``report`` gets a line
-    before each file of weights that must be fetched now. Raises ModelError.
+    The cache has priority: if it has all of that, whichever weights are present, no request is made. ``report`` gets a
+    line before each file of weights that must be downloaded now. Raises ModelError.
     """
     return _LookUp(repository, revision, report or (lambda _: None)).snapshot()
 
@@ -84,18 +85,18 @@ class Snapshot:
 
     @property
     def files(self) -> list[str]:
-        """All files of weights."""
+        """Return the names of all files of weights."""
         return shards_of(self.folder)
 
     def describe(self, file: str) -> RemoteFile | None:
         return self.described.get(file)
 
     def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
-        """Bring these files of weights, those that are not there, one after the other.
+        """Download the missing ones of these files of weights, one after the other.
 
-        ``progress`` is called once a second at least, with the bytes that came so far and those that shall come; waits
-        end, because the package gives up when no byte comes. Raises ModelError: one sentence on what was tried, why it
-        failed, what to do.
+        ``progress`` is called at least once a second with the bytes received so far and the total. The download ends
+        even on a stalled connection, because huggingface_hub times out. Raises ModelError: one sentence with what was
+        tried, why it failed, and what to do.
         """
         sizes = {file: described.num_bytes for file, described in self.described.items()}
         _Download(self.repository, self.folder, sizes, progress or (lambda *_: None), report or (lambda _: None)).run(
@@ -103,12 +104,12 @@ class Snapshot:
         )
 
 
-# --- finding out what there is ----------------------------------------------------------------------------------------
+# --- lookup -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _LookUp:
-    """One look-up. Everything that the package raises ends here, as a ModelError."""
+    """One lookup. All exceptions of huggingface_hub become ModelErrors here."""
 
     repository: str
     revision: str | None
@@ -126,15 +127,16 @@ class _LookUp:
             with quiet():
                 return self._ask(self._files())
         except ModelError:
-            if cached is not None:  # weights without a tokenizer: all that there is, as far as we can know
+            # Weights without a tokenizer: use them, because the hub can't be asked whether there is one.
+            if cached is not None:
                 return cached
             raise
 
     def _cached(self) -> Snapshot | None:
-        """Return what the cache knows, if it knows every file."""
+        """Return the cached description, if it covers every file."""
         try:
             config = find_in_cache(self.repository, CONFIG, revision=self.revision)
-        except ValueError as error:  # the package is stricter about names
+        except ValueError as error:  # huggingface_hub accepts fewer names than our own check.
             raise self.trouble.no_name(error) from None
         if not isinstance(config, str):
             return None
@@ -144,7 +146,7 @@ class _LookUp:
         return found if all(known) else None
 
     def _files(self) -> dict[str, RepoSibling]:
-        """The files of the repository. Refuses one that has nothing for us before a byte is loaded."""
+        """Return the files of the repository. Rejects an unusable repository before anything is downloaded."""
         files = {file.rfilename: file for file in self._info().siblings or []}
         if CONFIG not in files:
             raise ModelError(f"{self.trouble.name} has no {CONFIG}; is it a language model in Hugging Face form?")
@@ -162,7 +164,7 @@ class _LookUp:
                     self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
                 )
             except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
-                raise ModelError(f"what answers at {constants.ENDPOINT} is no model hub; correct HF_ENDPOINT") from None
+                raise ModelError(f"{constants.ENDPOINT} is not a model hub; correct HF_ENDPOINT") from None
 
     def _ask(self, files: dict[str, RepoSibling]) -> Snapshot:
         with self.trouble.explained(BROKEN_OFF):
@@ -180,7 +182,7 @@ class _LookUp:
         return Snapshot(self.repository, folder, described)
 
     def _describe_all(self, folder: Path, files: list[RepoSibling]) -> dict[str, RemoteFile]:
-        """Those files that can be described."""
+        """Return descriptions of the files that can be described."""
         with ThreadPoolExecutor(HEADERS_AT_A_TIME) as pool:
             described = pool.map(lambda file: self._describe(folder, file), files)
             return {file.rfilename: found for file, found in zip(files, described, strict=True) if found is not None}
@@ -192,11 +194,11 @@ class _LookUp:
         if header is None:
             return None
         found = RemoteFile(file.size, file.lfs.sha256, header)
-        tuple(remote_header(folder / file.rfilename, found))  # a damaged one is refused now, not after the fetch
+        tuple(remote_header(folder / file.rfilename, found))  # Reject a damaged header now, not after the download.
         return found
 
     def _header(self, commit: str, file: str) -> str | None:
-        """The file's header; None if the hub gives no part of a file."""
+        """Return the file's header; None if the hub does not support range requests."""
         start = range_of(self.repository, commit, file, 0, FIRST_BYTES)
         if start is None:
             return None
@@ -213,7 +215,7 @@ class _LookUp:
 
 
 def shards_of(folder: Path) -> list[str]:
-    """The model's files of weights, whether they are there or not; the index must be, if there is one."""
+    """Return the names of the model's files of weights, present or not. If the model has an index, it must be here."""
     index = folder / INDEX
     if not index.is_file():
         return [SINGLE]
@@ -224,7 +226,7 @@ def shards_of(folder: Path) -> list[str]:
     strange = [name for name in names if not isinstance(name, str) or not name.endswith(".safetensors")]
     strange += [name for name in names if isinstance(name, str) and Path(name).name != name]
     if strange:
-        raise ModelError(f"{index} names {strange[0]!r}, which is not a safetensors file beside it")
+        raise ModelError(f"{index} names {strange[0]!r}, which is not a safetensors file in the same folder")
     return sorted(names)
 
 
@@ -232,13 +234,16 @@ def shards_of(folder: Path) -> list[str]:
 
 
 def _place_of(folder: Path) -> Path:
-    """Not in the folder itself, which is the repository's; a commit never changes, so this is never out of date."""
+    """Return the path of the descriptions: outside the commit's folder, which belongs to the repository's own files.
+
+    A commit never changes, so the descriptions never become outdated.
+    """
     return folder.parent.parent / DESCRIPTIONS / f"{folder.name}.json"
 
 
 def _is_complete(folder: Path) -> bool:
-    """Are all small files here that the hub has? If we fetched them, or if there is more than a library would fetch
-    that wants the weights alone."""
+    """Whether all small files of the hub are here: either we downloaded them, or there are more than a library would
+    download that needs only the weights."""
     return (folder / TOKENIZER).is_file() or _place_of(folder).is_file()
 
 
@@ -246,11 +251,11 @@ def _remembered(folder: Path) -> dict[str, RemoteFile]:
     try:
         return msgspec.json.decode(_place_of(folder).read_bytes(), type=dict[str, RemoteFile])
     except (OSError, msgspec.DecodeError):
-        return {}  # the hub is asked again
+        return {}  # The hub is asked again.
 
 
 def _remember(folder: Path, described: dict[str, RemoteFile]) -> None:
-    """Whole or not at all: others may read at the same time."""
+    """Store the descriptions atomically, because other processes may read at the same time."""
     place = _place_of(folder)
     place.parent.mkdir(exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
@@ -262,19 +267,19 @@ def _remember(folder: Path, described: dict[str, RemoteFile]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-# --- fetching ---------------------------------------------------------------------------------------------------------
+# --- download ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Download:
-    """Files of one commit, one after the other."""
+    """Download of files of one commit, one after the other."""
 
     repository: str
     folder: Path
     sizes: Mapping[str, int]
     progress: Progress
     report: Report
-    num_came: int = 0
+    num_came: int = 0  # Bytes of finished files and of the current one.
 
     @property
     def trouble(self) -> Trouble:
@@ -300,7 +305,7 @@ class _Download:
             lambda: hf_hub_download(
                 self.repository,
                 file,
-                revision=self.folder.name,  # the commit that the small files are of: somebody may push another
+                revision=self.folder.name,  # The commit of the small files, because the branch may have moved since.
                 etag_timeout=TIMEOUT_S,
                 tqdm_class=counting_bar(came),
             )
@@ -308,7 +313,7 @@ class _Download:
         while not wait_for([future], TICK_S).done:
             self.progress(min(self.num_came, total), total)
         future.result()
-        self.num_came = before + self.sizes.get(file, 0)  # another process may have brought it
+        self.num_came = before + self.sizes.get(file, 0)  # Another process may have downloaded it.
         self.progress(min(self.num_came, total), total)
 
     def _check_room(self, num_bytes: int) -> None:
@@ -318,7 +323,7 @@ class _Download:
 
 
 def _in_background(work: Callable[[], object]) -> Future[object]:
-    """In a thread that does not keep the process from ending: it may wait for a slow hub."""
+    """Run in a daemon thread, which does not keep the process alive while it waits for a slow hub."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -328,7 +333,7 @@ def _in_background(work: Callable[[], object]) -> Future[object]:
             future.set_exception(error)
         finally:
             if not future.done():
-                future.set_exception(RuntimeError("the download ended in a way nobody expected"))
+                future.set_exception(RuntimeError("the download ended unexpectedly"))
 
     threading.Thread(target=run, name="fetch", daemon=True).start()
     return future

@@ -1,6 +1,7 @@
-"""API keys: ``keys`` makes and recognises them (pure), ``file`` keeps them, for ``swarmctl keys`` and gateways alike.
+"""API keys of the HTTP gateway: ``keys`` creates and checks them (pure), ``file`` stores them, for ``swarmctl keys``
+and gateways alike.
 
-A key's secret is 256 random bits, so its hash can't be guessed back however fast it is: a salted BLAKE2b does, and
-costs microseconds. A slow hash is for what people think up; here it would only let strangers burn
-our time with wrong keys.
+A key's secret is 256 random bits, so its hash can't be reversed by guessing, however fast it is: a salted BLAKE2b is
+enough and takes microseconds. Slow hashes are for passwords chosen by people; here a slow hash would only let strangers
+waste our CPU time with wrong keys.
 """

@@ -1,4 +1,4 @@
-"""The file of the keys: readable by its owner alone, written as a whole, watched by whoever serves."""
+"""File of API keys: readable by its owner alone, written as a whole, reloaded by running gateways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.keys.keys import Key, Ring
 
 _VERSION = 1
 _MAX_BYTES = 16 << 20
-NAME = "keys.json"  # in a state directory
+NAME = "keys.json"  # In a state directory.
 
 
 class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +24,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> Ring | None:
-    """The keys; None if there is no file. Raises ConfigError if it isn't private, or is no file of keys."""
+    """Read the keys; None if there is no file. Raises ConfigError if it isn't private or is invalid."""
     content = private.read(path, "the keys' file", _MAX_BYTES, remedy="rotate its keys")
     if content is None:
         return None
@@ -38,7 +38,7 @@ def read(path: Path) -> Ring | None:
 
 
 def change(path: Path, edit: Callable[[Ring], Ring]) -> Ring:
-    """Write what ``edit`` makes of the keys, while nobody else does. Raises ConfigError."""
+    """Apply ``edit`` to the keys under an exclusive lock, and write the result. Raises ConfigError."""
     try:
         private.make_directory(path.parent)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,21 +60,22 @@ def _not_written(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"the keys' file {path} can't be written ({error.strerror})")
 
 
-Stamp = tuple[int, int, int, int]
+Stamp = tuple[int, int, int, int]  # Inode, modification time, size and mode of a file.
 
 
 class Watched:
-    """The keys as the file has them now. What can't be used any more (unreadable, gone) changes nothing: the keys that
-    were known stay the keys, so that no accident opens the door."""
+    """API keys that follow changes of their file. An unreadable or deleted file changes nothing: the last keys stay
+    valid, so that a mishap never disables authentication."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError if there is a file that can't be used."""
+        """Raises ConfigError if the file exists but is invalid."""
         self.path = path
         self._stamp = self._look()
-        self.ring = None if path is None else read(path)
+        self.ring = None if path is None else read(path)  # None: no keys are configured, so none are required.
 
     def refresh(self) -> str | None:
-        """Read it again if it has changed. What went wrong, once; empty if keys are new; None if all is as before."""
+        """Reload the file if it has changed. Return an error text (once), empty text for new keys, or None if nothing
+        changed."""
         stamp = self._look()
         if stamp == self._stamp or self.path is None:
             return None

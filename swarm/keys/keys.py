@@ -1,6 +1,6 @@
-"""Keys and what each may do. Pure, but for the chance that makes secrets.
+"""API keys and their limits. Pure, except for random secrets.
 
-A key is written ``sk-swarm-ID-SECRET``. The id is no secret: it finds the record, whose hash is then compared in
+A key is written ``sk-swarm-ID-SECRET``. The id is not secret: it selects the record, whose hash is then compared in
 constant time.
 """
 
@@ -19,21 +19,21 @@ from swarm.errors import ConfigError
 from swarm.params import PRIORITIES
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
-_KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")
+_KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")  # The id in 6 bytes, the secret in 32 bytes.
 _HASH_BYTES = 32
 MAX_KEYS = 10_000
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a key may use, in each gateway's process; 0: no limit."""
+    """Limits of a key in each gateway process; 0: unlimited."""
 
     rate_per_min: float = 0.0
     concurrency: int = 0
-    tokens_per_day: int = 0
+    tokens_per_day: int = 0  # Of prompts and answers; days in UTC.
     max_priority: int = 100
 
     def check(self) -> None:
-        """Raise ConfigError if one makes no sense."""
+        """Raise ConfigError for an invalid limit."""
         if not (
             0 <= self.rate_per_min <= 1e9 and 0 <= self.concurrency <= 1 << 20 and 0 <= self.tokens_per_day <= 1e15
         ):
@@ -43,16 +43,16 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One key, without its secret. What is as usual is not written: an older build reads such a file, and refuses one
-    with what it doesn't know, as it must."""
+    """An API key, without its secret. Default values are not written to the file, so that older builds can read it;
+    they reject files with fields they don't support."""
 
     name: str
     id: str
-    salt: str
-    hash: str
-    created: str
+    salt: str  # Hexadecimal, random for each key.
+    hash: str  # Of the secret; hexadecimal.
+    created: str  # Time of creation (UTC), for people.
     limits: Limits = Limits()
-    admin: bool = False  # may govern the swarm, too
+    admin: bool = False  # May use the administration endpoints, too.
 
     def matches(self, secret: str) -> bool:
         return hmac.compare_digest(_hash(secret, self.salt), self.hash)
@@ -66,8 +66,8 @@ _NOBODY = Key("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 
 def make(name: str, limits: Limits, created: str, *, admin: bool = False) -> tuple[Key, str]:
-    """A new key: what is kept, and what its owner gets, once. Raises ConfigError."""
-    if not _NAME.fullmatch(name):
+    """Create a key: return the record to store, and the text for its owner, which is shown once. Raises ConfigError."""
+    if not _NAME.fullmatch(name):  # Compared instead of an unknown key, so that timing does not reveal which ids exist.
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
     limits.check()
     key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
@@ -76,14 +76,15 @@ def make(name: str, limits: Limits, created: str, *, admin: bool = False) -> tup
 
 
 class Ring:
-    """Keys by what is shown of them."""
+    """Immutable set of API keys."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.keys = tuple(keys)
         self._by_id = {key.id: key for key in self.keys}
 
     def find(self, shown: str) -> Key | None:
-        """The key that somebody shows; None if it is none of ours. Unknown ids take as long as wrong secrets."""
+        """Return the key for the text in a request; None if it is not valid. Unknown ids take as long as wrong
+        secrets."""
         match = _KEY.fullmatch(shown)
         if match is None:
             return None
@@ -91,11 +92,11 @@ class Ring:
         return key if key.matches(match[2]) else None
 
     def still_has(self, key: Key) -> bool:
-        """Is this key, with the rights that it had, still one of ours?"""
+        """Whether this key still exists with the same rights."""
         return self._by_id.get(key.id) == key
 
     def named(self, name: str) -> Key:
-        """Raise ConfigError if there is none."""
+        """Return the key of this name. Raises ConfigError if there is none."""
         for key in self.keys:
             if key.name == name:
                 return key
@@ -114,13 +115,13 @@ class Ring:
         return Ring(key for key in self.keys if key is not gone)
 
     def replace(self, key: Key) -> Ring:
-        """The key of this name is another one now."""
+        """Return a set in which this key replaces the one of the same name."""
         gone = self.named(key.name)
         return Ring(key if other is gone else other for other in self.keys)
 
 
 def priority_named(text: str) -> int:
-    """Read a priority: a class's name or a number. Raises ConfigError."""
+    """Parse a priority: the name of a class, or a number. Raises ConfigError."""
     if text in PRIORITIES:
         return PRIORITIES[text]
     try:

@@ -1,8 +1,16 @@
-"""Who may come in from other machines, and what each may say there.
+"""Authentication and authorization of peers from other machines.
 
-``identity``: a machine's own pair of keys; ``ownkeys``: the broker's, and how another one takes its place;
-``invitation``: the line by which somebody comes in; ``roll``: who is known, as what, and who is invited (pure);
-``file`` keeps the roll; ``possession``: proof that whoever enrols a key has its secret half (pure); ``rights``: what
-each role may say (pure); ``whereabouts``: where a worker may be reached (pure); ``known``: which swarms this machine
-has joined; ``rotation``: how its key there is changed. The doors themselves are the wire's.
+Decides which machines may connect, under which name and role, and which messages each role may send.
+
+* ``identity``: a machine's own key pair; ``broker_keys``: the broker's, and its rotation;
+* ``invitation``: one line of text that admits a new machine; ``enrol``: using it;
+* ``registry``: members and invitations by key (pure); ``registry_file``: its file;
+* ``key_proof``: proof that an enrolled key belongs to the sender (pure); ``permissions``: messages allowed per role
+  (pure);
+* ``worker_address``: the addresses at which a worker may be reached (pure); ``discovery``: brokers on the local
+  network;
+* ``memberships``: swarms that this machine has joined; ``rotation``: change of its key there; ``access``: the
+  credentials for a broker.
+
+The handshakes are in ``swarm.wire.transport``.
 """

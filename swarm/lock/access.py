@@ -1,4 +1,4 @@
-"""Where the broker is, and by which key it knows this machine."""
+"""Credentials for a broker: its endpoint, and the key pair with which this machine authenticates."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from swarm.wire.addresses import host_of
 from swarm.wire.door.keys import KeyPair
 
 DEFAULT_URL: Final = "tcp://127.0.0.1:5700"
-ROLES: Final = ("client", "gateway", "admin")
+ROLES: Final = ("client", "gateway", "admin")  # Roles with which a client program may use a membership.
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``url`` is for people; ``endpoint`` has the broker's public key in it, where it has a lock."""
+    """Address of a broker and the keys for it. ``url`` is for people; ``endpoint`` includes the broker's public key
+    where authentication is required."""
 
     url: str
     endpoint: str
     pair: KeyPair | None = None
-    home: Home | None = None  # where the keys are kept, which may change
+    home: Home | None = None  # Where the keys are stored; they may be rotated.
 
 
 def access_to(url: str | None, state_dir: Path | None = None) -> Access:
-    """Find the broker at this address, or the swarm in which this machine has this name. Without any: the swarm that
-    was joined last, else the broker on this machine. Raises Unavailable for one elsewhere that was not joined."""
+    """Find the broker at this address, or the swarm in which this machine has this name.
+
+    Without ``url``: the swarm that was joined last, else the broker on this machine. Raises Unavailable for a broker on
+    another machine whose swarm was not joined.
+    """
     if url is not None and is_here(url):
         return Access(url, url)
     try:
@@ -48,14 +52,14 @@ def access_to(url: str | None, state_dir: Path | None = None) -> Access:
 
 
 def access_by(joined: known.Known, state_dir: Path) -> Access:
-    """To a swarm that was joined, as it is kept there."""
+    """Return the credentials of a stored membership."""
     return Access(joined.addresses[0], joined.endpoint, joined.pair, Home(state_dir, joined))
 
 
 def is_here(url: str) -> bool:
-    """Is it on this machine, so that no key is needed?"""
+    """Whether the broker is on this machine, so that no key is needed."""
     if not url.startswith("tcp://"):
-        return True  # a path; or nothing at all, which is complained about where it is used
+        return True  # A path, or no address at all; that is reported where it is used.
     try:
         host = host_of(url)
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,7 +1,7 @@
-"""Brokers on the local network that wish to be found (multicast DNS), and finding them.
+"""Discovery of brokers on the local network by multicast DNS: announcing one, and searching.
 
-What is found is believed in nothing: whoever is on the network can say anything. It tells where to ask for an
-invitation, and whether a swarm that was joined says that it is elsewhere now; the key alone tells who it is.
+Nothing that is found is trusted: any machine on the network can announce anything. A result only shows where to ask for
+an invitation, or that a joined swarm may have a new address; only its key proves its identity.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo
 
 SERVICE: Final = "_swarm-lm._tcp.local."
-MOST: Final = 64  # answers that are looked at
-_ASK_S: Final = 2.0  # for what one that was found says of itself
+MOST: Final = 64  # Answers that are processed at most.
+_ASK_S: Final = 2.0  # Timeout for the details of one answer.
 _KEY: Final = re.compile(rb"[0-9a-f]{64}")
 _NO_LABEL: Final = re.compile(r"[^A-Za-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Found:
-    """What somebody on the network says: at these addresses is a broker with this public key."""
+    """An unverified announcement: a broker with this public key at these addresses."""
 
     name: str
     key: str
@@ -36,7 +36,7 @@ class Found:
 
 
 async def announce(name: str, addresses: Sequence[str], port: int, key: str) -> None:
-    """Answer whoever looks for brokers, until cancelled. Raises ConfigError if that is not possible here."""
+    """Announce a broker until cancelled. Raises ConfigError if that is not possible here."""
     _demand_zeroconf()
     from zeroconf import Error, ServiceInfo  # noqa: PLC0415 (an extra)
     from zeroconf.asyncio import AsyncZeroconf  # noqa: PLC0415
@@ -53,16 +53,16 @@ async def announce(name: str, addresses: Sequence[str], port: int, key: str) -> 
         made = AsyncZeroconf(interfaces=list(addresses))
         try:
             await made.async_register_service(info, allow_name_change=True)
-            await asyncio.get_running_loop().create_future()  # until cancelled
+            await asyncio.get_running_loop().create_future()  # Runs until cancelled.
         finally:
-            await made.async_close()  # says goodbye
+            await made.async_close()  # Sends a goodbye packet.
     except (Error, OSError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ConfigError(f"nobody can be told on the network ({why})") from None
+        raise ConfigError(f"announcing on the local network failed ({why})") from None
 
 
 async def discover(for_s: float) -> list[Found]:
-    """Ask, and gather what comes in that time. Raises ConfigError if that is not possible here."""
+    """Query the network and collect answers for this time. Raises ConfigError if that is not possible here."""
     _demand_zeroconf()
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf  # noqa: PLC0415 (an extra)
 
@@ -75,7 +75,7 @@ async def discover(for_s: float) -> list[Found]:
     try:
         made = AsyncZeroconf()
     except OSError as error:
-        raise ConfigError(f"nobody can be asked on the network ({error.strerror or error})") from None
+        raise ConfigError(f"searching the local network failed ({error.strerror or error})") from None
     try:
         browser = AsyncServiceBrowser(made.zeroconf, SERVICE, handlers=[heard])
         await asyncio.sleep(for_s)
@@ -88,7 +88,7 @@ async def discover(for_s: float) -> list[Found]:
 
 
 def read(info: ServiceInfo) -> Found | None:
-    """Read what it says, if that is whole; None: it is none of ours."""
+    """Return the announcement in a service record; None if it is incomplete or of another service."""
     key = info.properties.get(b"key")
     addresses = info.parsed_addresses()
     if key is None or _KEY.fullmatch(key) is None or not addresses or not info.port:

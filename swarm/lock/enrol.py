@@ -1,4 +1,4 @@
-"""Joining a swarm on another machine: who holds an invitation makes its own key known, once."""
+"""Joining a swarm on another machine: register this machine's own key, authorized by an invitation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strang
 from swarm.wire.messages import BrokerKey, Enrol, Enrolled, Malformed, ServerMessage
 from swarm.wire.schema import client_schema
 
-TIMEOUT_S = 10.0  # for each address of the invitation
+TIMEOUT_S = 10.0  # For each address of the invitation.
 
 
 class Joined(NamedTuple):
-    """Where the broker answered, its public key, and as what it knows us."""
+    """Result of joining: the address that answered, the broker's public key, and the name and role given to this
+    machine."""
 
     address: str
-    broker: str
+    broker: str  # Public key of the broker.
     enrolled: Enrolled
 
 
 async def enrol(invitation: Invitation, own: KeyPair, name: str, timeout_s: float = TIMEOUT_S) -> Joined:
-    """Make our public key known at the first address of the invitation that answers. Raises Unavailable if nobody
-    answers or the invitation is refused."""
+    """Register our public key at the first address of the invitation that answers. Raises Unavailable if none answers
+    or the invitation is refused."""
     reasons = []
     for address in invitation.addresses:
         links: set[Link] = set()
@@ -42,16 +43,16 @@ async def enrol(invitation: Invitation, own: KeyPair, name: str, timeout_s: floa
                 return await _enrol_at(address, invitation, own, name, links)
         except TimeoutError:
             reasons.append(
-                f"who listens at {address} hangs up while this machine knocks: the swarm may have another key by now "
-                "than when it made this invitation, then ask for another (swarmctl invite)"
+                f"the broker at {address} disconnects during the handshake: its key may have changed since it made "
+                "this invitation; ask for another one (swarmctl invite)"
                 if Link.UNHEARD in links
-                else f"nobody answered at {address} within {timeout_s:g} s"
+                else f"no answer at {address} within {timeout_s:g} s"
             )
     raise Unavailable("; ".join(reasons) + ": check that the swarm runs and that its ports can be reached from here")
 
 
 async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: str, links: set[Link]) -> Joined:
-    """``links``: what has become of the connection is put there, for who gives up."""
+    """Enrol at one address. Connection events are added to ``events``, so that a timeout can be explained."""
     broker = invitation.broker
     pair = KeyPair(public_of(invitation.secret), invitation.secret)
     enrolment = Enrol(key=own.public, name=name, proof=prove(own, pair.public, broker))
@@ -72,10 +73,11 @@ async def _enrol_at(address: str, invitation: Invitation, own: KeyPair, name: st
                         raise Unavailable(f"the swarm at {address} can't be joined: {reason}")
                     channel.send(CLIENT.encode(enrolment, version=spoken_with(theirs)))
                 elif isinstance(message := SERVER.decode(event)[0], BrokerKey):
-                    broker = message.key  # it has another one than when it was invited
+                    broker = message.key  # The broker has rotated its key since the invitation was made.
                 elif (enrolled := _answer(message)) is not None:
                     return Joined(address, broker, enrolled)
-    raise Unavailable(f"the connection to {address} ended")  # a channel yields for as long as it is open
+    # Unreachable in practice: a channel yields events for as long as it is open.
+    raise Unavailable(f"the connection to {address} ended")
 
 
 def _answer(message: ServerMessage) -> Enrolled | None:
@@ -92,7 +94,7 @@ async def _knocking(endpoint: str, pair: KeyPair) -> AsyncIterator[DealerChannel
         try:
             yield channel
         except WireError as error:
-            raise Unavailable(f"what answered is no swarm of this build: {error}") from None
+            raise Unavailable(f"the peer is not a compatible swarm: {error}") from None
         finally:
             channel.close()
     finally:

@@ -1,4 +1,4 @@
-"""The roll's file: for its owner alone, written whole and synced before anything that it says counts."""
+"""File of the key registry: readable by its owner alone; written as a whole and synced before a change takes effect."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ class _Written(_Version, frozen=True, forbid_unknown_fields=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     invited: Annotated[tuple[Invited, ...], msgspec.Meta(max_length=MAX_INVITED + MAX_EXPIRED)]
     retired: Annotated[tuple[Retired, ...], msgspec.Meta(max_length=MAX_RETIRED)] = ()
-    seen_at: float = 0.0
+    seen_at: float = 0.0  # Latest time ever seen, in seconds since 1970.
 
 
 class RollFile:
-    """``roll``: as it is on disk. The latest time that was ever seen is there too: where the clock goes back, or begins
-    in 1970 at a boot, what has expired stays so."""
+    """The key registry on disk. ``registry``: the content of the file.
+
+    The file also stores the latest time ever seen, so that expired invitations stay expired when the clock goes back or
+    starts in 1970 after a boot.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read it; without a file, nobody is known. Raises ConfigError if others may read it, or it is no roll."""
+        """Read the file; without one the registry is empty. Raises ConfigError if others may read it, or it is
+        invalid."""
         self.path = path
         self.roll, self._seen_at = _read(path)
 
     def now(self) -> float:
-        """The time, which never goes back."""
+        """Return the current time, which never goes back."""
         self._seen_at = max(self._seen_at, time.time())
         return self._seen_at
 
     def write(self, roll: Roll) -> None:
-        """Make this the roll. Raises Refusal if the disk does not take it: then ``roll`` is what the disk has."""
+        """Replace the registry. Raises Refusal if writing fails; ``registry`` then matches the file."""
         if roll is self.roll:
             return
         written = _Written(_VERSION, roll.members, roll.invited, roll.retired, self.now())
@@ -55,7 +59,7 @@ class RollFile:
             if not self._is_there(content):
                 raise Refusal(f"{_WHAT} {self.path} can't be written ({error.strerror}); nothing has changed") from None
             self.roll = roll
-            raise Refusal(f"it is done, and may be undone by a power cut ({error.strerror}): say it again") from None
+            raise Refusal(f"it is done, but a power cut may undo it ({error.strerror}): repeat the command") from None
         self.roll = roll
 
     def _is_there(self, content: bytes) -> bool:
@@ -76,7 +80,7 @@ def _read(path: Path) -> tuple[Roll, float]:
         written = msgspec.json.decode(content, type=_Written)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is no roll of keys ({error}): put back a copy, or move it away and invite anew"
+            f"{path} is not a key registry ({error}): restore a copy, or move it away and invite all machines again"
         ) from None
     try:
         return Roll(written.members, written.invited, written.retired), written.seen_at

@@ -1,4 +1,4 @@
-"""A machine's own pair of keys. The secret half never leaves it."""
+"""A machine's own key pair. The secret half never leaves the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm import private
 from swarm.errors import ConfigError
 from swarm.wire.door.keys import KeyPair, new_pair, public_of
 
-CREDENTIAL: Final = "swarm.key"  # its name among the credentials that systemd hands to a service
+CREDENTIAL: Final = "swarm.key"  # Name of the systemd credential.
 _WHAT: Final = "the key file"
 _REMEDY: Final = "make a new key: move the file away"
 _SECRET: Final = re.compile(rb"[0-9a-f]{64}")
@@ -19,33 +19,33 @@ _MAX_BYTES: Final = 1024
 
 
 def load_or_make(path: Path) -> KeyPair:
-    """Read the pair: what systemd hands over goes first, then the file at ``path``, which is made if there is none.
-    Raises ConfigError if it is no key, or others may read it."""
+    """Return the key pair: from systemd's credential, else from the file at ``path``, which is created if missing.
+    Raises ConfigError if it is invalid, or readable by others."""
     return handed_over() or load(path) or make(path)
 
 
 def handed_over() -> KeyPair | None:
-    """The pair that systemd hands to this service. Raises ConfigError."""
+    """Return the key pair from systemd's credential; None if there is none. Raises ConfigError."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return _read(Path(directory) / CREDENTIAL, True) if directory else None
 
 
 def load(path: Path) -> KeyPair | None:
-    """The pair in a file; None: there is no such file. Raises ConfigError."""
+    """Return the key pair in a file; None if the file does not exist. Raises ConfigError."""
     return _read(path)
 
 
 def make(path: Path) -> KeyPair:
-    """Draw a pair and write it, unless there is one by now. Raises ConfigError."""
+    """Generate a key pair and write it, unless the file exists by now. Raises ConfigError."""
     pair = new_pair()
     try:
         private.make_directory(path.parent)
         private.write(path, pair.secret.encode() + b"\n", is_new=True)
-    except FileExistsError:  # somebody else has made one meanwhile
+    except FileExistsError:  # Another process has created it meanwhile.
         found = _read(path)
         if found is not None:
             return found
-        raise ConfigError(f"{_WHAT} {path} comes and goes: who else writes there?") from None
+        raise ConfigError(f"{_WHAT} {path} appears and disappears: does another process write there?") from None
     except OSError as error:
         raise ConfigError(f"{_WHAT} {path} can't be written ({error.strerror})") from None
     return pair

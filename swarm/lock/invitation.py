@@ -1,6 +1,7 @@
-"""An invitation: one line with all that somebody needs to come in, once. Pure.
+"""Invitations: one line of text with everything that a new machine needs to join. Pure.
 
-It *is* a secret key, of which the broker knows the public half: whoever knocks with it may make a key of its own known.
+An invitation *is* a secret key whose public half the broker has stored: a peer that authenticates with it may register
+a key of its own.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from swarm.wire.messages import Role
 
 PREFIX: Final = "swarm1:"
 MAX_ADDRESSES: Final = 16
-_MAX_CHARACTERS: Final = 8192  # 16 addresses with the longest names there are
-_SUM_BYTES: Final = 4
+_MAX_CHARACTERS: Final = 8192  # 16 addresses with the longest possible names.
+_SUM_BYTES: Final = 4  # Detects a line that was cut or mistyped.
 _ADDRESS: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _ASK: Final = "copy the whole line again, or ask for another (swarmctl invite)"
 
 
 class Invitation(NamedTuple):
-    """``addresses``: tcp://HOST:PORT of the clients' door. ``broker``: its public key. ``secret``: to knock with."""
+    """Decoded invitation. ``addresses``: tcp://HOST:PORT of the client channel. ``broker``: its public key. ``secret``:
+    the key to authenticate with."""
 
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # Tried in this order.
     broker: str
     secret: str
     role: Role
@@ -45,7 +47,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def text(invitation: Invitation) -> str:
-    """Write it as one line. Raises ConfigError if it says something that ``read`` would refuse."""
+    """Encode an invitation as one line. Raises ConfigError for content that ``decode`` would reject."""
     if not 0 < len(invitation.addresses) <= MAX_ADDRESSES:
         raise ConfigError(f"an invitation names 1 to {MAX_ADDRESSES} addresses, not {len(invitation.addresses)}")
     for address in invitation.addresses:
@@ -56,7 +58,7 @@ def text(invitation: Invitation) -> str:
 
 
 def read(line: str) -> Invitation:
-    """Raises ConfigError that says what is wrong with it."""
+    """Decode an invitation. Raises ConfigError that explains the fault."""
     line = line.strip()
     if not line.startswith(PREFIX):
         raise ConfigError(f"this is no invitation: one begins with {PREFIX} (see swarmctl invite)")
@@ -71,7 +73,7 @@ def read(line: str) -> Invitation:
 
 
 def line_in(text: str) -> str:
-    """Find the invitation among the lines that ``swarmctl invite`` prints. Raises ConfigError if there is none."""
+    """Return the line with the invitation in the output of ``swarmctl invite``. Raises ConfigError if there is none."""
     for line in map(str.strip, text.splitlines()):
         if line.startswith(PREFIX):
             return line
@@ -87,7 +89,7 @@ def _unpacked(characters: str) -> bytes:
     except (binascii.Error, ValueError):
         raise damaged from None
     packed, checksum = content[:-_SUM_BYTES], content[-_SUM_BYTES:]
-    # Base64 has several texts for the same bytes; only one of them is ours.
+    # Several base64 texts decode to the same bytes; only the canonical one is accepted.
     if checksum != _sum(packed) or base64.urlsafe_b64encode(content).decode().rstrip("=") != characters:
         raise damaged
     return packed
@@ -98,7 +100,7 @@ def _sum(packed: bytes) -> bytes:
 
 
 def is_address(address: str) -> bool:
-    """Can it stand in an invitation: ``tcp://HOST:PORT``? Names of hosts can."""
+    """Whether this may be an address of an invitation: ``tcp://HOST:PORT``, host names included."""
     found = _ADDRESS.fullmatch(address)
     return found is not None and 0 < int(found[2]) < 1 << 16
 

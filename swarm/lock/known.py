@@ -1,4 +1,5 @@
-"""Which swarms this machine has joined, and by which pair each knows it: a file for each, in ``STATE/joined``."""
+"""Memberships of this machine: the swarms it has joined and its key pair for each, one file per swarm in
+``STATE/joined``."""
 
 from __future__ import annotations
 
@@ -19,32 +20,35 @@ from swarm.lock.roll import is_called
 from swarm.wire.door.keys import KeyPair, address_and_key, keyed, public_of
 from swarm.wire.messages import Enrolled, PublicKey, Role
 
-CREDENTIAL: Final = "swarm.joined"  # such a file's name among the credentials that systemd hands to a service
+CREDENTIAL: Final = "swarm.joined"  # Name of such a file among systemd's credentials.
 _FOLDER: Final = "joined"
 _WHAT: Final = "the key file"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 64 << 10
-_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")  # Names that are safe as part of a file name.
 _ALL: Final = ("client", "gateway", "worker", "admin")
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A swarm that was joined. ``name`` and ``role``: as which it knows this machine. ``secret``: of this machine's
-    key; ``next``: of the one that is to take its place (``rotation``). ``invitation``: the public half of the one by
-    which it came in."""
+    """Membership in a joined swarm.
+
+    ``name`` and ``role``: this machine's, in that swarm. ``secret``: secret key of this machine there; ``next``: its
+    successor during a rotation (``rotation``). ``invitation``: public half of the invitation that was used.
+    """
 
     name: Annotated[str, msgspec.Meta(max_length=128)]
     role: Role
     broker: PublicKey
+    # Of the client channel; the first one answered when joining.
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)]
     secret: PublicKey
     invitation: str
-    joined_at: float
+    joined_at: float  # Seconds since 1970.
     version: int = _VERSION
-    next: PublicKey | None = None
+    next: PublicKey | None = None  # Written during a rotation only.
 
     def is_same(self, other: Known) -> bool:
-        """The same membership, whichever keys both ends have by now?"""
+        """Whether this is the same membership, regardless of rotated keys."""
         return (self.name, self.invitation, self.joined_at) == (other.name, other.invitation, other.joined_at)
 
     @property
@@ -53,12 +57,12 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def endpoint(self) -> str:
-        """Where to knock, with the key by which the broker is known."""
+        """Return the broker's endpoint with its public key."""
         return keyed(self.addresses[0], self.broker.encode())
 
 
 def default_state_dir() -> Path:
-    """Where this user's programs keep what must survive a restart, if nobody says."""
+    """Return this user's default directory for persistent state."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "swarm"
 
@@ -66,7 +70,7 @@ def default_state_dir() -> Path:
 def keep(
     state_dir: Path, invitation: Invitation, pair: KeyPair, addresses: tuple[str, ...], enrolled: Enrolled
 ) -> Known:
-    """Remember a swarm that was just joined. Raises ConfigError if it can't be written."""
+    """Store the membership in a swarm that was just joined. Raises ConfigError if it can't be written."""
     known = Known(
         enrolled.name,
         enrolled.role,
@@ -81,8 +85,8 @@ def keep(
 
 
 def write(state_dir: Path, known: Known) -> None:
-    """Keep it, in the place of what was kept of the same swarm and name. Raises ConfigError if it can't be written."""
-    # What the broker calls us is only part of a path if it could not lead elsewhere.
+    """Write a membership, replacing the one with the same swarm and name. Raises ConfigError if it can't be written."""
+    # The name comes from the broker: it may be part of a path only if it can't point elsewhere.
     own = known.name if _PLAIN.fullmatch(known.name) else known.role
     _write(state_dir / _FOLDER / f"{own}-{known.broker[:8]}.json", known)
 
@@ -96,13 +100,14 @@ def _write(path: Path, known: Known) -> None:
 
 
 def change(state_dir: Path, joined: Known, edit: Callable[[Known], Known]) -> Known:
-    """Write what ``edit`` makes of what is kept of this swarm by now, while nobody else does. Raises ConfigError if it
-    is not kept here, or can't be written."""
+    """Apply ``edit`` to the stored membership under an exclusive lock, and write the result.
+
+    Raises ConfigError if it is not stored here, or can't be written.
+    """
     folder = state_dir / _FOLDER
     if not is_kept(state_dir, joined):
         raise ConfigError(
-            f"the key of {joined.name} is not kept in {state_dir}, but was handed over by whoever started this: "
-            "change it where it comes from"
+            f"the key of {joined.name} is not stored in {state_dir}: it is a systemd credential; change it there"
         )
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -116,27 +121,29 @@ def change(state_dir: Path, joined: Known, edit: Callable[[Known], Known]) -> Kn
 
 
 def is_kept(state_dir: Path, joined: Known) -> bool:
-    """Is it here, and not handed over? Raises ConfigError."""
+    """Whether this membership is stored here, and not passed in as a systemd credential. Raises ConfigError."""
     handed = _handed_over()
     is_handed_over = handed is not None and handed.is_same(joined)
     return not is_handed_over and any(each.is_same(joined) for each in kept(state_dir))
 
 
 def by_invitation(state_dir: Path, invitation: Invitation) -> Known | None:
-    """Find the membership that this very invitation brought before. Raises ConfigError."""
+    """Return the membership that this very invitation produced earlier, or None. Raises ConfigError."""
     key = public_of(invitation.secret)
     return next((known for known in every(state_dir) if known.invitation == key), None)
 
 
 def find(state_dir: Path, url: str | None = None, roles: Collection[str] = _ALL) -> Known | None:
-    """The swarm with this address, or in which this machine has this name; without one, what was joined last. None: no
-    such was joined in one of these roles. Raises ConfigError."""
+    """Return the membership with this address or machine name; without ``url``, the one joined last.
+
+    None if there is no such membership in one of these roles. Raises ConfigError.
+    """
     return next((known for known in every(state_dir) if known.role in roles and _is_meant(known, url)), None)
 
 
 def find_worker(state_dir: Path, url: str | None, name: str) -> Known | None:
-    """The swarm at this address (or any) in which a worker of this machine may have this name; if there is none, the
-    one that was joined last. Raises ConfigError."""
+    """Return the membership at this address (or any) in which a worker of this machine may have this name; if there is
+    none, the one joined last. Raises ConfigError."""
     found = [known for known in every(state_dir) if known.role == "worker" and _is_meant(known, url)]
     fitting = (known for known in found if name and is_called(known.name, name))
     return next(fitting, found[0] if found else None)
@@ -150,8 +157,10 @@ def _is_meant(known: Known, url: str | None) -> bool:
 
 
 def every(state_dir: Path) -> list[Known]:
-    """All of them; what systemd hands over first, then those in the state directory, the one joined last first. Raises
-    ConfigError if a file of them is none, or others may read it."""
+    """Return all memberships: systemd's credential first, then the stored ones, the one joined last first.
+
+    Raises ConfigError if a file is invalid, or readable by others.
+    """
     handed = _handed_over()
     own = sorted(kept(state_dir), key=lambda known: known.joined_at, reverse=True)
     return own if handed is None else [handed, *own]
@@ -181,7 +190,7 @@ def _read(path: Path, is_credential: bool = False) -> Known | None:
     try:
         known = msgspec.json.decode(content, type=Known)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} does not say what was joined ({error}): move it away, and join again") from None
+        raise ConfigError(f"{path} is not a valid membership ({error}): move it away, and join again") from None
     if known.version != _VERSION:
         raise ConfigError(f"{path} is of version {known.version}, and this build reads {_VERSION}")
     return known

@@ -1,8 +1,8 @@
-"""The broker's own key, and how another one takes its place, so that nothing is lost whenever it stops half-way.
+"""The broker's own key, and its rotation, which survives an interruption at any point.
 
-1. The new secret is written beside the old one. From now on the doors answer to both, and everybody who is connected is
-told the new public key. 2. When all know it, or who governs says so, the new secret takes the old one's place. A broker
-that starts and finds both goes on as if it had not stopped.
+1. The new secret is written next to the old one. From now on the listeners accept both keys, and all connected peers
+receive the new public key. 2. When all members have confirmed it, or the operator decides so, the new secret replaces
+the old one. A broker that starts and finds both files continues the rotation.
 """
 
 from __future__ import annotations
@@ -20,53 +20,51 @@ NEXT: Final = "broker.next"
 
 
 class OwnKeys:
-    """See the module's text. ``begin`` and ``finish`` wait for the disk; who reads meanwhile, in another thread, finds
-    what was so before, or is so after."""
+    """The broker's key pairs. ``begin_rotation`` and ``finish_rotation`` block on the disk; other threads that read
+    meanwhile see the state before or after."""
 
     def __init__(self, directory: Path) -> None:
-        """Read them; make the first one if there is none. Raises ConfigError."""
+        """Read the keys; generate the first one if there is none. Raises ConfigError."""
         self._path, self._next_path = directory / NAME, directory / NEXT
         self._is_handed_over = handed_over() is not None
         own = load_or_make(self._path)
         coming = None if self._is_handed_over else load(self._next_path)
-        self._pairs = (own,) if coming is None else (coming, own)
+        self._pairs = (own,) if coming is None else (coming, own)  # The newest first; two during a rotation.
 
     @property
     def pairs(self) -> tuple[KeyPair, ...]:
-        """Those that the doors answer to, the newest first."""
+        """Return the key pairs that the listeners accept, the newest first."""
         return self._pairs
 
     @property
     def public(self) -> str:
-        """The key by which others shall know the broker from now on."""
+        """Return the public key that peers shall use from now on."""
         return self._pairs[0].public
 
     @property
     def former(self) -> str | None:
-        """The one that is answered to still; None: there is no other."""
+        """Return the old public key that is still accepted; None outside of a rotation."""
         return self._pairs[1].public if len(self._pairs) > 1 else None
 
     def demand_own(self) -> None:
-        """Raises ConfigError for a key that is not ours to change."""
+        """Raise ConfigError if the key came from systemd, so that the broker can't change it."""
         if self._is_handed_over:
-            raise ConfigError(
-                "the broker's key was handed over by whoever started it (systemd's credential swarm.key): change it "
-                "where it comes from"
-            )
+            raise ConfigError("the broker's key is systemd's credential swarm.key: change it there")
 
     def begin(self) -> None:
-        """Draw the next one. Raises ConfigError if it can't be written: then nothing has changed."""
+        """Start a rotation: generate the next key. Raises ConfigError if it can't be written; then nothing has
+        changed."""
         if self.former is None:
             self._pairs = (make(self._next_path), self._pairs[0])
 
     def finish(self) -> None:
-        """Put the old one away. Raises ConfigError if the disk does not take that: then both count."""
+        """Retire the old key. Raises ConfigError if the disk fails; then both stay valid."""
         if self.former is None:
             return
         try:
             private.put_in_place(self._next_path, self._path)
         except OSError as error:
             if self._next_path.exists():
-                raise ConfigError(f"the old key can't be put away ({error.strerror}): both are answered to") from None
-            # It is done, and a power cut may undo it: then the next start finds both again.
+                raise ConfigError(f"the old key can't be retired ({error.strerror}): both stay valid") from None
+            # The rename is done but may not be durable: after a power cut the next start finds both keys again.
         self._pairs = self._pairs[:1]

@@ -1,4 +1,7 @@
-"""What each role may say at the clients' door. Pure; whose requests a client sees is the broker's core's to say."""
+"""Permissions: the messages that each role may send on the client channel. Pure.
+
+The broker's core decides separately which requests a client may see.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,7 @@ _MAY: Final[dict[str, tuple[type[ClientMessage], ...]]] = {
     "gateway": _CLIENT,
     "worker": (Describe, Rotate, BrokerKeyKept),
 }
+# Reports that clients may query.
 _CLIENT_ASKS: Final = frozenset({"status", "nodes", "plan", "stats", "requests", "trace"})
 _WORDS: Final[dict[type[ClientMessage], str]] = {
     Submit: "submit requests",
@@ -66,7 +70,7 @@ _WORDS: Final[dict[type[ClientMessage], str]] = {
     GetAsset: "ask for the model's files",
     Join: "start workers",
     StopWorker: "stop workers",
-    Steer: "say which worker gets what",
+    Steer: "change the placement of layers",
     ShowSettings: "ask for settings",
     HostHello: "offer to start workers",
     HostDone: "offer to start workers",
@@ -80,17 +84,18 @@ _WORDS: Final[dict[type[ClientMessage], str]] = {
 
 
 def refusal(role: str | None, message: ClientMessage) -> str:
-    """Why whoever has this role may not say that; empty: it may. None: nobody whom the roll knows."""
+    """Return why a peer with this role may not send this message; empty if it may. ``role`` None: the key is not
+    registered."""
     if role is None:
-        return "this key is not known here (any more): ask for an invitation (swarmctl invite)"
+        return "this key is not registered here (any more): ask for an invitation (swarmctl invite)"
     if isinstance(message, Enrol):
-        return "" if role == "invited" else "only who knocks with an invitation can enrol (swarm worker --join)"
+        return "" if role == "invited" else "only a machine with an invitation can enrol (swarm worker --join)"
     if role == "invited":
-        return "an invitation is good for joining and nothing else: say --join"
+        return "an invitation is valid for joining only: use --join"
     if role == "admin" or (isinstance(message, _MAY.get(role, ())) and _is_asked(message)):
         return ""
-    what = f"ask for {message.what}" if isinstance(message, Query) else _WORDS.get(type(message), "say that")
-    return f"a {role} may not {what}: that takes an admin's key, or somebody on the broker's machine"
+    what = f"ask for {message.what}" if isinstance(message, Query) else _WORDS.get(type(message), "do that")
+    return f"a {role} may not {what}: that takes an admin's key, or access to the broker's machine"
 
 
 def _is_asked(message: ClientMessage) -> bool:

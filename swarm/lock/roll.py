@@ -1,9 +1,11 @@
-"""The roll: who is known by which key, as what, and who is invited. Pure: each verb returns a new roll, or refuses.
+"""Key registry: the allow-list of members with their roles, and open invitations. Pure.
 
-Three kinds of keys count: a member's; the one that a member has announced (``rotate``), beside the old one, until it
-has knocked with it; an invitation's, as long as it has uses left and has not expired, and for nothing but enrolling.
+Each operation returns a new registry, or raises Refusal. Three kinds of keys are valid: a member's key; the key that a
+member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's key,
+while it has uses left and has not expired, for enrolling only.
 
-Of each it is kept by which key it knows the broker (``broker``), whose own key may change too.
+Each entry also records which public key of the broker its owner has (``broker``), because the broker rotates its key,
+too.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from swarm.wire.messages import Enrol, Enrolled, Invite, Json, PublicKey, Role
 MAX_MEMBERS: Final = 4096
 MAX_INVITED: Final = 1024
 MAX_RETIRED: Final = 8192
-MAX_NAME: Final = 64
-MAX_EXPIRED: Final = 64  # invitations that are still shown
+MAX_NAME: Final = 64  # Characters.
+MAX_EXPIRED: Final = 64  # Expired invitations that are still listed.
 SHOWN_EXPIRED_S: Final = 86_400.0
-SHOWN: Final = 16  # digits of a key, in lists
-_FEWEST_DIGITS: Final = 8  # by which a key can be named
+SHOWN: Final = 16  # Digits of a key shown in lists.
+_FEWEST_DIGITS: Final = 8  # Minimum length of a key prefix that identifies a key.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._@-]+")
 
@@ -33,19 +35,21 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 
 
 class Refusal(Exception):
-    """What was asked for is not done; the text says why, fit to be shown to who asked."""
+    """A registry operation was refused; the text is the reason, fit for the requesting user."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``next``: the key that it will knock with, once it has announced one. ``since``: seconds since 1970. ``broker``:
-    the broker's public key that it was last seen to know; None: it never had another one. ``must_rotate``: it shall
-    change its key as soon as it is there."""
+    """A registered machine.
+
+    ``next``: its announced next key. ``since``: seconds since 1970. ``broker``: the broker's public key that it was
+    last seen to use; None: it has only ever had one. ``must_rotate``: it shall rotate its key when it connects next.
+    """
 
     name: _Name
     role: Role
     key: PublicKey
     since: float
-    invited_by: str = ""
+    invited_by: str = ""  # First digits of the invitation's key; empty for members added otherwise.
     next: PublicKey | None = None
     broker: PublicKey | None = None
     must_rotate: bool = False
@@ -55,82 +59,84 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.key,) if self.next is None else (self.key, self.next)
 
     def is_called(self, name: str) -> bool:
-        """Is it meant by that name, or by how its key begins?"""
+        """Whether this name or key prefix identifies the member."""
         return _is_called(name, self.name, self.keys)
 
 
 class Invited(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An invitation as the broker knows it: without its secret. ``name``: what who comes by it is called. ``broker``:
-    the broker's public key that is in it."""
+    """An open invitation as the broker stores it, without the secret. ``name``: name for the machine that uses it.
+    ``broker``: the broker's public key in it."""
 
     key: PublicKey
     role: Role
-    uses: int
-    expires_at: float
+    uses: int  # Enrolments left.
+    expires_at: float  # Seconds since 1970.
     since: float
     name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     broker: PublicKey | None = None
 
 
 class Retired(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A member that was revoked. Its key is not taken again; nor is its name given to others, whose account it was."""
+    """A revoked key. The key is never accepted again, and the name is not given to another machine, because it was
+    charged for its use."""
 
     name: _Name
     key: PublicKey
 
 
 class Roll:
-    """See the module's text. Unchangeable."""
+    """Immutable key registry: an allow-list of members and invitations by key."""
 
     __slots__ = ("_by_invitation", "_by_key", "invited", "members", "retired")
 
     def __init__(
         self, members: Sequence[Member] = (), invited: Sequence[Invited] = (), retired: Sequence[Retired] = ()
     ) -> None:
-        """Raises ConfigError if a name or a key is there twice. Of those that were revoked, the latest are kept."""
+        """Raises ConfigError for a duplicate name or key. Of revoked keys only the latest are kept."""
         self.members, self.invited, self.retired = tuple(members), tuple(invited), tuple(retired)[-MAX_RETIRED:]
-        self._by_key = {key: member for member in self.members for key in member.keys}
+        self._by_key = {key: member for member in self.members for key in member.keys}  # Includes announced next keys.
         self._by_invitation = {each.key: each for each in self.invited}
         keys = [key for member in self.members for key in member.keys] + [each.key for each in self.invited]
         for what in (keys, [member.name for member in self.members]):
             if twice := [value for value, count in Counter(what).items() if count > 1]:
-                raise ConfigError(f"{twice[0]!r} is in the roll twice")
+                raise ConfigError(f"{twice[0]!r} is in the registry twice")
 
     @property
     def keys(self) -> frozenset[str]:
-        """All that count, also those of invitations."""
+        """Return all valid keys, including those of invitations."""
         return frozenset(self._by_key) | frozenset(self._by_invitation)
 
     def role_of(self, key: str, now: float) -> str | None:
-        """As what this key counts now: a role, or "invited"; None: not at all."""
+        """Return the role of this key now, or "invited"; None if it is not valid."""
         if (member := self._by_key.get(key)) is not None:
             return member.role
         invited = self._by_invitation.get(key)
         return "invited" if invited is not None and now < invited.expires_at else None
 
     def name_of(self, key: str) -> str:
-        """Whose key it is; empty: nobody's who has joined."""
+        """Return the member's name for this key; empty if no member has it."""
         member = self._by_key.get(key)
         return "" if member is None else member.name
 
     def owner_of(self, worker: str) -> str:
-        """Whose worker may have this name: the member's whose own name is most of it; empty: nobody's."""
+        """Return the member that this worker name belongs to (the longest matching member name); empty if none."""
         fitting = [each.name for each in self.members if each.role == "worker" and is_called(each.name, worker)]
         return max(fitting, key=len, default="")
 
-    # --- verbs -------------------------------------------------------------------------------------------------------
+    # --- operations
+    # ------------------------------------------------------------------------------------------------------
 
     def invite(self, message: Invite, now: float, broker: str | None = None, reserved: Collection[str] = ()) -> Roll:
-        """Add an invitation. ``reserved``: keys that can be nobody else's, the broker's own."""
+        """Add an invitation. ``reserved``: keys that no peer may use, the broker's own."""
         if message.name and not _NAME.fullmatch(message.name):
             raise Refusal(f"a name is 1 to {MAX_NAME} letters, digits and . _ @ -, not {message.name!r}")
         known = self._by_invitation.get(message.key)
         if known is not None and known.role == message.role and now < known.expires_at:
-            return self  # said again, since the answer was lost
+            return self  # A repetition, because the answer was lost.
         self._check_unused(message.key, reserved)
         open_ = self._open(now)
         if len(open_) >= MAX_INVITED:
-            raise Refusal(f"there are {MAX_INVITED} invitations, which is the most: revoke some (swarmctl keys list)")
+            raise Refusal(f"there are {MAX_INVITED} invitations, which is the limit: revoke some (swarmctl keys list)")
         new = Invited(message.key, message.role, message.uses, now + message.valid_s, now, message.name, broker)
         return Roll(self.members, (*self._expired(now), *open_, new), self.retired)
 
@@ -144,8 +150,10 @@ class Roll:
         here: Collection[str] = (),
         reserved: Collection[str] = (),
     ) -> tuple[Roll, Enrolled]:
-        """Who knocked with an invitation's key makes its own known, which costs one use. Said again, it costs none.
-        ``here``: names of workers that are nobody's. ``reserved``: as for ``invite``."""
+        """Register the own key of a peer that authenticated with an invitation; costs one use. A repetition costs none.
+
+        ``local_workers``: names of workers that belong to no member. ``reserved``: as for ``invite``.
+        """
         invited = self._by_invitation.get(invitation)
         if invited is None or now >= invited.expires_at:
             raise Refusal("this invitation has been used, has expired or was revoked: ask for another")
@@ -154,7 +162,9 @@ class Roll:
             return self, Enrolled(name=member.name, role=member.role)
         self._check_unused(message.key, reserved)
         if len(self.members) >= MAX_MEMBERS:
-            raise Refusal(f"{MAX_MEMBERS} keys are known here, which is the most: revoke some (swarmctl keys list)")
+            raise Refusal(
+                f"{MAX_MEMBERS} keys are registered here, which is the limit: revoke some (swarmctl keys list)"
+            )
         name = self._free(invited.name or message.name, invited.role, here)
         new = Member(name, invited.role, message.key, now, invitation[:SHOWN], broker=broker)
         left = msgspec.structs.replace(invited, uses=invited.uses - 1)
@@ -164,8 +174,11 @@ class Roll:
         return roll, Enrolled(name=name, role=invited.role)
 
     def revoke(self, name: str, now: float) -> Roll:
-        """Take away a member, with all its keys and the invitation by which it came, which it may still have; or an
-        invitation: by its name, or how its key begins. What has expired is in nobody's way."""
+        """Revoke a member with all its keys and the invitation it used, which it may still have; or revoke an
+        invitation.
+
+        Both are identified by name or key prefix. Expired invitations are ignored.
+        """
         found: list[Member | Invited] = [each for each in self.members if each.is_called(name)]
         found += [each for each in self._open(now) if _is_called(name, each.name, (each.key,))]
         gone = _the_one(name, found)
@@ -176,18 +189,18 @@ class Roll:
         return Roll([m for m in self.members if m is not gone], others, retired)
 
     def rotate(self, old: str, new: str, reserved: Collection[str] = ()) -> Roll:
-        """A member announces the key that it will knock with: both count until it has. ``reserved``: as for
+        """Record a member's announced next key; both keys are valid until the new one is used. ``reserved``: as for
         ``invite``."""
         member = self._by_key.get(old)
         if member is None:
-            raise Refusal("who has no key here has none to change")
+            raise Refusal("this connection has no key that could be changed")
         if new in (member.next, member.key):
-            return self  # said again
+            return self  # A repetition.
         self._check_unused(new, reserved)
         return self._with(member, msgspec.structs.replace(member, key=old, next=new))
 
     def order(self, name: str) -> Roll:
-        """This member shall change its key, as soon as it is there: ``must_rotate``, until it has."""
+        """Request that a member rotate its key when it connects next (``must_rotate``)."""
         found: list[Member | Invited] = [each for each in self.members if each.is_called(name)]
         member = _the_one(name, found)
         assert isinstance(member, Member)
@@ -198,28 +211,29 @@ class Roll:
         return member is not None and member.must_rotate
 
     def knocked(self, key: str) -> Roll:
-        """Somebody has knocked with this key: if it is an announced one, the old one counts no more. This roll itself
-        if that changes nothing."""
+        """Record that a peer has authenticated with this key. If it is an announced one, it replaces the old key.
+        Returns this registry itself if nothing changes."""
         member = self._by_key.get(key)
         if member is None or key != member.next:
             return self
         return self._with(member, msgspec.structs.replace(member, key=key, next=None, must_rotate=False))
 
     def known_as(self, broker: str) -> Roll:
-        """The broker had this key so far: so everybody knows it of whom nothing else is written."""
+        """Record the key that the broker has had so far for all entries that have none, at its first rotation."""
         members = [each if each.broker else msgspec.structs.replace(each, broker=broker) for each in self.members]
         invited = [each if each.broker else msgspec.structs.replace(each, broker=broker) for each in self.invited]
         return Roll(members, invited, self.retired)
 
     def keeps(self, key: str, broker: str) -> Roll:
-        """Who has this key knows the broker by that one. This roll itself if that is nothing new."""
+        """Record that the owner of this key has stored this public key of the broker. Returns this registry itself if
+        that is nothing new."""
         member = self._by_key.get(key)
         if member is None or member.broker == broker:
             return self
         return self._with(member, msgspec.structs.replace(member, broker=broker))
 
     def behind(self, broker: str, now: float) -> list[str]:
-        """Those who know the broker by another key, in words."""
+        """Describe the members and invitations that still have another key of the broker."""
         members = [f"{each.name} ({each.role})" for each in self.members if each.broker not in (None, broker)]
         return members + [
             f"the invitation {each.name or each.key[:SHOWN]} (for a {each.role})"
@@ -228,7 +242,7 @@ class Roll:
         ]
 
     def told(self, now: float, broker: str = "") -> Json:
-        """Tell what ``swarmctl keys list`` shows. ``broker``: its public key. Expired invitations are there for a
+        """Return the report of ``swarmctl keys list``. ``broker``: its public key. Expired invitations are listed for a
         day."""
         return {
             "members": [
@@ -261,7 +275,7 @@ class Roll:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_unused(self, key: str, reserved: Collection[str]) -> None:
-        """Raise Refusal for a key that is somebody's, or was."""
+        """Raise Refusal for a key that is or was in use."""
         if key in reserved:
             raise Refusal("this is the broker's own key: make one of your own")
         if key in self._by_key:
@@ -275,7 +289,7 @@ class Roll:
         return [each for each in self.invited if now < each.expires_at]
 
     def _expired(self, now: float) -> list[Invited]:
-        """Those that expired within a day, the latest ones: who wonders why one did not work shall see it."""
+        """Return the latest invitations that expired within a day, so that a user can see why one did not work."""
         found = [each for each in self.invited if 0 <= now - each.expires_at < SHOWN_EXPIRED_S]
         return sorted(found, key=lambda each: each.expires_at)[-MAX_EXPIRED:]
 
@@ -283,8 +297,11 @@ class Roll:
         return Roll([member if each is former else each for each in self.members], self.invited, self.retired)
 
     def _free(self, wanted: str, role: str, here: Collection[str]) -> str:
-        """A name that nobody has or had, nor may give to a worker of its own: the wanted one, as far as it is one, with
-        a number if it is taken. Nor one by which it could call a worker as one that is here."""
+        """Return an unused name: the wanted one after removing invalid characters, with a number if it is taken.
+
+        A name is taken if a member has or had it, if it would be a worker name of another member, or if it would make a
+        present worker look like one of this member.
+        """
         cleaned = _NO_NAME.sub("-", wanted).lstrip("._@-")[:MAX_NAME] or role
         taken = {each.name for each in self.members} | {each.name for each in self.retired}
         name, number = cleaned, 1
@@ -298,7 +315,7 @@ class Roll:
 
 
 def is_called(member: str, name: str) -> bool:
-    """May a worker of this member have this name? There may be several of one machine."""
+    """Whether a worker of this member may have this name. One machine may have several workers."""
     return name == member or name.startswith(f"{member}-")
 
 
@@ -309,12 +326,12 @@ def _is_called(name: str, own: str, keys: Sequence[str]) -> bool:
 
 
 def _the_one(name: str, found: Sequence[Member | Invited]) -> Member | Invited:
-    """The only one that was found. Raises Refusal that says what helps."""
+    """Return the only match. Raises Refusal with a remedy if there is none or several."""
     if not found:
-        raise Refusal(f"nobody is called {name!r}, and no key begins like that (with {_FEWEST_DIGITS} digits or more)")
+        raise Refusal(f"there is no {name!r}, and no key begins with it ({_FEWEST_DIGITS} digits or more)")
     if len(found) > 1:
         shown = ", ".join(f"{_kind(each)} {each.name} {each.key[:SHOWN]}" for each in found[:8])
-        raise Refusal(f"{name!r} may mean {len(found)} keys: {shown}; say how the key begins")
+        raise Refusal(f"{name!r} may mean {len(found)} keys: {shown}; give the first digits of the key")
     return found[0]
 
 

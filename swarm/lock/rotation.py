@@ -1,11 +1,12 @@
-"""Changing a machine's key, so that nothing is lost whenever it stops half-way.
+"""Rotation of a machine's key, which survives an interruption at any point.
 
-1. The new secret is written beside the old one. 2. The broker is told the new public key, over a connection with the
-old one: both count from now on. 3. The new secret takes the old one's place in the file. 4. Somebody knocks with it:
-the old one opens nothing any more. Who runs here with the old one is hung up on then, reads the file again
-(``Home.renewed``), and goes on with the new one.
+1. The new secret is written next to the old one. 2. The broker receives the new public key, over a connection with the
+old one; both are valid from now on. 3. The new secret replaces the old one in the file. 4. A connection authenticates
+with it, which invalidates the old one. Other processes here that use the old key are disconnected then, read the file
+again (``CredentialStore.newer``), and continue with the new key.
 
-The broker may change its own key, too (``ownkeys``): it tells who is connected, and they keep it (``Home.broker_is``).
+The broker may rotate its own key, too (``broker_keys``): it sends the new one to connected members, and they store it
+(``CredentialStore.set_broker_key``).
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from swarm.lock import known
 from swarm.lock.known import Known
 from swarm.wire.door.keys import new_pair, public_of
 
-Tell = Callable[[Known, str], None]  # tells the broker, as this member, the public key to come
+Tell = Callable[[Known, str], None]  # Sends the member's next public key to the broker.
 
 
 @dataclass(slots=True)
 class Home:
-    """Where the keys are kept by which this process and a broker on another machine know each other."""
+    """Storage of the keys with which this process and a broker on another machine authenticate each other."""
 
     state_dir: Path
-    joined: Known  # as this process knocks
+    joined: Known  # The membership that this process uses.
 
     def renewed(self) -> Known | None:
-        """Return what has taken its place in the file meanwhile; None: nothing has, or there is no telling."""
+        """Return the membership that has replaced ours in the file; None if there is none, or the file is
+        unreadable."""
         try:
             found = [each for each in known.every(self.state_dir) if each.is_same(self.joined)]
         except ConfigError:
@@ -41,37 +43,40 @@ class Home:
         return next((each for each in found if (each.secret, each.broker) != own), None)
 
     def take_up(self) -> Known | None:
-        """Go on with what has taken its place in the file, if something has."""
+        """Switch to the membership that has replaced ours in the file, and return it; None if there is none."""
         found = self.renewed()
         self.joined = found or self.joined
         return found
 
     def now(self) -> Known:
-        """As it is kept by now. Raises ConfigError."""
+        """Return the stored membership. Raises ConfigError."""
         return known.change(self.state_dir, self.joined, lambda found: found)
 
     def announced(self) -> str:
-        """Draw the secret that shall take the present one's place, unless there is one already. Raises ConfigError."""
+        """Return the next secret; generate it if there is none yet. Raises ConfigError."""
         secret = known.change(self.state_dir, self.joined, _with_a_next).next
         assert secret is not None
         return secret
 
     def takes_place(self, secret: str) -> Known:
-        """Put it in the present one's place. Raises ConfigError."""
+        """Replace the current secret by this one. Raises ConfigError."""
         return known.change(
             self.state_dir, self.joined, lambda found: msgspec.structs.replace(found, secret=secret, next=None)
         )
 
     def broker_is(self, key: str) -> Known:
-        """Keep the key by which the broker is known from now on. Raises ConfigError if that is not possible here."""
+        """Store the broker's new public key. Raises ConfigError if that is not possible here."""
         known.change(self.state_dir, self.joined, lambda found: msgspec.structs.replace(found, broker=key))
         self.joined = msgspec.structs.replace(self.joined, broker=key)
         return self.joined
 
 
 def rotate(home: Home, tell: Tell, knock: Callable[[Known], None]) -> Known:
-    """Give this machine a new key there; said again after a failure, it goes on where it stopped. ``knock``: knocks as
-    this member. Raises ConfigError if the key isn't kept here, and whatever ``tell`` and ``knock`` raise."""
+    """Rotate this machine's key; after a failure, calling it again continues where it stopped.
+
+    ``connect``: connects once as this member. Raises ConfigError if the key isn't stored here, and whatever
+    ``send_next_key`` and ``connect`` raise.
+    """
     secret = home.announced()
     tell(home.now(), public_of(secret))
     successor = home.takes_place(secret)

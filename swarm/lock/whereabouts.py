@@ -1,7 +1,8 @@
-"""Where a worker from elsewhere may be reached: at the address that its connection comes from, or in a network that the
-broker's settings allow. Pure.
+"""Rule for worker addresses: a remote worker may be reached at its connection's source address, or in a network that
+the broker's settings allow. Pure.
 
-Other members connect to the address that a worker names. Without this rule a member could have them connect anywhere.
+Other members connect to the address that a worker reports. Without this rule a member could direct their connections
+anywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ UNKNOWN: Final = "an address that is not known any more"
 
 
 def why_not_at(endpoint: str, comes_from: str, allowed: Sequence[Network]) -> str:
-    """Return why a worker may not be reached at ``endpoint``; empty: it may. ``comes_from``: the remote address of its
-    control connection; empty: that connection has ended."""
+    """Return why a worker may not use this endpoint; empty if it may. ``remote_address``: remote address of its control
+    connection; empty if that has ended."""
     named = _plain(host_of(address_and_key(endpoint)[0]))
     if comes_from and named == _plain(comes_from):
         return ""
@@ -31,7 +32,7 @@ def why_not_at(endpoint: str, comes_from: str, allowed: Sequence[Network]) -> st
 
 
 def _plain(text: str) -> _Address:
-    """Parse an address. One of IPv4 that is written as IPv6 is the former; a zone is left out."""
+    """Parse an address. An IPv4-mapped IPv6 address becomes IPv4; a zone is removed."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address

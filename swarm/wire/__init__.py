@@ -1,7 +1,12 @@
-"""What machines say to each other, and how it travels. Imports nothing else of Swarm but errors, parameters, the
-version, and ``service.handed``, the doors that systemd holds open.
+"""Wire protocol: message types, their encoding, and the channels that carry them between processes.
 
-``messages`` has one struct per message; ``codec`` makes frames of them and checks what comes; ``tensors`` carries
-arrays. ``channel`` are the ends of doors on a loop, ``dealer`` knocks there; ``pull`` and ``push`` carry steps;
-``door`` reads what comes in.
+In: message structs. Out: checked frames on sockets, and checked messages from frames that arrive.
+
+* ``messages``: one struct per message; ``versions`` and ``greeting``: which protocol version two peers use;
+* ``codec``: messages to frames and back, with every check; ``tensors``: arrays to bytes and back;
+* ``channel``: listening ends on an asyncio loop; ``dealer``: the connecting end;
+* ``push`` and ``pull``: the two ends of a data edge, which carries steps between stages;
+* ``transport``: the ZMTP implementation behind the listening ends: handshakes, framing, limits, the relay.
+
+Imports nothing else of Swarm but ``errors``, ``params``, ``version``, and the socket activation of systemd.
 """

@@ -1,5 +1,4 @@
-"""This machine's own addresses: those of an interface, and the one that reaches somebody else; and where workers
-knock."""
+"""Addresses of this machine (of an interface, or toward a host), and endpoints in ``tcp://HOST:PORT`` form."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from swarm.errors import ConfigError
 
 
 def own(listened: Sequence[str]) -> tuple[str, ...]:
-    """Resolve addresses and names of interfaces to addresses, each once. Raises ConfigError if one is not there."""
+    """Resolve addresses and names of interfaces to addresses without duplicates. Raises ConfigError if one does not
+    exist."""
     found: dict[str, None] = {}
     for text in listened:
         found.update(dict.fromkeys([text] if is_address(text) else _of_interface(text)))
@@ -21,7 +21,7 @@ def own(listened: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_address(text: str) -> bool:
-    """Is it an IP address, not a name?"""
+    """Whether this is an IP address, not a host name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -35,17 +35,17 @@ def _of_interface(name: str) -> list[str]:
         known = ", ".join(sorted(interfaces))
         raise ConfigError(f"there is no network interface {name!r} here, only {known}; name one of them, or an address")
     found = [each.address for each in interfaces[name] if each.family in (socket.AF_INET, socket.AF_INET6)]
-    # A link-local address means nothing without the interface's name, which differs from machine to machine.
+    # A link-local address is useless without the interface's name, which differs between machines.
     usable = [address for address in found if "%" not in address and not ipaddress.ip_address(address).is_link_local]
     if not usable:
-        raise ConfigError(f"the network interface {name!r} has no address that others could name; give it one")
+        raise ConfigError(f"the network interface {name!r} has no usable address; give it one")
     return usable
 
 
 def reaching(url: str) -> str:
-    """The address of this machine from which the place in ``url`` is reached, as the kernel would choose it now.
+    """Return this machine's address for connections to the host in ``url``, as the kernel would choose it now.
 
-    Nothing is sent. Raises ConfigError if there is no way.
+    Sends nothing. Raises ConfigError if there is no route.
     """
     host = host_of(url)
     try:
@@ -55,17 +55,17 @@ def reaching(url: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"this machine has no way to {host} ({error.strerror}): check the address and the network"
+            f"this machine has no route to {host} ({error.strerror}): check the address and the network"
         ) from None
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
+    """Whether only this machine can connect to this host."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def host_of(url: str) -> str:
-    """The host in ``tcp://[KEY@]HOST:PORT``, without brackets."""
+    """Return the host in ``tcp://[KEY@]HOST:PORT``, without brackets."""
     return _split(url)[0]
 
 
@@ -81,7 +81,7 @@ def _split(url: str) -> tuple[str, int]:
 
 
 def with_port(place: str, port: int) -> str:
-    """``place`` is an address, a name, or one of them with a port of its own."""
+    """Return the endpoint of an address or host name; ``port`` is the default if it has none of its own."""
     if ":" in place and is_address(place):
         return f"tcp://[{place}]:{port}"
     has_port = place.rpartition("]")[2].count(":") == 1
@@ -89,7 +89,7 @@ def with_port(place: str, port: int) -> str:
 
 
 def control_endpoint(url: str) -> str:
-    """Workers knock one port above the clients' door."""
+    """Return the endpoint for workers: the control channel listens one port above the client channel."""
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isdecimal():

@@ -1,22 +1,23 @@
-"""The ends of doors on an asyncio loop; every option of a socket is set in these modules, each with its reason.
+"""Listening channels on an asyncio loop.
 
-Sends are plain calls that never wait::
+Sends are plain calls that never block::
 
-    router = RouterChannel([Place(host)], port, CLIENT.frame_limit_bytes)
-    async for event in router:                       # Arrived(peer, frames, key) | PeerLost | Overstepped | GateClosed
-        router.send(event.peer, SERVER.encode(...))  # False: nobody there, or its queue is full
+    router = RouterChannel([BindAddress(host)], port, CLIENT.frame_limit_bytes)
+    async for event in router:                       # MessageReceived | PeerDisconnected | LimitExceeded | AcceptPaused
+        router.send(event.peer, SERVER.encode(...))  # False: not connected, or its queue is full
 
-    beats = AsyncPullChannel([Place(host)], BEAT.frame_limit_bytes, BEAT_QUEUE)
-    async for event in beats: ...                    # Arrived | Overstepped | GateClosed
+    heartbeats = AsyncPullChannel([BindAddress(host)], HEARTBEAT.frame_limit_bytes, HEARTBEAT_QUEUE)
+    async for event in heartbeats: ...               # MessageReceived | LimitExceeded | AcceptPaused
 
-Who knocks is a ``DealerChannel`` (``dealer``), which uses libzmq. Who listens reads the connections itself
-(``door.listener``), within bounds that libzmq doesn't have. Steps go another way: ``pull`` and ``push``.
-Doors of one direction (``*PullChannel``) have a key, a part of their ``endpoint``: only who was told it is heard.
+The connecting end is a ``DealerChannel`` (``dealer``), which uses libzmq. The listening end reads its connections
+itself (``transport.listener``), within limits that libzmq lacks. Steps use other channels: ``pull`` and ``push``.
+One-directional channels (``*PullChannel``) have a token or key in their ``endpoint``: only peers that present it are
+accepted.
 
-Every channel is closed with ``close()``, by the thread (or loop) that uses it; then ``context.term()`` returns. The
-context is a plain ``zmq.Context``, one per process.
+Every channel must be closed with ``close()``, by the thread (or loop) that uses it; otherwise ``context.term()`` does
+not return. The context is a plain ``zmq.Context``, one per process.
 
-A send that returned True is no delivery: whatever must arrive is acknowledged by messages.
+A send that returned True is no delivery guarantee: what must arrive is acknowledged by messages.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ from swarm.wire.sockets import (
 )
 from swarm.wire.tensors import Bytes
 
-CONTROL_QUEUE = 1000  # messages per peer; a client that reads slower than this is told so by send() returning False
-BEAT_QUEUE = 16  # old beats are worthless
-_BATCH = 64  # receiving from a ready socket does not yield to the loop: do it ourselves, every so many messages
+CONTROL_QUEUE = 1000  # Messages per peer. For a client that reads more slowly, send() returns False.
+BEAT_QUEUE = 16  # Old heartbeats are worthless.
+# Receiving from a ready socket does not yield to the loop, so ``__anext__`` yields after this many messages.
+_BATCH = 64
 
 
 class Place(NamedTuple):
-    """Where a door listens; without a lock, whoever reaches it is heard."""
+    """Address to listen on, and its authentication policy; without a policy every peer is accepted."""
 
     host: str
     lock: Lock | None = None
@@ -59,14 +61,17 @@ Event = TypeVar("Event")
 
 
 class AsyncChannel(Generic[Event]):
-    """An asynchronous iterator over what arrives. ``await anext(channel)`` may be cancelled, say by a timeout, at any
-    time without losing a message. Made and used within one running loop."""
+    """Asynchronous iterator over arriving events.
+
+    ``await anext(channel)`` may be cancelled at any time, for example by a timeout, without losing a message. Create
+    and use a channel within one running loop.
+    """
 
     def __init__(self, queue: int) -> None:
         self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._arrived: deque[Event] = deque()  # never more than _BATCH messages and what became of connections
+        self._arrived: deque[Event] = deque()  # At most _BATCH messages, plus connection events.
 
     def __aiter__(self) -> Self:
         return self
@@ -74,7 +79,7 @@ class AsyncChannel(Generic[Event]):
     async def __anext__(self) -> Event:
         while not self._arrived:
             if self._ready.is_set():
-                await asyncio.sleep(0)  # a socket that is always ready must not keep the loop for itself
+                await asyncio.sleep(0)  # A socket that is always ready must not monopolise the loop.
             await self._ready.wait()
             self._ready.clear()
             for _ in range(_BATCH):
@@ -84,7 +89,7 @@ class AsyncChannel(Generic[Event]):
         return self._arrived.popleft()
 
     def waiting(self) -> Iterator[Event]:
-        """Yield what is there already, in order, without waiting: a queue's worth at most."""
+        """Yield events that have already arrived, in order, without waiting; at most a full queue."""
         self._look()
         for _ in range(self._queue):
             while not self._arrived and self._take():
@@ -97,19 +102,19 @@ class AsyncChannel(Generic[Event]):
         self._look_again()
 
     def _look(self) -> None:
-        """Read what is there, where nobody else does."""
+        """Read from the sockets, in channels where the loop does not do that."""
 
     def _take(self) -> bool:
-        """Receive one message into ``_arrived``; False if there was none."""
+        """Receive one message into ``_arrived``. Return False if there was none."""
         raise NotImplementedError
 
     def _look_again(self) -> None:
-        """Set ``_ready`` if there is more to take."""
+        """Set ``_ready`` if more messages may be available."""
         raise NotImplementedError
 
 
 class _ListeningChannel(AsyncChannel[Event]):
-    """A channel that listens for those who knock."""
+    """Base class of channels that accept connections."""
 
     def __init__(
         self,
@@ -134,15 +139,15 @@ class _ListeningChannel(AsyncChannel[Event]):
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
     def let_in(self) -> None:
-        """Accept whoever knocks again, after GateClosed; it may be told again."""
+        """Resume accepting connections after AcceptPaused. Accepting may be paused again."""
         self._listener.let_in()
 
     def reconsider(self) -> None:
-        """Hang up on everybody whose key does not open this door any more."""
+        """Disconnect all peers whose keys are no longer authorized."""
         self._listener.reconsider()
 
     def close(self) -> None:
-        """End the task that receives first: nothing will wake it any more."""
+        """Close all connections. Cancel the task that receives first: it will never be woken again."""
         self._sweeps.cancel()
         self._listener.close()
 
@@ -159,7 +164,7 @@ class _ListeningChannel(AsyncChannel[Event]):
 
 
 def _bound(places: Sequence[Place], port: int) -> list[socket.socket]:
-    """Bind all of them, or none. Raises ConfigError."""
+    """Bind all addresses, or none. Raises ConfigError."""
     bound: list[socket.socket] = []
     try:
         for place in places:
@@ -172,46 +177,49 @@ def _bound(places: Sequence[Place], port: int) -> list[socket.socket]:
 
 
 class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClosed]):
-    """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one; then
-    there is one place. ``endpoint``: that of the first place."""
+    """Listening channel with many peers: receives their messages and disconnections, and sends to each of them.
+
+    Port 0 selects any free port; then only one address is allowed. ``endpoint`` is the endpoint of the first address.
+    """
 
     def __init__(self, places: Sequence[Place], port: int, limit_bytes: int) -> None:
         bound = _bound(places, port)
         super().__init__(list(zip(places, bound, strict=True)), ROUTER, limit_bytes, CONTROL_QUEUE)
         self.endpoint = endpoint_of(bound[0])
-        self._older: dict[bytes, int] = {}  # peers that speak an older version of the protocol, until they are lost
+        self._older: dict[bytes, int] = {}  # Connected peers with an older protocol version, and that version.
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
-        """False: the peer is not connected, or it does not read and its queue is full."""
+        """Queue a message for a peer. Return False if it is not connected, or does not read and its queue is full."""
         return self._listener.send(peer, frames)
 
     def has(self, peer: bytes) -> bool:
-        """Is it connected, as far as is known?"""
+        """Whether the peer is connected, as far as this end has noticed."""
         return self._listener.has(peer)
 
     def comes_from(self, peer: bytes) -> str:
-        """Return the remote address of its connection; empty: it has none any more."""
+        """Return the remote address of the peer's connection; empty if it has none any more."""
         return self._listener.comes_from(peer)
 
     def known(self) -> list[tuple[bytes, str]]:
-        """Who is connected and has shown a key, with it."""
+        """Return the connected peers that have authenticated with a key, with their keys."""
         return self._listener.known()
 
     def speaks(self, peer: bytes, version: int) -> None:
-        """A peer has said what it understands."""
+        """Record the protocol version that was negotiated with a peer."""
         if version < PROTOCOL_VERSION and self.has(peer):
             self._older[peer] = version
 
     def version_of(self, peer: bytes) -> int:
-        """In which version a peer is to be spoken to."""
+        """Return the protocol version for messages to a peer."""
         return self._older.get(peer, PROTOCOL_VERSION)
 
     def hang_up(self, peer: bytes) -> None:
-        """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
+        """Stop reading from a peer and disconnect it a moment later, after queued messages have been sent. It may
+        reconnect."""
         self._listener.hang_up(peer)
 
     def rest(self, peer: bytes, for_s: float) -> None:
-        """Read a peer no more for so long: what it says waits with itself."""
+        """Stop reading from a peer for this time (back-pressure): its messages wait at its own end."""
         if (go_on := self._listener.rest(peer)) is not None:
             self._loop.call_later(for_s, go_on)
 
@@ -225,10 +233,13 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
 
 
 class AsyncPullChannel(_ListeningChannel[Arrived | Overstepped | GateClosed]):
-    """Receives from many senders on an asyncio loop (beats; finished steps), from those who know its key.
+    """Receiving channel for many senders on an asyncio loop (heartbeats; finished steps); accepts peers that present
+    its token or key.
 
-    Either at one place without a lock, any free port of ``ports``, or at places that all have the same lock, at
-    ``port``: then ``endpoint`` names no host, for each sender has its own way here."""
+    Listens either on one address without authentication policy, at any free port of ``ports``; or on several addresses
+    with the same policy, at ``port``. In the second case ``endpoint`` has the host ``*``: each sender fills in its own
+    route.
+    """
 
     def __init__(
         self,

@@ -1,17 +1,17 @@
-"""Messages <-> frames. What arrives is either a valid message or a :class:`WireError` that names what is wrong.
+"""Encoding and decoding of messages. Input that is not a valid message raises a WireError that names the fault.
 
     frames = DATA.encode(step, data)             # [header] or [header, payload]
     step, data = DATA.decode(frames)             # checked: version, kind, fields, types, bounds, lengths, checksum
 
-A *door* is one direction between two kinds of process; it lets through only its own messages. Both ends check the
-same things, so that a mistake shows at the sender, with its story, and not at a peer that can only drop the message.
-The data door is the exception: what stages hand on is checked by the receiver alone.
+A *codec* serves one direction between two kinds of process and accepts only the messages of that direction. Both ends
+run the same checks, so that a mistake shows at the sender, with its stack trace, and not at a peer that can only drop
+the message. The data codec is the exception: only the receiver checks what stages send each other.
 
-Between processes of the swarm a header is *sealed*: the last eight bytes of its frame are the xxh3 of the others. A bit
-that changed on the way would else be another token, position or epoch, and nobody would notice.
+Between processes of the swarm a header carries a *checksum*: the last eight bytes of its frame are the xxh3 of the
+others. Without it, a flipped bit would silently become another token, position or epoch.
 
-Decoding walks a header twice. The first pass builds nothing; it finds the version and trips over every length that
-is longer than what came, so that the second pass never reserves memory for elements that don't exist.
+Decoding walks a header twice. The first pass builds nothing: it finds the version and rejects every length that exceeds
+the received bytes, so that the second pass never reserves memory for elements that don't exist.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from swarm.wire.tensors import Bytes
 from swarm.wire.versions import VERSIONS, as_of
 
 M = TypeVar("M", bound=Message)
-SEAL_BYTES: Final = 8
+SEAL_BYTES: Final = 8  # Of the checksum at the end of a header.
 
 
 def _structs(union: object) -> tuple[type[Message], ...]:
@@ -53,7 +53,7 @@ def _structs(union: object) -> tuple[type[Message], ...]:
 
 
 class _Envelope(msgspec.Struct):
-    """The one field that every version of the protocol has."""
+    """The one field that every protocol version has."""
 
     v: int
 
@@ -61,8 +61,8 @@ class _Envelope(msgspec.Struct):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _ENVELOPE: Final = msgspec.msgpack.Decoder(_Envelope)
 
-# All that msgspec raises for some bytes or other; UnicodeDecodeError is a ValueError, like msgspec's own errors.
-# MemoryError: a header within the limit may still unfold into more objects than this machine has room for.
+# Everything that msgspec raises for some input; UnicodeDecodeError is a ValueError, like msgspec's own errors.
+# MemoryError: even a header within the size limit may unfold into more objects than this machine has memory for.
 _UNREADABLE = (ValueError, OverflowError, RecursionError, MemoryError)
 _UNWRITABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
@@ -72,9 +72,9 @@ def _refuse_extension(code: int, _data: memoryview) -> object:
 
 
 class Door(Generic[M]):
-    """Encodes and decodes one union of messages. Raises WireError and nothing else, whatever the bytes are.
+    """Codec for one union of messages. Raises WireError and nothing else, for any input bytes.
 
-    ``limit_bytes`` bounds the header, ``frame_limit_bytes`` any frame: the socket behind the door refuses more.
+    ``limit_bytes`` bounds the header, ``frame_limit_bytes`` any frame: the socket behind the codec rejects larger ones.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Door(Generic[M]):
         sealed: bool = False,
     ) -> None:
         self.name = name
-        self.sealed = sealed
-        self._strict = strict
+        self.sealed = sealed  # Whether headers carry a checksum.
+        self._strict = strict  # Whether ``encode`` checks what it encodes.
         self.limit_bytes = limit_bytes
         self.frame_limit_bytes = max(limit_bytes, payload_limit_bytes)
         self.structs = _structs(union)
@@ -98,8 +98,11 @@ class Door(Generic[M]):
         )
 
     def encode(self, message: M, payload: Bytes | None = None, *, version: int = PROTOCOL_VERSION) -> list[Bytes]:
-        """The frames of a message. ``payload`` is what its ``tensor`` or ``payload`` field describes; it is not copied
-        and its checksum is not computed again. ``version``: the newest that the peer understands."""
+        """Return the frames of a message.
+
+        ``payload`` holds the bytes that the message's ``tensor`` or ``payload`` field describes; it is not copied, and
+        its checksum is not computed again. ``version``: the newest version that the peer understands.
+        """
         try:
             header = _ENCODER.encode(message)
         except _UNWRITABLE as error:
@@ -114,11 +117,11 @@ class Door(Generic[M]):
         return [frame] if payload is None else [frame, payload]
 
     def seal(self, header: bytes) -> bytes:
-        """The header's frame: with its checksum where the door's headers are sealed."""
+        """Return the header's frame: with a checksum appended if this codec uses one."""
         return header + tensors.checksum(header).to_bytes(SEAL_BYTES, "little") if self.sealed else header
 
     def unseal(self, frame: Bytes) -> Bytes:
-        """The header in its frame. Raises WireError if it is not what was sealed."""
+        """Return the header without its checksum. Raises WireError if the checksum does not match."""
         if not self.sealed:
             return frame
         view = memoryview(frame)
@@ -128,7 +131,8 @@ class Door(Generic[M]):
         return header
 
     def decode(self, frames: Sequence[Bytes]) -> tuple[M, memoryview | None]:
-        """The message and the bytes that its ``tensor`` or ``payload`` field describes (None if there is no such)."""
+        """Return the message, and the bytes that its ``tensor`` or ``payload`` field describes (None without such a
+        field)."""
         if not 1 <= len(frames) <= 2:
             raise WireError(f"a message has one or two frames, not {len(frames)}")
         self._check_length(frames[0])
@@ -141,37 +145,43 @@ class Door(Generic[M]):
 
     def _check_length(self, frame: Bytes) -> None:
         if len(frame) > self.limit_bytes:
-            raise WireError(f"the header has {len(frame)} bytes, the {self.name} door takes {self.limit_bytes}")
+            raise WireError(
+                f"the header has {len(frame)} bytes, the limit of the {self.name} channel is {self.limit_bytes}"
+            )
 
     def _decode_header(self, header: Bytes) -> M:
         try:
             version = _ENVELOPE.decode(header).v
             if version not in VERSIONS:
-                raise ForeignMessage(f"protocol version {version} is not spoken here, only {_spoken()}")
+                raise ForeignMessage(f"protocol version {version} is not supported here, only {_spoken()}")
             return self._decoder.decode(header)
         except _UNREADABLE as error:
             raise ForeignMessage(self._explain(error, _peek_kind(header))) from None
 
     def _explain(self, error: Exception, kind: object) -> str:
-        """msgspec's complaint with the message's kind and the field's name in front: ``step.rows[3].count: …``."""
-        complaint, _, place = str(error)[:500].partition(" - at ")  # it may quote what came
+        """Return msgspec's error with the message's kind and field in front: ``step.rows[3].count: …``."""
+        complaint, _, place = str(error)[:500].partition(" - at ")  # It may quote the input, so it is cut.
         struct = next((struct for struct in self.structs if struct.__struct_config__.tag == kind), None)
         if struct is None:
             return (
-                f"kind: {str(kind)[:64]!r} does not pass the {self.name} door" if kind else f"no message: {complaint}"
+                f"kind: {str(kind)[:64]!r} is not allowed on the {self.name} channel"
+                if kind
+                else f"no message: {complaint}"
             )
         keyed = "a key of " if place.startswith("`key` in ") else ""
         return f"{keyed}{kind}{_named(place, inspect.type_info(struct))}: {complaint}"
 
 
-# What clients may send, and what they get. A prompt at its limit makes a header of 5 MB, so there is no smaller bound.
+# From clients to the broker, and back. A prompt of maximum length makes a header of 5 MB, so the bound can't be
+# smaller.
 CLIENT: Final[Door[ClientMessage]] = Door("client", ClientMessage, MAX_HEADER_BYTES)
 SERVER: Final[Door[ServerMessage]] = Door("server", ServerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
-# What workers report, and what they are told.
+# From workers to the broker, and back.
 WORKER: Final[Door[WorkerMessage]] = Door("worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES, sealed=True)
 ORDER: Final[Door[Order]] = Door("order", Order, MAX_HEADER_BYTES, sealed=True)
-BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096, sealed=True)  # one small struct of numbers and two names
-# What stages hand on. The sender's check would be a tenth of an 8 KB hop, and only our own cores make these.
+BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096, sealed=True)  # One small struct of numbers and two names.
+# Between stages. Checks at the sender would cost a tenth of an 8 KB hop, and only our own stages produce these
+# messages.
 DATA: Final[Door[DataMessage]] = Door(
     "data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False, sealed=True
 )
@@ -182,7 +192,8 @@ def _spoken() -> str:
 
 
 def _check_payload(message: Message, payload: Bytes | None) -> TensorSpec | PayloadSpec | None:
-    """Does the second frame have the length that the header says, and does the header agree with itself?"""
+    """Check that the second frame has the length that the header announces, and that the header is consistent in
+    itself."""
     if type(message) is Step:
         _check_step(message)
     field = _PAYLOAD_FIELDS.get(type(message))
@@ -217,7 +228,7 @@ def _kind(message: Message) -> str:
     return str(message.__struct_config__.tag)
 
 
-# Which field of a message describes its second frame.
+# The field of a message that describes its second frame.
 _PAYLOAD_FIELDS: Final = {
     struct: field
     for door in (CLIENT, SERVER, WORKER, ORDER, BEAT, DATA)
@@ -239,7 +250,7 @@ def _peek_kind(header: Bytes) -> str:
 
 
 def _named(place: str, shape: inspect.Type) -> str:
-    """msgspec's path with the numbers of array-like records replaced by their fields: ``$.rows[3][2]`` is
+    """Return msgspec's path with the indices of array-like records replaced by field names: ``$.rows[3][2]`` becomes
     ``.rows[3].count``."""
     path = ""
     for part in re.findall(r"\.\w+|\[[^]]*\]", place):
@@ -252,14 +263,14 @@ def _named(place: str, shape: inspect.Type) -> str:
 
 
 def _field(shape: inspect.StructType, part: str) -> inspect.Field | None:
-    """Find the field that ``.name`` or ``[number]`` means."""
+    """Return the field that ``.name`` or ``[index]`` refers to."""
     if part[0] == ".":
         return next((field for field in shape.fields if field.encode_name == part[1:]), None)
     return next((field for index, field in enumerate(shape.fields) if part == f"[{index}]"), None)
 
 
 def _present(shape: inspect.Type) -> inspect.Type:
-    """Take X of ``X | None``. (No other unions stand inside messages.)"""
+    """Return X for ``X | None``. (Messages contain no other unions.)"""
     if isinstance(shape, inspect.UnionType):
         return next(kind for kind in shape.types if not isinstance(kind, inspect.NoneType))
     return shape

@@ -1,8 +1,9 @@
-"""Who knocks at a door, on an asyncio loop: one connection that is made again whenever it is lost::
+"""Connecting end of the client and control channels, on an asyncio loop: one connection that reconnects whenever it is
+lost::
 
-dealer = DealerChannel(context, endpoint, identity, SERVER.frame_limit_bytes)
-async for event in dealer:                       # Frames | Link
-    dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
+    dealer = DealerChannel(context, endpoint, identity, SERVER.frame_limit_bytes)
+    async for event in dealer:                       # Frames | ConnectionEvent
+        dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
 """
 
 from __future__ import annotations
@@ -32,45 +33,47 @@ from swarm.wire.sockets import (
 )
 from swarm.wire.tensors import Bytes
 
-_KNOCK_AGAIN_S = 0.1  # without a descriptor for a new connection
-_GIVEN_UP_S = 0.3  # after a connection ends, until libzmq must have announced that it will connect again
-_DOUBT_S = 1.0  # after a refusal that the door did not prove
-_LINGER_MS = 1000  # a last word (a denial, an end of stream) should still leave when a socket closes
+_KNOCK_AGAIN_S = 0.1  # Retry interval while there is no file descriptor for a new connection.
+_GIVEN_UP_S = 0.3  # After a connection ends: time within which libzmq announces a reconnect, if it makes one.
+_DOUBT_S = 1.0  # Pause after a refusal that was not proven to come from the real peer.
+_LINGER_MS = 1000  # Final messages (a denial, an end of stream) should still be sent when a socket closes.
 
 
 class Link(Enum):
-    """What became of a dealer's connection. Whoever sees UP introduces itself (again): the peer may be a new one."""
+    """State change of a connection. On CONNECTED the owner must introduce itself (again), because the peer may be a new
+    process."""
 
     UP = "up"
     DOWN = "down"
-    TURNED_AWAY = "turned away"  # the door proved that our key does not open it; nobody knocks any more
-    UNHEARD = "unheard"  # hung up on while knocking, which goes on: perhaps the door's key is another one by now
+    TURNED_AWAY = "turned away"  # The peer proved that it rejects our key; no more reconnects.
+    UNHEARD = "unheard"  # Disconnected during the handshake; reconnects continue. Perhaps the peer's key has changed.
 
 
 class DealerChannel(AsyncChannel[Frames | Link]):
-    """The knocking end of a door. Connects, and connects again, by itself; says so each time.
+    """Connecting channel. Connects and reconnects by itself, and reports each change as an event.
 
-    The socket is a plain one that the loop watches. A ZeroMQ descriptor tells of news once (it is edge-triggered), and
-    any call on the socket may swallow that; so after every call the socket is asked again whether something is there.
+    The loop watches the descriptor of a plain socket. A ZeroMQ descriptor is edge-triggered, and any call on the socket
+    may consume the edge; so after every call the socket is queried for further events.
 
-    libzmq gives a connection up for good when a byte of it is damaged, and when an ERROR comes in the handshake, which
-    anybody on the way can send. Neither may silence this end for ever. When libzmq does not announce another attempt, a
-    new socket takes over; and an ERROR counts only after the door has proven it (``knocking.is_refused``).
+    libzmq stops reconnecting for ever when a byte of a connection is corrupted, and when an ERROR arrives in the
+    handshake, which any attacker on the path can send. Neither may silence this end. If libzmq does not announce
+    another attempt, a new socket replaces the old one; and an ERROR counts only if the peer has proven it
+    (``client_handshake.is_refused``).
     """
 
     def __init__(
         self, context: Context, endpoint: str, identity: bytes, limit_bytes: int, pair: KeyPair | None = None
     ) -> None:
-        """``pair``: ours, for a door that has a lock (its public key is in the endpoint)."""
+        """``pair``: our key pair, for an endpoint with a public key."""
         super().__init__(CONTROL_QUEUE)
         self._context, self._identity, self._limit_bytes = context, identity, limit_bytes
         self._endpoint, self._pair = endpoint, pair
-        self._is_lost = False  # the connection
-        self._is_turned_away = False  # by a door without a lock
-        self._moves = False  # the next connection is to be made with another key of the door's
-        self._socket: Socket | None = None  # None: there was no descriptor for a new one
-        self._knocks_again: asyncio.TimerHandle | None = None
-        self._doubts: asyncio.Task[None] | None = None  # whether it was the door that turned us away
+        self._is_lost = False  # The connection is down.
+        self._is_turned_away = False  # By a peer without authentication.
+        self._moves = False  # The endpoint or its key has changed; the next connection needs a new socket.
+        self._socket: Socket | None = None  # None while there is no file descriptor for a new one.
+        self._knocks_again: asyncio.TimerHandle | None = None  # Timer of the next attempt with a new socket.
+        self._doubts: asyncio.Task[None] | None = None  # Checks whether a refusal really came from the peer.
         self._knock()
 
     def _knock(self) -> None:
@@ -79,7 +82,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         set_options(made, self._limit_bytes, CONTROL_QUEUE, _LINGER_MS)
         made.set(zmq.IDENTITY, self._identity)
         address = unlocked(made, self._endpoint, self._pair)
-        # Nothing queues for a broker that isn't there, to reach it before UP is told.
+        # Don't queue messages for a broker that is not there: they would reach it before CONNECTED was reported.
         made.set(zmq.IMMEDIATE, 1)
         try:
             self._monitor = Monitor(self._context, made)
@@ -97,19 +100,22 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         self._look_again()
 
     def send(self, frames: Sequence[Bytes]) -> bool:
-        """False: not connected, or the other end does not read and the queue is full."""
+        """Send a message. Return False if not connected, or if the other end does not read and the queue is full."""
         sent = self._socket is not None and send_now(self._socket, frames)
         self._look_again()
         return sent
 
     def move(self, endpoint: str) -> None:
-        """Knock there from the next connection on; the one that stands is kept."""
+        """Use this endpoint from the next connection on; the current connection stays."""
         self._moves |= endpoint != self._endpoint
         self._endpoint = endpoint
 
     def renew(self, pair: KeyPair | None = None) -> None:
-        """Hang up and knock again: DOWN at once, UP when the new connection stands. With a new socket: the former
-        connection's end may come late, and must not be taken for the new one's. ``pair``: ours from now on."""
+        """Disconnect and reconnect: reports LOST immediately, CONNECTED when the new connection is established.
+
+        Uses a new socket: a late event of the former connection must not be mistaken for one of the new connection.
+        ``pair``: our new key pair.
+        """
         self._pair = pair or self._pair
         self.close()
         self._arrived.append(Link.DOWN)
@@ -117,14 +123,14 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         self._knock_as_soon_as_possible()
 
     def _knock_as_soon_as_possible(self) -> None:
-        """Where there is no descriptor for it, again and again until there is one."""
+        """Connect; while there is no free file descriptor, retry until there is one."""
         try:
             self._knock()
         except zmq.ZMQError:
             self._knocks_again = self._loop.call_later(_KNOCK_AGAIN_S, self._knock_as_soon_as_possible)
 
     def _knock_later(self, pause_s: float) -> None:
-        """Knock with a new socket then, unless libzmq announces before that it connects again."""
+        """Connect with a new socket after a pause, unless libzmq announces a reconnect before that."""
         self._knock_not()
         self._knocks_again = self._loop.call_later(pause_s, self._replace)
 
@@ -134,7 +140,8 @@ class DealerChannel(AsyncChannel[Frames | Link]):
             self._knocks_again = None
 
     def _replace(self) -> None:
-        if self._socket is not None and has(self._socket, zmq.POLLIN):  # what came before the end is taken first
+        # Messages that arrived before the end are delivered first.
+        if self._socket is not None and has(self._socket, zmq.POLLIN):
             self._ready.set()
             self._knock_later(_KNOCK_AGAIN_S)
             return
@@ -142,7 +149,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         self._knock_as_soon_as_possible()
 
     async def _doubt(self) -> None:
-        """Ask the door itself whether it turned us away."""
+        """Check with a separate connection whether the real peer rejects our key."""
         assert self._pair is not None
         is_proven = await asyncio.to_thread(is_refused, self._endpoint, self._pair)
         self._arrived.append(Link.TURNED_AWAY if is_proven else Link.UNHEARD)
@@ -151,7 +158,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
             self._knock_later(_DOUBT_S)
 
     def close(self) -> None:
-        """Close the socket. End the task that receives first: nothing will wake it any more."""
+        """Close the socket. Cancel the task that receives first: it will never be woken again."""
         self._knock_not()
         if self._doubts is not None:
             self._doubts.cancel()
@@ -168,7 +175,8 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         if self._socket is None:
             return False
         frames = receive_now(self._socket)
-        for event in self._monitor.events():  # after the message: UP is told before what came over that connection
+        # After the message, so that CONNECTED is reported before messages of that connection.
+        for event in self._monitor.events():
             self._happened(event)
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])
@@ -178,7 +186,7 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         return frames is not None
 
     def _happened(self, event: zmq.Event) -> None:
-        """Take an event of the socket's monitor."""
+        """Handle an event of the socket's monitor."""
         if event is zmq.Event.CONNECT_RETRIED:
             self._knock_not()
             return
@@ -196,12 +204,12 @@ class DealerChannel(AsyncChannel[Frames | Link]):
                 self._knock_later(_GIVEN_UP_S)
 
     def _refused(self) -> None:
-        """An ERROR came in the handshake. libzmq knocks no more."""
+        """Handle an ERROR in the handshake. libzmq does not reconnect after it."""
         if self._pair is None:
             self._is_turned_away = True
             self._arrived.append(Link.TURNED_AWAY)
         elif self._doubts is None:
-            self._doubts = self._loop.create_task(self._doubt(), name="was it the door?")
+            self._doubts = self._loop.create_task(self._doubt(), name="verify rejection")
 
     def _look_again(self) -> None:
         if self._socket is not None and (has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN)):

@@ -1,8 +1,9 @@
-"""Digests of a sequence's tokens: what keys and values were computed from, told without the tokens.
+"""Digests of a sequence's tokens: they identify the tokens that keys and values were computed from, without sending
+them.
 
-A worker tells them of all the tokens behind what it holds, and of beginnings of them: one token fewer, then three,
-seven, fifteen… So a broker that knows fewer tokens (its machine lost power before the last ones were on the disk) finds
-a beginning that it knows, and what it can't compare is less than what it lacks.
+A worker reports digests of all tokens behind its keys and values, and of prefixes of them: shorter by 1, 3, 7, 15 …
+tokens. A broker that has fewer tokens than the worker (its machine lost power before the last ones reached the disk)
+can therefore still compare a prefix, and loses fewer verified positions than it lost tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _LOW_63_BITS = 2**63 - 1
 
 
 def digests_of(tokens: Sequence[int], position: int) -> tuple[int, ...]:
-    """Digest beginnings of the first ``position`` tokens, the longest last."""
+    """Return digests of prefixes of the first ``position`` tokens, the longest last."""
     return _digests(tokens, _lengths(position))
 
 
 def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...]) -> int:
-    """How many of these tokens are surely among the first ``position`` ones that the digests were made of."""
+    """Return how many of these tokens are proven to be among the first ``position`` ones behind the digests."""
     lengths = _lengths(position)
     if len(lengths) != len(digests):
         return 0
@@ -34,6 +35,7 @@ def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...])
 
 
 def _lengths(position: int) -> list[int]:
+    """Return the lengths of the digested prefixes, ascending."""
     found: list[int] = []
     fewer = 0
     while position > fewer:

@@ -1,9 +1,10 @@
-"""What is said first in every conversation at the client door and the control door: who speaks which version.
+"""Version negotiation at the beginning of every connection of the client and control channels.
 
-Whoever connects greets, whoever listens greets back, and only then anything else is said. All other messages are
-strict: nobody is told a field that it does not know. So the two choose the newest version that both speak, and the
-newer one leaves out what came later (``versions``). Where there is none, each can say so in words. That is why a
-greeting is not strict itself: its four fields stay for ever, others may be added, and any build reads it.
+The connecting side greets, the listening side answers with its greeting, and only then other messages follow. All other
+messages are strict: a peer never receives a field that its version lacks. Both sides therefore choose the newest
+version that both support, and the newer side leaves out later additions (``versions``). If there is none, each can
+report that in a readable error. A greeting itself is not strict: its four fields stay for ever, others may be added,
+and any build can read it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ _MARK: Final = b"greet"
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_MARK.decode()):
-    """``versions``: of the protocol, all that are spoken. ``schema``: a name for the messages of the door as this build
-    knows them. ``build``: for the texts of errors."""
+    """First message in both directions.
+
+    ``versions``: all protocol versions that the sender supports. ``schema``: digest of the channel's messages in the
+    sender's build. ``build``: release of the sender, for error messages.
+    """
 
     v: int = PROTOCOL_VERSION
     versions: tuple[int, ...] = VERSIONS
@@ -41,12 +45,12 @@ _DECODER: Final = msgspec.msgpack.Decoder(Greeting)
 
 
 def greeting(schema: str) -> list[Bytes]:
-    """The frames of ours."""
+    """Return the frames of our greeting."""
     return [_ENCODER.encode(Greeting(schema=schema))]
 
 
 def read_greeting(frames: Sequence[Bytes]) -> Greeting | None:
-    """Decode a greeting; None if it is something else."""
+    """Decode a greeting. Return None if the frames are something else."""
     if len(frames) != 1 or len(frames[0]) > _MAX_BYTES or _MARK not in bytes(frames[0]):
         return None
     try:
@@ -56,8 +60,10 @@ def read_greeting(frames: Sequence[Bytes]) -> Greeting | None:
 
 
 def why_strangers(theirs: Greeting, schema: str) -> str | None:
-    """Why a peer that greets so can't be talked to; ``schema``: our own. Whose newest version is the same must have the
-    same messages: two builds between releases may not."""
+    """Return why this build can't work with a peer that sent this greeting, or None. ``schema``: our own digest.
+
+    If both have the same newest version, their messages must be equal, too: two builds between releases may differ.
+    """
     ours = Greeting(schema=schema)
     if common(theirs.versions) is None:
         return f"it is {theirs}, and here is {ours}: upgrade the older one, by single releases"
@@ -67,5 +73,5 @@ def why_strangers(theirs: Greeting, schema: str) -> str | None:
 
 
 def spoken_with(theirs: Greeting) -> int:
-    """The version to be spoken with a peer that is no stranger."""
+    """Return the version to use with a compatible peer."""
     return common(theirs.versions) or OLDEST_VERSION

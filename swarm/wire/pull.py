@@ -1,10 +1,10 @@
-"""The receiving end of steps, all of it in one plain thread; ``push`` is the sending one::
+"""Receiving end of data edges, in one plain thread; ``push`` is the sending end::
 
-wake = Wake()                                    # any thread may call wake.set()
+wake = WakeupFd()                                # any thread may call wake.set()
 pull = PullChannel(host, DATA.frame_limit_bytes)
 push = PushChannel(endpoint)                     # one per directed edge and epoch
-pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: but for pull
-frames = pull.receive()                          # None: nothing there
+pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: except pull
+frames = pull.receive()                          # None: no message
 push.send(frames)                                # False: can't be sent now, keep it
 """
 
@@ -30,13 +30,15 @@ from swarm.wire.door.watch import Poll, Wake
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import DATA_PORTS, Frames, bind_free_port, endpoint_of
 
-_AT_ONCE = 64  # messages and descriptors with news that are looked at before the time is
+_AT_ONCE = 64  # Messages and descriptor events that are handled before the clock is checked.
 
 
 class PullChannel:
-    """The receiving end of data edges, for one plain thread, from those who know its key. Nothing is read but while
-    that thread waits or receives: what comes meanwhile is kept by the kernel, and stops the sender when that is
-    full."""
+    """Receiver of data edges, for one plain thread; accepts peers that present its token or key.
+
+    Sockets are read only while that thread waits or receives. Otherwise data stays in kernel buffers, and full buffers
+    stop the sender.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class PullChannel:
         lock: Lock | None = None,
         nearby: bool = False,
     ) -> None:
-        """``nearby``: with a back door for this host (``door.nearby``); ``not_nearby`` says why there is none."""
+        """``unix_socket``: also listen on a Unix socket for senders on this host (``transport.unix_socket``);
+        ``unix_socket_error`` has the reason if that is impossible."""
         word = new_key() if key is None else key
         bound = bind_free_port(host, ports)
         shown = word if lock is None else lock.pair.public.encode()
@@ -62,26 +65,29 @@ class PullChannel:
             doors.append((self._back.listening, asks(PULL, shown)))
         opens = _anybody if lock is None else lock.opens
         self._listener = Listener(doors, limit_bytes, self._poll, _nothing, opens)
-        self._message: Frames | None = None
-        self._sender = b""  # of that message
-        self.sender_key = ""  # that it has shown; who needs none here has none. Of the message received last
+        self._message: Frames | None = None  # The next message, read but not yet received by the owner.
+        self._sender = b""  # Peer that sent ``_message``.
+        self.sender_key = ""  # Public key that authenticated the last received message; empty without authentication.
         self._swept_at = time.monotonic()
-        self.num_shut = 0  # times that there was no descriptor for who knocked
+        self.num_shut = 0  # How often accepting was paused because there was no file descriptor.
         self._watch(None, ())
 
     @property
     def num_refused(self) -> int:
-        """Counts who knocked and did not know the key, was too slow or went over a bound."""
+        """Number of connections that were closed for a wrong key, a missed deadline or an exceeded limit."""
         return self._listener.num_refused
 
     def reconsider(self) -> None:
-        """Hang up on everybody whose key does not open this door any more; what waits of theirs is dropped."""
+        """Disconnect all peers whose keys are no longer authorized, and drop their unread messages."""
         self._listener.reconsider()
         self._message = None if self._sender and not self._listener.has(self._sender) else self._message
 
     def reach_out(self, relay: str) -> None:
-        """Hear also those who are joined with us at ``tcp://HOST:PORT/TICKET`` from now on, beside those who knock;
-        empty: nobody new there. Who is connected stays so. Waits for nothing; raises ConfigError if it is none."""
+        """Also accept senders through the relay at ``tcp://HOST:PORT/TICKET`` from now on; empty: no new ones through a
+        relay.
+
+        Existing connections stay. Does not block; raises ConfigError for an invalid address.
+        """
         if self._outreach is None:
             if not relay:
                 return
@@ -94,7 +100,7 @@ class PullChannel:
             self._listener.welcome_outside(connected, self._asks)
 
     def receive(self) -> Frames | None:
-        """The next message, None if there is none now."""
+        """Return the next message, or None if there is none now."""
         self._look()
         message, self._message = self._message, None
         return message
@@ -107,9 +113,11 @@ class PullChannel:
         outgoing: Sequence[PushChannel] = (),
         incoming: bool = True,
     ) -> bool:
-        """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed.
-        Without ``incoming``, for who would not take it now, a message ends no wait: one is kept, the rest comes no
-        further than the kernel."""
+        """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. Return False on timeout.
+
+        Without ``incoming``, for a caller that would not receive now, a message does not end the wait: one is kept, and
+        the rest stays in the kernel.
+        """
         if wake is not self._wake or outgoing != self._outgoing:
             self._watch(wake, outgoing)
         give_up_at, left_s = time.monotonic() + timeout_s, timeout_s
@@ -126,11 +134,11 @@ class PullChannel:
         return True
 
     def _has_message(self) -> bool:
-        """Is there one among what was read already?"""
+        """Whether the data read so far contains a message."""
         return self._message is not None or (self._listener.has_more and self._look())
 
     def _look(self) -> bool:
-        """Read what is there, until it is a whole message."""
+        """Read what is available until there is a whole message."""
         for _ in range(_AT_ONCE):
             if self._message is not None:
                 break
@@ -148,7 +156,8 @@ class PullChannel:
         return self._message is not None
 
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
-        """Set what ends the waits from now on. Kept, because it seldom changes and every hop waits."""
+        """Set what ends the waits from now on. The poll objects are kept because this rarely changes and every hop
+        waits."""
         self._wake, self._outgoing = wake, outgoing
         self._own = self._poll.fileno()
         self._all, self._others = select.poll(), select.poll()
@@ -169,7 +178,7 @@ class PullChannel:
 
 
 def _back_door(key: bytes, port: int) -> tuple[BackDoor | None, str]:
-    """Open it; or why that is not possible."""
+    """Return the Unix socket, or the reason why it can't be opened."""
     try:
         return listen_nearby(key, port), ""
     except ConfigError as error:
@@ -181,4 +190,4 @@ def _anybody(_key: str) -> bool:
 
 
 def _nothing() -> None:
-    """Wake nobody: who waits in a plain thread asks."""
+    """Do nothing: the owner polls, so there is no loop to wake."""

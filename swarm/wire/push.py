@@ -1,10 +1,10 @@
-"""The sending end of data edges. It speaks ZMTP itself, so that a hop takes one wake-up: the receiver's.
+"""Sending end of data edges. It implements ZMTP itself, so that a hop costs one thread wake-up: the receiver's.
 
-What the kernel takes at once is written by the thread that calls ``send``; libzmq would wake a thread of its own for
-it. Each channel has a thread, too, which nobody waits for and which sleeps as a rule: it connects, again and again,
-writes the rest of what the kernel did not take at once, and seals what takes long, while the caller computes.
+The thread that calls ``send`` writes directly whatever the kernel accepts; libzmq would wake a thread of its own for
+that. Each channel also has a background thread, which usually sleeps and which no sender waits for. It connects and
+reconnects, writes what the kernel did not accept immediately, and encrypts large messages while the caller computes.
 
-Where the door has a back door on this host (``nearby``), that is taken, and nothing is sealed.
+If the listener has a Unix socket on this host (``unix_socket``), that is used, and nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -32,48 +32,51 @@ from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting, w
 from swarm.wire.seen import Seen, seen_of
 from swarm.wire.tensors import Bytes
 
-DATA_QUEUE: Final = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
+DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker bounds the steps in flight anyway.
 _HANDSHAKE_S: Final = 3.0
-_NEARBY_BYTES: Final = 4 << 20  # that the kernel holds between two processes here, if it is allowed to; tcp's grows so
+# Kernel buffer between two processes on this host, if the kernel allows it; TCP buffers grow to about this size.
+_NEARBY_BYTES: Final = 4 << 20
 _CLOSE_S: Final = 1.0
-_COPIED: Final = 64 << 10  # of what is left of a message, frames below this are copied
-_SEALED_ASIDE: Final = 64 << 10  # sealing more takes longer than waking a thread
+_COPIED: Final = 64 << 10  # Frames of unsent messages below this size are copied.
+_SEALED_ASIDE: Final = 64 << 10  # Encrypting more than this takes longer than waking the background thread.
 
 
 class PushChannel:
-    """One directed edge, for one thread. One per edge and epoch. A word in the endpoint is named in the handshake, as a
-    password. If it is the wrong one, the other end says so, and this one knocks no more: it can't send for ever, as if
-    nobody were there. Where the endpoint has a public key, the door has a lock, and we show it our own ``pair``. Where
-    it has a ticket, the door is reached by a relay (``rendezvous``), and it is still the door that we shake hands
-    with."""
+    """Sender of one directed edge in one epoch, for one thread.
+
+    A token in the endpoint is sent as the password of the handshake. If the peer rejects it, the channel stops
+    reconnecting; otherwise it would retry for ever as if the peer were merely absent. If the endpoint has a public key,
+    the handshake is CURVE with our own ``pair``. If it has a ticket, the connection goes through a relay
+    (``rendezvous``), but the handshake is still with the listener itself.
+    """
 
     def __init__(self, endpoint: str, queue: int = DATA_QUEUE, *, pair: KeyPair | None = None) -> None:
         self.endpoint, key = address_and_key(endpoint)
         address, self._ticket = without_ticket(self.endpoint)
         if self._ticket and not is_ticket(self._ticket):
-            raise ConfigError(f"the ticket in an endpoint at {address} is none: 32 digits (0-9, a-f) are one")
+            raise ConfigError(f"the ticket in an endpoint at {address} is invalid: it must have 32 digits (0-9, a-f)")
         self._place = place_of(address if self._ticket else self.endpoint)
         self._key = key
-        self._tries_nearby = True
+        self._tries_nearby = True  # Whether the next attempt uses the Unix socket, if there is one.
         self._knocks = knocks(self.endpoint, key, pair)
         self._queue = queue
-        self._lock = threading.Lock()  # of all that follows but the wakes
-        self._socket: socket.socket | None = None  # connected, and through the handshake
-        self._session: Session | None = None
-        self._first_seen: Seen | None = None  # at the handshake, which is answered at once
-        self._waiting: deque[_Waiting] = deque()  # messages that were taken and have not left; the first maybe in part
-        self._is_asked = False  # for room
-        self._closes_at: float | None = None
-        self._num_users = 2  # of the wakes: who made this, and the thread
+        self._lock = threading.Lock()  # Protects everything below except the wake-up descriptors.
+        self._socket: socket.socket | None = None  # Connected, with the handshake complete.
+        self._session: Session | None = None  # Encrypts frames; None without CURVE.
+        self._first_seen: Seen | None = None  # At the handshake, which the peer answers immediately.
+        self._waiting: deque[_Waiting] = deque()  # Accepted but unsent messages; the first may be partly sent.
+        self._is_asked = False  # The caller waits for space in the queue.
+        self._closes_at: float | None = None  # Deadline of ``close``: unsent messages are dropped then.
+        self._num_users = 2  # Of the wake-up descriptors: the owner and the background thread.
         self._room = Wake()
-        self._wake = Wake()  # the own thread's
+        self._wake = Wake()  # Wakes the background thread.
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
         self._thread.start()
 
     def send(self, frames: Sequence[Bytes]) -> bool:
-        """Hand a message over if it can be taken now; False if the peer is away or its queue is full.
+        """Accept a message for sending. Return False if the peer is not connected or the queue is full.
 
-        Buffers above 64 KB are not copied: they must not be written to afterwards.
+        Buffers above 64 KB are not copied: do not write to them afterwards.
         """
         with self._lock:
             connected, session = self._socket, self._session
@@ -99,25 +102,28 @@ class PushChannel:
         return True
 
     def asks_for_room(self) -> bool:
-        """Can a message be taken now? If not, ``fileno`` can be read as soon as one can."""
+        """Whether a message would be accepted now. If not, ``fileno`` becomes readable as soon as one would be."""
         with self._lock:
             self._room.clear()
             self._is_asked = not self._has_room
             return self._has_room
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a message can be taken. False: the time passed."""
+        """Wait until a message would be accepted. Return False on timeout."""
         if not self.asks_for_room():
             wait_for(time.monotonic() + timeout_s, self._room)
         return self.asks_for_room()
 
     def fileno(self) -> int:
-        """See ``asks_for_room``."""
+        """Return the descriptor described in ``poll_writable``."""
         return self._room.fileno()
 
     def seen(self) -> Seen | None:
-        """What was seen of the way there, from any thread: the time there and back at the handshake, for whoever only
-        listens lets the kernel answer late; and what has passed since. None: not connected, by relay, or not by tcp."""
+        """Return the kernel's measurements of the connection; callable from any thread.
+
+        The round trip is that of the handshake, because a peer that only receives lets its kernel delay
+        acknowledgements. None if not connected, connected through a relay, or not TCP.
+        """
         with self._lock, contextlib.suppress(OSError):
             now = None if self._socket is None else seen_of(self._socket)
             if now is not None and self._first_seen is not None:
@@ -125,7 +131,7 @@ class PushChannel:
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End the connection. What was taken may still leave for so long, without anybody's waiting for it."""
+        """Close the connection. Accepted messages may still be sent for ``linger_s``, in the background."""
         with self._lock:
             self._closes_at = time.monotonic() + linger_s
         self._wake.set()
@@ -143,7 +149,7 @@ class PushChannel:
             self._room.set()
 
     def _lose(self) -> None:
-        """The connection has ended: its thread finds out by itself."""
+        """Drop the connection; the background thread notices that by itself."""
         self._waiting.clear()
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -166,11 +172,11 @@ class PushChannel:
             while not self._is_over():
                 with contextlib.suppress(OSError), self._connected() as made:
                     is_nearby = made.family == socket.AF_UNIX
-                    self._tries_nearby = not is_nearby  # unless it works
+                    self._tries_nearby = not is_nearby  # Reset when the handshake succeeds.
                     session = self._shaken(made, Word(self._key) if is_nearby else self._knocks())
                     self._tries_nearby, pause_s = True, PAUSE_S
                     self._serve(made, session)
-                if self._is_over():  # the wake for it is spent, and whoever closes waits for us
+                if self._is_over():  # The wake-up for closing is already consumed, and ``close`` waits for this thread.
                     break
                 wait_for(time.monotonic() + pause_s, self._wake)
                 self._wake.clear()
@@ -186,8 +192,8 @@ class PushChannel:
         return closes_at is not None and (not waits or time.monotonic() >= closes_at)
 
     def _connected(self) -> socket.socket:
-        """Connect: to the back door where there is one, else to any of the addresses that the host has; by a relay,
-        be joined there. Raises OSError."""
+        """Connect to the Unix socket if there is one, else to any of the host's addresses, or through the relay. Raises
+        OSError."""
         nearby = found(self._key, self._place[1]) if self._tries_nearby and not self._ticket else None
         if nearby is not None:
             with contextlib.suppress(OSError):
@@ -202,13 +208,13 @@ class PushChannel:
         return made
 
     def _be_joined(self, made: socket.socket) -> None:
-        """Show the relay our ticket, and wait for who receives. Raises OSError."""
+        """Send our ticket to the relay and wait for the receiver. Raises OSError."""
         said = preamble(Side.SENDS, self._ticket)
         if made.send(said) < len(said):
             raise BlockingIOError(errno.EAGAIN, "not even the ticket is read")
         self._await(made, select.POLLIN, time.monotonic() + _HANDSHAKE_S)
         if made.recv(len(JOINED)) != JOINED:
-            raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+            raise ConnectionResetError(errno.ECONNRESET, "disconnected")
 
     def _connected_nearby(self, path: str) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
@@ -217,14 +223,14 @@ class PushChannel:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEARBY_BYTES)
             made.connect(path)
             if not is_own(made):
-                raise PermissionError(errno.EPERM, "somebody else's process")
+                raise PermissionError(errno.EPERM, "a process of another user")
         except OSError:
             made.close()
             raise
         return made
 
     def _shaken(self, made: socket.socket, knocker: Knocker) -> Session | None:
-        """Go through the handshake. Raises OSError if that is not possible now, TurnedAway if it never will be."""
+        """Complete the handshake. Raises OSError for temporary failures, AuthRejected for permanent ones."""
         inlet = Inlet(HANDSHAKE_BYTES, knocker)
         give_up_at = time.monotonic() + _HANDSHAKE_S
         answer = greeting(knocker.name, listens=False) + as_command(knocker.first)
@@ -233,7 +239,7 @@ class PushChannel:
                 raise BlockingIOError(errno.EAGAIN, "not even the handshake is read")
             self._await(made, select.POLLIN, give_up_at)
             if not (came := made.recv(HANDSHAKE_BYTES)):
-                raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+                raise ConnectionResetError(errno.ECONNRESET, "disconnected")
             inlet.feed(came)
             try:
                 is_through = inlet.shake()
@@ -246,18 +252,18 @@ class PushChannel:
             answer, inlet.answer = inlet.answer, b""
 
     def _is_final(self, made: socket.socket) -> bool:
-        """Whether the door itself turned this channel away, for good. By a relay, too: only the door can prove that."""
+        """Whether the rejection is permanent. Through a relay it is, too: only the listener itself can prove it."""
         return made.family != socket.AF_UNIX
 
     def _await(self, made: socket.socket, event: int, give_up_at: float) -> None:
-        """Wait for the other end. Raises OSError if that takes too long, or this channel is closed meanwhile."""
+        """Wait for the other end. Raises OSError on timeout, or when this channel is closed."""
         news = wait_for(give_up_at, self._wake, (made, event))
         self._wake.clear()
         if made.fileno() not in news:
             raise TimeoutError(errno.ETIMEDOUT, "closed" if self._is_over() else "no answer")
 
     def _serve(self, made: socket.socket, session: Session | None) -> None:
-        """Be connected, until either end has had enough. Raises OSError."""
+        """Send queued messages until the connection ends. Raises OSError."""
         first_seen = None if self._ticket else seen_of(made)
         with self._lock:
             self._socket, self._session, self._first_seen = made, session, first_seen
@@ -270,7 +276,7 @@ class PushChannel:
                 self._lose()
 
     def _goes_on(self, made: socket.socket) -> bool:
-        """Wait for something to do, and do it. False: the connection has ended."""
+        """Wait for an event and handle it. Return False when the connection has ended."""
         with self._lock:
             first = self._waiting[0] if self._waiting else None
             give_up_at = self._closes_at
@@ -280,7 +286,7 @@ class PushChannel:
         if self._wake.fileno() in news:
             self._wake.clear()
         came = news.get(made.fileno(), 0)
-        if came & ~select.POLLOUT:  # there is nothing that the other end could have to say
+        if came & ~select.POLLOUT:  # The other end never sends anything, so this is the end of the connection.
             return False
         if came and first is not None:
             first.seal()
@@ -292,11 +298,11 @@ class PushChannel:
 
 
 class _Waiting:
-    """A message, or what is left of it."""
+    """An unsent message, or the rest of one."""
 
     def __init__(self, frames: Sequence[Bytes], session: Session | None = None, sent: int = 0) -> None:
-        """``session``: by which it is still to be sealed. Else ``frames`` are its parts as they travel, of which so
-        many bytes have left."""
+        """``session``: encrypts the frames later. Without it ``frames`` are encoded already, and ``sent`` bytes of them
+        are sent."""
         self._parts: list[Bytes] = [frame if len(frame) > _COPIED else bytes(frame) for frame in frames]
         self._session = session
         self._drop(sent)
@@ -306,7 +312,7 @@ class _Waiting:
             self._parts, self._session = written(self._parts, self._session), None
 
     def write(self, connected: socket.socket) -> bool:
-        """Write what the kernel takes. Is all of it gone? Raises OSError."""
+        """Write what the kernel accepts. Return whether everything is written. Raises OSError."""
         with contextlib.suppress(BlockingIOError, InterruptedError):
             self._drop(connected.sendmsg(self._parts))
         return not self._parts

@@ -1,7 +1,7 @@
-"""A name for the messages as this build knows them.
+"""Digests of the message schema of this build, which peers compare in their greetings.
 
-Peers refuse messages with fields that they don't know, so two builds that differ in one can't work together, even where
-the protocol's number is the same (while it is being developed). Whoever meets compares this name (``greeting``).
+Peers reject messages with unknown fields, so two builds whose messages differ in one field can't work together, even if
+their protocol number is the same (which happens between releases). ``greeting`` compares the digests.
 """
 
 from __future__ import annotations
@@ -16,23 +16,54 @@ import xxhash
 
 from swarm.wire import messages
 
-# In which module of the package a struct stands is no difference between two builds.
+# The module of the package in which a struct is defined makes no difference between two builds.
 _PLACE: Final = re.compile(re.escape(messages.__name__) + r"\.[a-z_]+\.")
+
+# Classes that were renamed in Python: new name -> the name that goes into the digest. Their wire format is unchanged.
+_PUBLISHED_NAMES: Final = {
+    "AllowKey": "Expect",
+    "BlockKey": "Shun",
+    "DataPathError": "Trouble",
+    "GetDigest": "TellDigest",
+    "GetRequest": "Recall",
+    "Heartbeat": "Beat",
+    "KeepWarm": "Keep",
+    "KeptWarm": "Kept",
+    "LeaseRenewed": "Alive",
+    "LogDigest": "Digested",
+    "PlanCommand": "Steer",
+    "PlanOverrides": "ByHand",
+    "PlanWhatIf": "Suppose",
+    "RecheckHop": "Leg",
+    "RecheckRoute": "Trial",
+    "RequestDetails": "Recalled",
+    "RotateKey": "RotateYours",
+    "TokensSnapshot": "Snapshot",
+    "Unassign": "Dismiss",
+}
+_RENAMED: Final = re.compile(rf"\b({'|'.join(_PUBLISHED_NAMES)})\b")
 
 
 @cache
 def schema() -> str:
-    """Name the schema: the same for the same kinds, fields, types and bounds; sixteen hexadecimal digits."""
+    """Return the digest of all messages: 16 hexadecimal digits, equal for equal kinds, fields, types and bounds."""
     return _name(messages.Message.__subclasses__())
 
 
 @cache
 def client_schema() -> str:
-    """Name the schema of what passes the client door, either way."""
+    """Return the digest of the messages of the client channel, in both directions."""
     return _name((*get_args(messages.ClientMessage), *get_args(messages.ServerMessage)))
 
 
 def _name(kinds: Iterable[type[messages.Message]]) -> str:
-    kinds = sorted(kinds, key=lambda kind: kind.__name__)
+    kinds = sorted(kinds, key=lambda kind: published_name(kind.__name__))
     described = "\n".join(repr(msgspec.inspect.type_info(kind)) for kind in kinds)
-    return xxhash.xxh3_64_hexdigest(_PLACE.sub(f"{messages.__name__}.", described).encode())
+    described = _PLACE.sub(f"{messages.__name__}.", described)
+    described = _RENAMED.sub(lambda match: published_name(match[0]), described)
+    return xxhash.xxh3_64_hexdigest(described.encode())
+
+
+def published_name(name: str) -> str:
+    """Return the name that this class had when its wire format was published."""
+    return _PUBLISHED_NAMES.get(name, name)

@@ -1,4 +1,4 @@
-"""What the kernel has seen of a tcp connection while it carried what it had to. Nothing is sent for it."""
+"""Round trip and throughput of a TCP connection, as measured by the kernel on its normal traffic. Sends nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-_TCP_INFO: Final = struct.Struct("=8B24I4Q6IQ")  # of linux/tcp.h, up to the rate of delivery
-_ROUND_TRIP_US: Final = 8 + 15  # smoothed
+# The prefix of ``struct tcp_info`` of linux/tcp.h, up to the delivery rate.
+_TCP_INFO: Final = struct.Struct("=8B24I4Q6IQ")
+_ROUND_TRIP_US: Final = 8 + 15  # Smoothed.
 _LEAST_ROUND_TRIP_US: Final = 8 + 24 + 4 + 3
 _BYTES_PER_S: Final = _LEAST_ROUND_TRIP_US + 3
-_HAD_LITTLE_TO_SEND: Final = 7  # its lowest bit
+_HAD_LITTLE_TO_SEND: Final = 7  # The lowest bit (``delivery_rate_app_limited``).
 
 
 class Seen(NamedTuple):
-    """``round_trip_s``: the least of late. ``bytes_per_s``: 0 if that is not known. ``is_least``: there was never more
-    to carry, so that the way may well carry more."""
+    """Kernel's view of a TCP connection.
+
+    ``round_trip_s``: the recent minimum. ``bytes_per_s``: delivery rate, 0 if unknown. ``is_lower_bound``: the
+    connection never had enough traffic to fill the path, so the path may well be faster.
+    """
 
     round_trip_s: float
     bytes_per_s: float
@@ -23,7 +27,7 @@ class Seen(NamedTuple):
 
 
 def seen_of(connected: socket.socket) -> Seen | None:
-    """Ask the kernel; None if it doesn't say: this is no tcp, no Linux, or an old one. Raises OSError."""
+    """Query the kernel. Return None without TCP_INFO (no TCP, no Linux, or an old kernel). Raises OSError."""
     if connected.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
         return None
     told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)

@@ -1,4 +1,5 @@
-"""ZeroMQ sockets: every option with its reason, sending and receiving without waiting; listening ones; addresses."""
+"""ZeroMQ and TCP sockets: every option with its reason, sending and receiving without blocking, listening,
+endpoints."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ _MONITOR_EVENT: Final = struct.Struct("=hi")
 _WATCHED: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # we were told that our key opens nothing
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # hung up on before the end of it
-    | zmq.EVENT_CONNECT_RETRIED  # libzmq will connect again by itself
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # The other end rejected our key.
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # The other end closed the connection before the handshake was complete.
+    | zmq.EVENT_CONNECT_RETRIED  # libzmq will reconnect by itself.
 )
-_BACKLOG: Final = 1024  # who knocks while nobody looks waits there
+_BACKLOG: Final = 1024  # Connections that the kernel queues while this process does not accept.
 
 # Ports for data endpoints. A connect to a dead local port in the kernel's ephemeral range (32768 and up) can meet
 # itself and then never recovers (libzmq #4588), so endpoints that die and come back stay below.
@@ -38,19 +39,21 @@ DATA_PORTS: Final = range(20000, 32768)
 
 
 def set_options(made: Socket, limit_bytes: int, queue: int, linger_ms: int) -> None:
-    """Set what every socket gets."""
+    """Set the options that every socket gets."""
     made.set(zmq.LINGER, linger_ms)  # never -1: that would hang context.term()
     made.set(zmq.SNDHWM, queue)
     made.set(zmq.RCVHWM, queue)
-    made.set(zmq.MAXMSGSIZE, limit_bytes)  # per frame; whoever sends more is disconnected before it is allocated
-    made.set(zmq.HANDSHAKE_IVL, 3000)  # a port scanner holds a connection this long, not for ever
-    made.set(zmq.CONNECT_TIMEOUT, 3000)  # a host that swallows SYNs would cost minutes per attempt
-    made.set(zmq.RECONNECT_IVL, 100)  # a peer that restarts is found again at once …
-    made.set(zmq.RECONNECT_IVL_MAX, 500)  # … and one that stays away costs little: two SYNs a second
-    # A peer whose machine vanished sends no FIN: keepalive finds it when we are silent, TCP_MAXRT when we are not.
-    # TCP_MAXRT also cuts off a live peer that has not read for so long (its window is closed), with all that is queued;
-    # hence minutes, and who is frozen is for the beats to say, within a second. ZMTP heartbeats stay off for the same
-    # reason: at the high-water mark libzmq stops reading, misses the answer and drops a healthy connection.
+    # Per frame; a peer that sends more is disconnected before memory is allocated.
+    made.set(zmq.MAXMSGSIZE, limit_bytes)
+    made.set(zmq.HANDSHAKE_IVL, 3000)  # A port scanner occupies a connection this long, not for ever.
+    made.set(zmq.CONNECT_TIMEOUT, 3000)  # A host that drops SYNs would cost minutes per attempt.
+    made.set(zmq.RECONNECT_IVL, 100)  # A restarted peer is found quickly …
+    made.set(zmq.RECONNECT_IVL_MAX, 500)  # … and an absent one costs little: two SYNs a second.
+    # A peer whose machine vanished sends no FIN: keepalive detects it while we send nothing, TCP_MAXRT while we do.
+    # TCP_MAXRT also disconnects a live peer that has not read for that long (its window is closed), together with
+    # everything queued. That is why it is minutes: detecting frozen peers within a second is the job of the heartbeats.
+    # ZMTP heartbeats stay off for the same reason: at the high-water mark libzmq stops reading, misses the answer and
+    # drops a healthy connection.
     made.set(zmq.TCP_KEEPALIVE, 1)
     made.set(zmq.TCP_KEEPALIVE_IDLE, 30)
     made.set(zmq.TCP_KEEPALIVE_INTVL, 10)
@@ -59,10 +62,10 @@ def set_options(made: Socket, limit_bytes: int, queue: int, linger_ms: int) -> N
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at ``host`` (an IPv6 address with or without brackets). Port 0: any free one. If systemd
-    has handed one over that listens there, it is that.
+    """Return a socket that listens at ``host`` (an IPv6 address with or without brackets). Port 0: any free one.
 
-    Raises ConfigError when the port is in use or the address is not this machine's.
+    If systemd has passed a socket for this address, that one is returned. Raises ConfigError when the port is in use or
+    the address is not this machine's.
     """
     try:
         return handed.take(host, port) or _listening(host, port)
@@ -75,9 +78,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_free_port(host: str, ports: range = DATA_PORTS) -> socket.socket:
-    """A socket that listens at any free port of ``ports``. Raises ConfigError when all are taken.
+    """Return a socket that listens at any free port of ``ports``. Raises ConfigError when all are taken.
 
-    Starts anywhere: workers that start together, or again after a crash, seldom try the same port.
+    Starts at a random port: workers that start together, or restart after a crash, rarely try the same one.
     """
     start = random.SystemRandom().randrange(len(ports))
     for offset in range(len(ports)):
@@ -94,7 +97,8 @@ def _listening(host: str, port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who was there before may still say goodbye
+        # Connections of a previous process may still be in TIME_WAIT.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host.strip("[]"), port))
         made.listen(_BACKLOG)
     except OSError:
@@ -104,7 +108,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def endpoint_of(listening: socket.socket) -> str:
-    """Where it listens."""
+    """Return the endpoint of a listening socket."""
     host, port = listening.getsockname()[:2]
     return _endpoint(host, port)
 
@@ -118,8 +122,11 @@ def _endpoint(host: str, port: int) -> str:
 
 
 def unlocked(made: Socket, endpoint: str, pair: KeyPair | None) -> str:
-    """Set what the door in ``endpoint`` asks for: a word, or keys. Returns the address to connect to. Raises
-    ConfigError for a door with a lock if we have no keys, and for a word that is none."""
+    """Configure authentication as the endpoint requires: a token (PLAIN) or key pairs (CURVE). Return the address to
+    connect to.
+
+    Raises ConfigError if the endpoint requires keys and this machine has none, and for an invalid token.
+    """
     address, key = address_and_key(endpoint)
     try:
         if (door := public_key_in(key)) is None:
@@ -127,18 +134,18 @@ def unlocked(made: Socket, endpoint: str, pair: KeyPair | None) -> str:
                 made.set(zmq.PLAIN_USERNAME, USERNAME)
                 made.set(zmq.PLAIN_PASSWORD, key)
         elif pair is None:
-            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+            raise ConfigError(f"{address} requires a key, and this machine has none for it: join with --join")
         else:
             made.set(zmq.CURVE_SERVERKEY, bytes.fromhex(door))
             made.set(zmq.CURVE_PUBLICKEY, bytes.fromhex(pair.public))
             made.set(zmq.CURVE_SECRETKEY, bytes.fromhex(pair.secret))
     except zmq.ZMQError as error:
-        raise ConfigError(f"the key in an endpoint at {address} is none: {error.strerror}") from None
+        raise ConfigError(f"the key in an endpoint at {address} is invalid: {error.strerror}") from None
     return address
 
 
 def connect(made: Socket, endpoint: str) -> None:
-    """Connect, now or whenever the other end is there. Raises ConfigError when ``endpoint`` is none."""
+    """Connect now, or as soon as the other end is there. Raises ConfigError for an invalid ``endpoint``."""
     if "[" in endpoint:
         made.set(zmq.IPV6, 1)
     try:
@@ -148,12 +155,13 @@ def connect(made: Socket, endpoint: str) -> None:
 
 
 def send_now(made: Socket, frames: Sequence[Bytes]) -> bool:
-    """Send without waiting. False: nobody to send to, or the queue is full; then nothing was sent at all."""
+    """Send without blocking. Return False if no peer is connected or the queue is full; then nothing was sent at
+    all."""
     try:
-        # Not copied above 64 KB (pyzmq's threshold); below that, a copy is cheaper than the bookkeeping.
+        # Frames above 64 KB (pyzmq's threshold) are not copied; below, a copy is cheaper than the bookkeeping.
         made.send_multipart(frames, zmq.DONTWAIT, copy=False)
     except zmq.Again:
-        # Between two looks at its events a socket may not have noticed that it is connected or has room again.
+        # Until its events are queried, a socket may not notice that it is connected or has space again.
         return has(made, zmq.POLLOUT) and _send_again(made, frames)
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
@@ -171,7 +179,7 @@ def _send_again(made: Socket, frames: Sequence[Bytes]) -> bool:
 
 
 def receive_now(made: Socket) -> list[zmq.Frame] | None:
-    """Receive without waiting; None: nothing there. Frames are kept in place: their buffers are libzmq's."""
+    """Receive without blocking; None if there is no message. Frames are not copied: their buffers belong to libzmq."""
     try:
         return made.recv_multipart(zmq.DONTWAIT, copy=False)
     except zmq.Again:
@@ -179,36 +187,39 @@ def receive_now(made: Socket) -> list[zmq.Frame] | None:
 
 
 def has(made: Socket, event: int) -> bool:
-    """Is ``event`` (POLLIN, POLLOUT) true now? Asking also makes the socket notice what its I/O thread has done."""
+    """Whether ``event`` (POLLIN, POLLOUT) is set now. The query also makes the socket process the work of its I/O
+    thread."""
     return bool(int(made.get(zmq.EVENTS)) & event)
 
 
 def descriptor(made: Socket) -> int:
-    """Return what an event loop watches on behalf of the socket."""
+    """Return the file descriptor that an event loop watches for this socket."""
     return int(made.get(zmq.FD))
 
 
 class Monitor:
-    """Tells what happens to a socket's connections, in order. Must be closed before its socket: a forgotten one hangs
-    ``context.term()``."""
+    """Stream of connection events of a ZeroMQ socket, in order.
+
+    Must be closed before its socket: an open one blocks ``context.term()`` for ever.
+    """
 
     def __init__(self, context: Context, watched: Socket) -> None:
         self._watched = watched
         endpoint = f"inproc://monitor-{secrets.token_hex(8)}"
         self.socket = context.socket(zmq.PAIR)
-        # No bound on purpose: at a bound the I/O thread would wait for us inside a lock that close() needs. A few short
-        # events per connection can't pile up to much.
+        # Unbounded on purpose: at a limit the I/O thread would block inside a lock that close() needs. A few short
+        # events per connection can't accumulate to much.
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.set(zmq.LINGER, 0)
         try:
             watched.monitor(endpoint, _WATCHED)
             self.socket.connect(endpoint)
-        except zmq.ZMQError:  # no descriptor for it
+        except zmq.ZMQError:  # No free file descriptor.
             self.socket.close()
             raise
 
     def events(self) -> Iterator[zmq.Event]:
-        """Yield what has happened since the last call; does not wait."""
+        """Yield the events since the last call; does not block."""
         if not has(self.socket, zmq.POLLIN):
             return
         receive = self.socket.recv
@@ -217,7 +228,7 @@ class Monitor:
                 event = receive(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            receive(zmq.DONTWAIT)  # the endpoint; both parts come together
+            receive(zmq.DONTWAIT)  # The endpoint; both parts arrive together.
             yield zmq.Event(_MONITOR_EVENT.unpack(event)[0])
 
     def close(self) -> None:

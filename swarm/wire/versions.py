@@ -1,10 +1,12 @@
-"""Versions of the protocol: what each added, and how this build says something to one that knows less.
+"""Protocol versions: what each one added, and how this build encodes a message for an older peer.
 
-Builds of one version say exactly the same; a test holds every version to a name of its messages (``schema``). A version
-only adds: kinds of messages, and fields with a default to kinds that there are. So whoever is newer understands what an
-older one says, and leaves out what that one does not know. What an older one would misunderstand without it is not said
-to it at all, but refused in words. Nothing is added to small records (arrays): a new one takes their place.
-Steps between stages are said as of the version that made them; the day they change, ``Prepare`` must say how.
+All builds of one version have exactly the same messages; a test compares each version with its schema digest
+(``schema``). A version only adds: kinds of messages, and fields with a default to existing kinds. A newer peer
+therefore understands every message of an older one, and leaves out what the older one lacks. A message that the older
+peer would misunderstand without the new field is not sent to it: encoding it raises an error that names the remedy.
+Small records (arrays) never get new fields; a new record replaces them.
+
+Steps between stages are encoded in the version that defined them. When they change, ``Prepare`` must name the version.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from swarm.wire.messages import OLDEST_VERSION, PROTOCOL_VERSION
 
 VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
 
-# By version: the kinds and fields (``kind.field``, ``kind.field.part``) that it added, and whether an older peer may do
-# without.
+# Per version: the kinds and fields (``kind.field``, ``kind.field.part``) that it added. True: an older peer may go
+# without it.
 ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     2: {
         "hello.build": True,
@@ -46,12 +48,13 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
 
 
 def common(theirs: Iterable[int]) -> int | None:
-    """The newest version that both speak."""
+    """Return the newest version that both sides support, or None."""
     return max(set(theirs) & set(VERSIONS), default=None)
 
 
 def as_of(version: int, kind: str, header: bytes) -> bytes:
-    """A message's header as an older version has it. Raises WireError if it can't be said so."""
+    """Return a message's header in the encoding of an older version. Raises WireError if that version can't express
+    it."""
     added = [(newer, name) for newer in VERSIONS if newer > version for name in ADDED[newer] if _is_of(name, kind)]
     if not added:
         return header
@@ -59,14 +62,16 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
     for newer, name in added:
         value = _taken_out(fields, name.split(".")[1:], version)
         if value and not ADDED[newer][name]:
-            raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
+            raise WireError(f"{name} needs version {newer} of the protocol, the peer supports {version}: upgrade it")
     fields["v"] = min(fields["v"], version)
     return msgspec.msgpack.encode(fields)
 
 
 def _taken_out(fields: dict[str, Any], path: list[str], version: int) -> object:
-    """Take a field out; return its value. One that is not there has its default; a whole kind (no path) is said. A
-    message within the message is then of that version, too."""
+    """Remove a field and return its value: False if it is absent (its default), True for a whole kind (empty path).
+
+    A message nested in the message is converted to the older version, too.
+    """
     if not path:
         return True
     for part in path[:-1]:

@@ -38,7 +38,7 @@ async def test_a_worker_whose_steps_fail_for_good_is_out(bench: Bench, place: in
     async with bench.under_load(warm=0):
         node = await bench.until_out(name)
     assert node["verdict"] == "failed"
-    assert "a fault was asked for at step.computes" in node["evidence"]
+    assert "an injected fault at step.computes" in node["evidence"]
     after = await bench.figures()
     assert after["steps_failed"] - before.get("steps_failed", 0) <= 3
     assert after["workers_lost"] == before.get("workers_lost", 0) + 1

@@ -237,7 +237,7 @@ async def test_too_large_a_frame_ends_the_connection(router: RouterChannel, deal
     assert await soon(anext(dealer)) is Link.UP
     assert dealer.send([bytes(LIMIT + 1)])
     overstepped = await soon(anext(router))
-    assert overstepped == Overstepped(b"me", f"a frame of {LIMIT + 1} bytes was announced, this door takes {LIMIT}")
+    assert overstepped == Overstepped(b"me", f"a frame of {LIMIT + 1} bytes was announced, the limit is {LIMIT}")
     assert router.send(b"me", [b"why"])  # it may be told, before it is hung up on
     assert await soon(anext(dealer)) == [b"why"]
     assert await soon(anext(router)) == PeerLost(b"me")

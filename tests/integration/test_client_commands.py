@@ -520,8 +520,8 @@ def test_traces_for_people_and_programs(broker: FakeBroker, capsys: pytest.Captu
         "w0 0–3",
         "2.0 KiB",
         "15 10.00 2.50 2.50 5.00 5.00 24 10.00",
-        "8 tokens between them are left out",
-        "no token of it is traced",
+        "8 tokens between them are omitted",
+        "no token is traced",
     ):
         assert text in shown, shown
     assert swarmctl(["trace", "--json"]) == 0
@@ -550,7 +550,7 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert pauses == [1.5, 1.5]
     assert shown.count("pipeline, sizes") == 2
-    assert "since the last look: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
+    assert "since the last refresh: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
     pauses.clear()
     watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
@@ -693,7 +693,7 @@ class Terminal(io.StringIO):
     [
         (["plan", "--cap", "w1=0"], 2, "--cap takes WORKER=N, at least 1"),
         (["plan", "--pin", "w1=5-2"], 2, "--pin takes WORKER=FIRST-LAST"),
-        (["plan", "--apply", "--without", "w1"], 2, "only suppose"),
+        (["plan", "--apply", "--without", "w1"], 2, "only preview"),
         (["--url", "tcp://127.0.0.1:20001", "status"], 1, "no broker answers at tcp://127.0.0.1:20001"),
         (["join", "--count", "0"], 2, "--count"),
         (["join", "--memory-limit", "lots"], 2, "--memory-limit takes a size"),

@@ -247,7 +247,7 @@ def test_who_governs_has_others_change_their_keys(hosts: dict[str, Host]) -> Non
             assert row_of(name)["is_rotating"]
             text_of(c)
         until(lambda name=name, former=former: row_of(name)["key"] != former, f"{name} has another key")  # type: ignore[misc]
-        until(lambda name=name: not row_of(name)["is_rotating"], "the old one opens nothing")  # type: ignore[misc]
+        until(lambda name=name: not row_of(name)["is_rotating"], "the old one is refused")  # type: ignore[misc]
     until(lambda: "far" in stages(a), "the same process serves with its new key")
     assert text_of(c) == text_of(a)
 

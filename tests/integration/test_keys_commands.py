@@ -122,7 +122,7 @@ def test_without_a_broker_the_files_keys_are_shown(capsys: pytest.CaptureFixture
     assert [row["name"] for row in body["keys"]] == ["alice"]
     assert "no broker answers" in body["problem"]
     assert swarmctl(["keys", "list"]) == 0
-    assert "of machines' keys nothing is known: no broker answers" in capsys.readouterr().out
+    assert "machines' keys are unknown: no broker answers" in capsys.readouterr().out
     assert "no broker answers" in failed(capsys, "keys", "revoke", "far")
     assert shown(capsys, "keys", "revoke", "alice")["kind"] == "api"
 
@@ -197,9 +197,9 @@ def test_the_brokers_key_is_changed_and_who_does_not_know_it_is_named(
     """While the old one is answered to, when all know the new one, and when somebody is shut out."""
     key, far = "cd" * 32, ["far (worker)"]
     for now, body, words in (
-        (False, {"is_over": False, "behind": far, "shut_out": []}, "until these know it, too: far (worker)"),
-        (False, {"is_over": True, "behind": [], "shut_out": []}, "everybody knows it; the old one is put away"),
-        (True, {"is_over": True, "behind": [], "shut_out": far}, "shut out, for they know the old one only: far"),
+        (False, {"is_over": False, "behind": far, "shut_out": []}, "until these have the new one: far (worker)"),
+        (False, {"is_over": True, "behind": [], "shut_out": []}, "all members have it; the old one is retired"),
+        (True, {"is_over": True, "behind": [], "shut_out": far}, "locked out, because they have only the old one: far"),
     ):
         broker.reports["rotate_broker"] = Report(what="rotate_broker", ok=True, body={"key": key, **body})
         more = ["--now"] if now else []
@@ -240,7 +240,7 @@ def test_the_list_says_who_does_not_know_the_brokers_key(
     assert "expired" not in out
     members = [{**MEMBERS[0], "knows_broker": False}, {**MEMBERS[1], "knows_broker": True}]
     late = [{**OPEN[0], "expired": True, "expires_in_s": -60.0, "knows_broker": True}]
-    for former, words in (("ef" * 8, "rotate --broker --now"), ("", "revoke it, and invite it anew")):
+    for former, words in (("ef" * 8, "rotate --broker --now"), ("", "revoke them, and invite them again")):
         body = {"members": members, "invitations": late, "key": BROKER, "locked": True, "former_key": former}
         broker.reports["keys"] = Report(what="keys", ok=True, body=body)
         assert swarmctl(["keys", "list"]) == 0

@@ -181,7 +181,7 @@ def test_top_of_a_real_swarm(served: Served) -> None:
         terminal.press("d")
         terminal.until(holds(f"drain worker {name}? y: yes, any other key: no"))
         terminal.press("n")
-        terminal.until(holds("left as it was"))
+        terminal.until(holds("cancelled"))
         terminal.press("jj")
         [line] = [line for line in terminal.until(lambda lines: lines[8].startswith(">")) if "somebody" in line]
         terminal.press("c")

@@ -155,16 +155,16 @@ async def test_a_broker_of_the_former_build(swarm: Processes, version: int) -> N
         tokens = await answer(client)
         assert len(tokens) == 24
         if version == 1:
-            told = r"stop_worker\.again is of version 2 of the protocol, the peer speaks 1"
+            told = r"stop_worker\.again needs version 2 of the protocol, the peer supports 1"
             with pytest.raises(Exception, match=told):
                 await client.stop_worker("w0", again=True)
         stream = client.stream(PROMPT, max_tokens=500, ignore_eos=True, request_id="left")
         await anext(stream)
         submits = await asyncio.wait_for(asyncio.gather(*(client.recall("left") for _ in range(4))), 20)
         assert {submit.request_id for submit in submits} == {"left"}
-        with pytest.raises(Exception, match=rf"look_up is of version 3 of the protocol, the peer speaks {version}"):
+        with pytest.raises(Exception, match=rf"look_up needs version 3 of the protocol, the peer supports {version}"):
             await client.look_up("left")
-        with pytest.raises(Exception, match=r"submit\.keep_s is of version 3"):
+        with pytest.raises(Exception, match=r"submit\.keep_s needs version 3"):
             await client.generate(PROMPT, max_tokens=1, keep_s=5.0)
         await stream.aclose()
         assert await answer(client) == tokens

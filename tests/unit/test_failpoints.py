@@ -103,9 +103,9 @@ def test_what_happened_is_written_down(tmp_path: Path) -> None:
     [
         ("nonsense", "write it as"),
         ("step.nowhere=kill", "no place"),
-        ("step.sent=dance", "what can happen there"),
-        ("step.sent=nan", "what can happen there"),
-        ("advertise=kill", "what can happen there"),
+        ("step.sent=dance", "the actions there"),
+        ("step.sent=nan", "the actions there"),
+        ("advertise=kill", "the actions there"),
         ("step.sent=stall", "takes a number"),
         ("step.sent=kill:3", "takes no number"),
     ],

@@ -368,7 +368,7 @@ def test_an_index_cannot_name_what_it_likes(hub: Hub, run: Run) -> None:
     """Neither pickles nor files elsewhere are fetched because an index says so."""
     for name in ("pytorch_model.bin", "../../../stolen.safetensors", 7):
         hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": name}}).encode()
-        assert "which is not a safetensors file beside it" in error_of(run(NAME, endpoint=hub.endpoint))
+        assert "which is not a safetensors file in the same folder" in error_of(run(NAME, endpoint=hub.endpoint))
 
 
 def test_a_download_that_is_cut_off(hub: Hub, run: Run) -> None:
@@ -482,7 +482,7 @@ def test_an_index_names_files_beside_it(tmp_path: Path, name: object) -> None:
     """And only those that are weights."""
     index = {"weight_map": {"a": "model.safetensors", "b": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match="not a safetensors file beside it"):
+    with pytest.raises(ModelError, match="not a safetensors file in the same folder"):
         hub_module.shards_of(tmp_path)
 
 
@@ -500,7 +500,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, run: Run, tmp_path: Path) -> N
 def test_something_else_at_the_endpoint(hub: Hub, run: Run) -> None:
     """A web server that is no hub."""
     hub.refusal = (200, "")
-    assert "is no model hub; correct HF_ENDPOINT" in error_of(run(NAME, endpoint=hub.endpoint))
+    assert "is not a model hub; correct HF_ENDPOINT" in error_of(run(NAME, endpoint=hub.endpoint))
 
 
 @pytest.mark.parametrize("model", ["/no/such/model", "./somebody/tiny", "a/b/c", "nobody", "some body/tiny", "a/b@"])

@@ -1,4 +1,8 @@
-"""Looking at a swarm: ``events`` again and again (what happened between two looks is decided by ``govern.events``;
-``follow`` asks, waits and prints), ``doctor`` once (``ailments``, ``workers``, ``ways`` judge by the broker's reports),
-``versions`` which processes are of which build (``version`` asks them), ``settings`` by which settings one runs;
-``gateways`` asks one of those by HTTP."""
+"""Inspection commands of ``swarmctl``.
+
+* ``follow`` (``events``): polls the broker and prints what has changed (``govern.events`` compares);
+* ``doctor``: checks the broker's reports once, with ``diagnostics``, ``workers`` and ``links``;
+* ``version`` and ``versions``: the builds of all processes;
+* ``settings``: the settings of a running process;
+* ``gateways``: HTTP queries to a gateway.
+"""

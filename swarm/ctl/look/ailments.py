@@ -1,4 +1,4 @@
-"""What a running swarm suffers from, by its own reports, and what to do about it. Pure."""
+"""Problems of a running swarm, found in its own reports, each with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swarm.ctl.look.workers import of_held_back, of_refused, of_workers
 from swarm.govern.rows import Row, counted, is_here, lets_them, may_have_layers, number, rows_of
 from swarm.wire.messages import Json
 
-OFF: Final = 0.25  # part by which a stage's steps may be another length than predicted
+OFF: Final = 0.25  # Fraction by which a stage's step time may differ from the prediction.
 ENOUGH_STEPS: Final = 32
 FULL: Final = 0.95
 
 
 class Reports(NamedTuple):
-    """The broker's answers, asked at about the same time."""
+    """The broker's reports, queried at about the same time."""
 
     status: Json
     nodes: Json
@@ -26,7 +26,7 @@ class Reports(NamedTuple):
 
 
 def ailments(reports: Reports) -> list[Finding]:
-    """The swarm as a whole first, then worker by worker and way by way, then how it keeps to what was predicted."""
+    """Return all findings: the swarm as a whole, then each worker and each connection, then predictions."""
     nodes = reports.nodes
     of_all = [*_whole(reports.status, nodes), *_builds(reports), *of_held_back(nodes)]
     of_each = [*of_workers(nodes), *of_refused(nodes), *of_ways(nodes), *of_clocks(nodes)]
@@ -39,48 +39,46 @@ def _whole(status: Row, nodes: Row) -> Iterator[Finding]:
         yield Finding("serving", "ok", text)
     else:
         waits = status.get("waits_for") or "a plan"
-        yield Finding("serving", "trouble", f"it does not serve: it waits for {waits}", _of_waiting(str(waits), nodes))
+        yield Finding(
+            "serving", "trouble", f"the swarm does not serve: it waits for {waits}", _of_waiting(str(waits), nodes)
+        )
     if status.get("journal_problem"):
-        remedy = "make room for the broker's state directory, or mend its disk; until then nothing is accepted"
+        remedy = "free space for the broker's state directory, or repair its disk; until then no request is accepted"
         yield Finding("journal", "trouble", str(status["journal_problem"]), remedy)
     if status.get("connections_problem"):
         yield Finding("doors", "trouble", str(status["connections_problem"]), "raise the broker's limit (ulimit -n)")
     for note in _texts(status.get("journal_notes")):
-        yield Finding("journal", "note", note, "docs/recovery.md tells what was kept")
+        yield Finding("journal", "note", note, "docs/recovery.md explains what was kept")
     for note in _texts(status.get("connections_notes")):
-        yield Finding("doors", "note", note, "see who knocks so often")
+        yield Finding("doors", "note", note, "find the clients that connect so often")
     yield from _queue(status)
 
 
 def _of_waiting(waits_for: str, nodes: Row) -> str:
-    """What to do about it: let those have layers who are held back by hand, where nobody else may or they are named."""
+    """Return the remedy: uncordon workers, if only cordoned ones could take the layers or the reason names them."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     is_cure = "uncordon" in waits_for or not any(map(may_have_layers, here))
     lets = lets_them(here) if is_cure else ""
-    return (
-        f"{lets} lets them have layers again; swarmctl nodes shows them" if lets else "swarmctl nodes says who is here"
-    )
+    return f"{lets} allows them to get layers again; see swarmctl nodes" if lets else "see swarmctl nodes"
 
 
 def _queue(status: Row) -> Iterator[Finding]:
     waiting, capacity = number(status, "num_queued"), number(status, "kv_capacity")
     if not waiting:
-        yield Finding("queue", "ok", f"nobody waits, {number(status, 'num_running'):.0f} run")
+        yield Finding("queue", "ok", f"none wait, {number(status, 'num_running'):.0f} run")
     elif capacity and number(status, "kv_reserved") >= FULL * capacity:
-        text = f"{waiting:.0f} wait: there is no more room for keys and values ({capacity:.0f} positions)"
-        yield Finding("queue", "note", text, "another worker, or more memory (swarmctl plan: who binds all)")
+        text = f"{waiting:.0f} wait: the KV capacity is used up ({capacity:.0f} positions)"
+        yield Finding("queue", "note", text, "add a worker, or memory (swarmctl plan shows the limiting worker)")
     else:
-        yield Finding("queue", "note", f"{waiting:.0f} wait", "swarmctl stats says for what; another worker helps")
+        yield Finding("queue", "note", f"{waiting:.0f} wait", "swarmctl stats shows for what; another worker helps")
 
 
 def _builds(reports: Reports) -> Iterator[Finding]:
     rows = rows_of(versions(reports.status, reports.nodes).get("processes"))
     strange = [str(row["process"]) for row in rows if row["unlike"]]
     if strange:
-        text = f"of another build than the broker: {', '.join(strange)}"
-        yield Finding(
-            "builds", "note", text, "swarmctl version shows them, swarmctl upgrade --rolling makes them alike"
-        )
+        text = f"builds that differ from the broker's: {', '.join(strange)}"
+        yield Finding("builds", "note", text, "swarmctl version shows them, swarmctl upgrade --rolling updates them")
     else:
         yield Finding("builds", "ok", f"all of {reports.status.get('version')}")
 
@@ -101,12 +99,14 @@ def _predictions(plan: Row) -> Iterator[Finding]:
 
 
 def _off(text: str, times: float) -> tuple[str, str]:
-    """What is said of a stage that takes so many times as long as predicted, and why that may be. A plan is compared
-    with what it was made with, so nobody's order mends it: the next one is made with what was seen."""
-    next_one = "the next plan reckons with what was seen"
+    """Return text and remedy for a stage whose steps take ``times`` as long as predicted.
+
+    A plan keeps the costs that it was made with, so no command corrects it; the next plan uses the measured times.
+    """
+    next_one = "the next plan uses the measured times"
     if times > 1:
-        return f"{text}: {times - 1:.0%} slower", f"see what else uses its cores or memory; {next_one}"
-    why = "nothing to do: when it measured itself, at its start, something else used its cores"
+        return f"{text}: {times - 1:.0%} slower", f"check what else uses its cores or memory; {next_one}"
+    why = "nothing to do: something else used its cores when it measured itself at its start"
     return f"{text}: {1 - times:.0%} quicker", f"{why}; {next_one}"
 
 

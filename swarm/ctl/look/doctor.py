@@ -1,4 +1,4 @@
-"""``swarmctl doctor``: what a running swarm suffers from, with what to do."""
+"""``swarmctl doctor``: problems of a running swarm, with remedies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm.cli.output import EXIT_FAILED, print_json
 
 
 def doctor(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """What this swarm suffers from, with what to do about it; nothing is changed.
+    """Check this swarm: list problems with remedies; change nothing.
 
-    A line for each finding: what is right, what is worth knowing (·), and what is in the way (!). Builds, queue and
-    journal, each worker's health and way to the broker, stages predicted beside measured. Exit code 1 if anything is in
-    the way. Of a machine by itself: swarm doctor, there.
+    One line per finding: fine, worth knowing (·), or a problem (!). Covers builds, queue and journal, each worker's
+    health and connection to the broker, and stages' predicted and measured times. Exit code 1 if there is a problem. To
+    check a single machine, run swarm doctor there.
     """
     from swarm.cli.doctor.command import lines
     from swarm.ctl.look.ailments import Reports, ailments

@@ -1,4 +1,5 @@
-"""``swarmctl events``: what happens in a swarm, a line each; ``--follow`` until Ctrl-C, or until nobody reads."""
+"""``swarmctl events``: events of a swarm, one line each; ``--follow`` until Ctrl-C, or until the output's reader is
+gone."""
 
 from __future__ import annotations
 
@@ -18,25 +19,25 @@ if TYPE_CHECKING:
     from swarm.client.blocking import Client
     from swarm.govern.events import Event, Look
 
-AWAY_S: Final = 1.0  # without an answer, until it is told that the broker is away
+AWAY_S: Final = 1.0  # Without an answer, until the broker is reported as away.
 
 
 def events(
     context: typer.Context,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also over a restart of the broker.")
+        bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C, even across a restart of the broker.")
     ] = False,
     every: Annotated[
         float,
-        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="How often to look, with --follow."),
+        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="Polling interval, with --follow."),
     ] = 0.5,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What has happened: workers that came, went or are not well, recoveries, plans, problems; a line each.
+    """Show events: workers that joined, left or are unhealthy, recoveries, plans, problems; one line each.
 
-    It looks every half second, and tells what has changed. What the broker still knows of before comes first, without
-    a time. With --json, a line is an object with event, text, time (null: before the first look), and of what it is.
+    Polls every half second and prints changes. Earlier events that the broker still has come first, without a time.
+    With --json, each line is an object with event, text, time (null: before the first poll), and details.
     """
     outer = context.obj
     with open_client(context, url or outer.url, away_s=AWAY_S) as client:
@@ -44,14 +45,16 @@ def events(
             for event, at in told(client, every if follow else None):
                 print(line(event, at, as_json=as_json or outer.as_json), flush=True)
         except KeyboardInterrupt:
-            return  # the way to end it, and no failure
+            return  # The normal way to end it.
 
 
 def told(
     client: Client, every_s: float | None, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[Event, float | None]]:
-    """What is known at first, then what happens, with the time of the look. None: only the first look. An absence at
-    the first look is an error, as everywhere; later ones are waited out."""
+    """Yield the known events, then new ones, with the time of the poll; None for events of the first poll.
+
+    An unreachable broker is an error at the first poll; later absences are waited out.
+    """
     from swarm.errors import RequestTimeout, Unavailable
     from swarm.govern.events import AWAY, NOTHING, after_absence, happened, remembered
 
@@ -88,12 +91,13 @@ def line(event: Event, at: float | None, *, as_json: bool) -> str:
 
 
 def _end_if_nobody_reads() -> None:
-    """Raise BrokenPipeError if the reader of our output has gone: nothing may happen that would tell, for hours."""
+    """Raise BrokenPipeError if the reader of our output is gone. Without this check a quiet swarm would hide that for
+    hours."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         gone = any(seen & (select.POLLERR | select.POLLHUP) for _, seen in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
+    except (OSError, ValueError, AttributeError):  # No descriptor, or a system without poll.
         return
     if gone:
         raise BrokenPipeError

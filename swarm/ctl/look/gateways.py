@@ -1,4 +1,4 @@
-"""Ask a gateway what only itself knows, over HTTP: the broker doesn't know of its gateways."""
+"""HTTP queries to a gateway, for information that the broker lacks: it has no list of its gateways."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def key_in(variable: str | None) -> str:
-    """The API key that a variable of the environment holds; empty: none is named. Raises BadParameter."""
+    """Return the API key in an environment variable; empty if no variable is named. Raises BadParameter."""
     if variable is not None and not os.environ.get(variable):
         raise typer.BadParameter(f"--api-key-env names a variable that holds the key, and {variable} is empty or unset")
     return os.environ[variable] if variable is not None else ""
 
 
 def asked(address: str, path: str, key: str) -> Json:
-    """What the gateway at this address answers. Raises BadParameter, Unavailable, or RequestFailed in its words."""
+    """Return the gateway's JSON answer. Raises BadParameter, Unavailable, or RequestFailed with the gateway's error
+    text."""
     from swarm.errors import RequestFailed, Unavailable
 
     parts = urlsplit(address)
@@ -39,19 +40,19 @@ def asked(address: str, path: str, key: str) -> Json:
         with urllib.request.urlopen(question, timeout=_PATIENCE_S) as answer:
             body = json.loads(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
-        raise RequestFailed(f"the gateway at {address} says {error.code}: {_words(error)}") from None
+        raise RequestFailed(f"the gateway at {address} answers {error.code}: {_words(error)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise Unavailable(f"no gateway answers at {address} ({reason})") from None
     except http.client.HTTPException:
-        raise Unavailable(f"no gateway answers at {address} (what is there speaks no HTTP)") from None
+        raise Unavailable(f"no gateway answers at {address} (it is not an HTTP server)") from None
     if not isinstance(body, dict):
-        raise RequestFailed(f"what answers at {address} is no gateway of Swarm's")
+        raise RequestFailed(f"{address} is not a gateway of Swarm")
     return body
 
 
 def _words(error: urllib.error.HTTPError) -> str:
-    """Why it refuses; no such path is there where gateway.console is off."""
+    """Return the error text in the response. (If gateway.console is off, the path does not exist.)"""
     try:
         return str(json.loads(error.read(_MOST_BYTES))["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""``swarmctl config show``: by which settings a running process runs, asked of itself."""
+"""``swarmctl config show``: the settings of a running process, queried from the process itself."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def show(  # noqa: PLR0917 (options are parameters)
         typer.Option(
             "--worker",
             metavar="NAME",
-            help="Of this worker. [default: of the broker]",
+            help="Show this worker's settings. [default: the broker's]",
             show_default=False,
             autocompletion=worker_names,
         ),
     ] = "",
     gateway: Annotated[
         str,
-        typer.Option("--gateway", metavar="URL", help="Of the gateway at http://HOST:PORT.", show_default=False),
+        typer.Option(
+            "--gateway", metavar="URL", help="Show those of the gateway at http://HOST:PORT.", show_default=False
+        ),
     ] = "",
     api_key_env: Annotated[
         str | None,
@@ -43,15 +45,15 @@ def show(  # noqa: PLR0917 (options are parameters)
             "--api-key-env", metavar="VARIABLE", help="With --gateway: the variable that holds an admin's API key."
         ),
     ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what is not at its default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their defaults.")] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """By which settings the broker runs, or a worker, or a gateway: each value that it reads, and where it comes from.
-    Passwords are hidden.
+    """Show the settings of the broker, a worker or a gateway: each value in effect and its source. Passwords are
+    hidden.
 
-    A broker's and a gateway's are those of now, after a reload too; a worker's, those that it had when it joined. What
-    a process would get that is started here and now: swarm config show.
+    A broker's and a gateway's are current, including reloads; a worker's are those at its join. For the settings of a
+    process that would be started here now, use swarm config show.
     """
     from swarm.cli.about.show import lines
     from swarm.cli.output import print_json

@@ -1,4 +1,4 @@
-"""``swarmctl version``: asks broker and gateways of which build they are, and shows it."""
+"""``swarmctl version``: query the builds of broker, workers and gateways, and display them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def version(
         typer.Option(
             "--gateway",
             metavar="URL",
-            help="Ask the gateway at http://HOST:PORT, too (may be repeated): the broker doesn't know of its gateways.",
+            help="Include the gateway at http://HOST:PORT (may be repeated): the broker has no list of gateways.",
             show_default=False,
         ),
     ] = None,
@@ -28,8 +28,8 @@ def version(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Of which build every process is: the broker, its workers, gateways that are named, and this command; unlike ones
-    are pointed out."""
+    """Show the build of every process: the broker, its workers, named gateways, and this command. Differences are
+    pointed out."""
     from swarm.cli.output import console, print_json
     from swarm.ctl.look.versions import drawn, versions
 

@@ -1,4 +1,4 @@
-"""``swarmctl version``: of which build every process is. Pure, but for this process's own."""
+"""Comparison of the builds of all processes, for ``swarmctl version``. Pure, except for this process's own build."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from swarm.wire.schema import schema
 
 
 def versions(status: Json, nodes: Json, gateways: Mapping[str, Json] | None = None) -> Json:
-    """A row for each process: the broker, workers that are there, gateways by their addresses with what they tell, and
-    this one. ``messages`` names the messages that a build knows, ``protocol`` the versions of the protocol that it
-    speaks; null: it is of before that was told. ``unlike``: what it has otherwise than the broker. ``out``: workers
-    that are missing, of which nothing is known."""
+    """Return a row for each process: the broker, present workers, gateways by address, and this one.
+
+    ``messages``: schema digest of the build; ``protocol``: protocol versions it supports; null: the build is too old to
+    report them. ``unlike``: the fields that differ from the broker's. ``out``: missing workers, whose builds are
+    unknown.
+    """
     here = Greeting(schema=schema())
     broker = _row("broker", status.get("version"), status.get("protocol"), status.get("messages"))
     rows = sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
@@ -47,7 +49,7 @@ def _row(process: str, version: object, protocol: object, messages: object) -> J
 
 
 def _unlike(broker: Mapping[str, object], row: Mapping[str, object]) -> list[str]:
-    """What is not told is not compared."""
+    """Return the fields that differ from the broker's; missing values are not compared."""
     known = [key for key in ("version", "protocol", "messages") if broker[key] is not None and row[key] is not None]
     return [key for key in known if broker[key] != row[key]]
 
@@ -61,16 +63,16 @@ def drawn(body: Json) -> RenderableType:
         protocol = row["protocol"]
         spoken = ", ".join(map(str, protocol)) if isinstance(protocol, list) else None
         table.add_row(
-            *(Text(str(part or "not told")) for part in (row["process"], row["version"], spoken, row["messages"]))
+            *(Text(str(part or "unknown")) for part in (row["process"], row["version"], spoken, row["messages"]))
         )
     strange = [row for row in rows if row["unlike"]]
-    told = [f"· {row['process']} is of another build than the broker, by {_words(row['unlike'])}" for row in strange]
+    told = [f"· {row['process']} has another build than the broker: other {_words(row['unlike'])}" for row in strange]
     silent = [str(row["process"]) for row in rows if row["messages"] is None]
     if silent:
-        told.append(f"· of before that was told: {_words(silent)}")
-    told = told or ["· all of them are of one build"]
+        told.append(f"· too old to report their messages: {_words(silent)}")
+    told = told or ["· all have the same build"]
     if out := body.get("out"):
-        told.append(f"· not here, so that nothing is known of it: {_words(out)} (swarmctl nodes says why)")
+        told.append(f"· out, so their builds are unknown: {_words(out)} (see swarmctl nodes)")
     return Group(table, *map(Text, told))
 
 

@@ -1,4 +1,4 @@
-"""The ways between workers, and the clocks of their machines, by the broker's report: which are off. Pure."""
+"""Checks of the connections between workers and of their machines' clocks, from the broker's report. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Final, NamedTuple
 from swarm.cli.doctor.checks import Finding, slow_way, way
 from swarm.govern.rows import Row, is_here, number, rows_of
 
-CLOCK_S: Final = 1.0  # by which two machines' clocks may be apart
-TIMES: Final = 5.0  # a way that takes so many times as long as the others, or is as much narrower, is slow
-FELT_S: Final = 2e-3  # what takes less there and back nobody feels, however quick the others are
+CLOCK_S: Final = 1.0  # Allowed difference between two machines' clocks.
+# A connection is slow if its round trip is this many times as long as the others', or its rate this many times lower.
+TIMES: Final = 5.0
+FELT_S: Final = 2e-3  # Shorter round trips don't matter, however fast the others are.
 
 
 class Measured(NamedTuple):
-    """What was seen of the way that one worker's steps take to another machine. ``is_least``: it never had more to
-    carry, so that it may well carry more."""
+    """Measurements of the connection that one worker's steps take to another machine. ``is_least``: it never had enough
+    traffic to fill the path, so it may well be faster."""
 
-    name: str
+    name: str  # "sender → receiver".
     round_trip_s: float
-    bytes_per_s: float
+    bytes_per_s: float  # 0: unknown.
     is_least: bool
 
 
 def of_ways(nodes: Row) -> Iterator[Finding]:
-    """Each way as it was seen while steps took it, slow by itself or beside the others."""
+    """Yield a finding for each connection: slow in absolute terms, or slow compared with the others."""
     found = list(_measured(nodes))
     for each in found:
         others = [other for other in found if other is not each]
@@ -45,16 +46,16 @@ def _measured(nodes: Row) -> Iterator[Measured]:
 
 
 def _beside(each: Measured, others: list[Measured]) -> Iterator[str]:
-    """What to do about a way that is slow beside the others, of which the middle one is taken (of two, the slower)."""
+    """Yield remedies for a connection that is slow compared with the median of the others (of two, the slower one)."""
     if not others:
         return
     usual_s = median_high(other.round_trip_s for other in others)
     if each.round_trip_s > max(FELT_S, TIMES * usual_s):
-        yield f"the others take {usual_s * 1000:.3g} ms: look at what is between these two machines"
+        yield f"the others take {usual_s * 1000:.3g} ms: check the network between these two machines"
     full = [other.bytes_per_s for other in others if not other.is_least]
     if full and not each.is_least and each.bytes_per_s * TIMES <= median_low(full):
         times = median_low(full) / each.bytes_per_s
-        yield f"others pass {times:.0f} times as much: a slower port or cable, or a busy one?"
+        yield f"others have {times:.0f} times the throughput: a slower port or cable, or a busy one?"
 
 
 def _told(each: Measured) -> str:
@@ -64,13 +65,18 @@ def _told(each: Measured) -> str:
 
 
 def of_clocks(nodes: Row) -> Iterator[Finding]:
-    """One finding for each machine whose clock is off, or one for all."""
+    """Yield a finding for each machine whose clock is off, or one for all."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     ahead = {str(row.get("host")): number(row, "clock_ahead_s") for row in here if row.get("clock_ahead_s") is not None}
     off = {host: by_s for host, by_s in ahead.items() if not abs(by_s) <= CLOCK_S}
     for host, by_s in off.items():
         where = "ahead of" if by_s > 0 else "behind"
         text = f"{host} is {abs(by_s):,.1f} s {where} the broker's machine"
-        yield Finding("clock", "note", text, "a time service on both: invitations and keys expire by it, logs tell it")
+        yield Finding(
+            "clock",
+            "note",
+            text,
+            "run a time service on both: expiry of invitations and keys, and log times, depend on it",
+        )
     if ahead and not off:
         yield Finding("clock", "ok", f"all machines within {max(map(abs, ahead.values())) * 1000:.0f} ms")

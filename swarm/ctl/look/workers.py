@@ -1,4 +1,4 @@
-"""What a swarm's workers suffer from, by the broker's report on them, and what to do about it. Pure."""
+"""Checks of a swarm's workers, from the broker's report, each with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from swarm.govern.rows import (
     rows_of,
 )
 
-SLOW: Final = 1.5  # times as long as a worker measured at its start
-OF_LATE_S: Final = 3600.0  # nobody tells that a process which was sent away is not wanted any more
-LATE_S: Final = 0.1  # a process's loop comes to its work so much later than it wanted to
+SLOW: Final = 1.5  # Step time relative to the worker's measurement at its start.
+# Refusals older than this are ignored, because no one reports that the process is not wanted any more.
+OF_LATE_S: Final = 3600.0
+LATE_S: Final = 0.1  # Event loop lag that is worth a note.
 _REMEDIES: Final = {
-    "slow": "see what else uses its cores or memory",
-    "blocked": "see what it waits for; it goes on by itself as soon as that is there",
-    "silent": "look at its machine and at the way to it; it joins again by itself",
-    "hung": "its log says where it stood; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
-    "dead": "its log says why; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
-    "failed": "its log says what its device raised; it comes back after a test, once its device or memory is mended",
-    "lied": "test its machine's memory: what it computed was wrong, and nothing of it is used any more",
+    "slow": "check what else uses its cores or memory",
+    "blocked": "check what it waits for; it continues by itself as soon as that is available",
+    "silent": "check its machine and the network to it; it joins again by itself",
+    "hung": "its log shows where; a supervisor (swarm up, systemd) restarts it, or add another one with swarmctl join",
+    "dead": "its log shows why; a supervisor (swarm up, systemd) restarts it, or add another one with swarmctl join",
+    "failed": "its log shows what its device raised; it comes back after a test, once that is repaired",
+    "lied": "test its machine's memory: its results were wrong, and none of them are used any more",
 }
 
 
 def of_workers(nodes: Row) -> Iterator[Finding]:
-    """Those that are here, then those that are gone and have not come back under their name."""
+    """Yield findings for the present workers, then for missing ones whose names have not come back."""
     rows = rows_of(nodes.get("workers"))
     here = [row for row in rows if is_here(row)]
     if not here:
-        yield Finding("workers", "trouble", "none is here", "swarmctl join, or swarm worker --join on another machine")
+        yield Finding(
+            "workers", "trouble", "there are none", "swarmctl join, or swarm worker --join on another machine"
+        )
     for row in here:
         found = list(_worker(row, here))
         yield from found or [Finding(str(row.get("name")), "ok", _well(row))]
     back = {row.get("name") for row in here}
-    last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # the latest come last
+    last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # The latest come last.
     replaced = _replaced(list(last_lives.values()), here)
     for name, row in last_lives.items():
         yield _gone(name, row, replaced.get(name, ""))
 
 
 def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
-    """For each that was lost, as far as they go, another one that has come since."""
+    """Return for each lost worker a worker that has joined since, as far as there are enough."""
     lost = sorted((row for row in gone if row.get("state") == "out"), key=lambda row: -number(row, "verdict_for_s"))
     come = sorted((row for row in here if row.get("here_for_s")), key=lambda row: -number(row, "here_for_s"))
     found = {}
@@ -61,22 +64,27 @@ def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
 
 
 def _gone(name: str, row: Row, replaced_by: str) -> Finding:
-    """Who was asked to go is missed by nobody. Who is out is, if it had a part and nobody has come since; and whoever
-    sent wrong results."""
+    """Return the finding for a missing worker.
+
+    A worker that was asked to leave is not a problem. A worker that is out is one if it had layers and no other worker
+    has joined since, or if it sent wrong results.
+    """
     why = f": {row['reason']}" if row.get("reason") else ""
     if row.get("state") == "left":
-        return Finding(name, "note", f"has left{why}", "if it is missed: start it again, or swarmctl join another one")
+        return Finding(
+            name, "note", f"has left{why}", "if it is needed: start it again, or add another one with swarmctl join"
+        )
     verdict, had = str(row.get("verdict")), row.get("last_layers")
     level: Level = "trouble" if verdict in ("lied", "failed") else "note"
     text = "is out"
     if isinstance(row.get("layers"), list | tuple):
         level, text = "trouble", f"is out, and {_held(row)} wait for another worker"
     elif replaced_by:
-        text = f"is out, and {replaced_by} has come since"
+        text = f"is out, and {replaced_by} has joined since"
     elif isinstance(had, list | tuple) and not row.get("steered"):
         level, text = (
             "trouble",
-            f"is out, others do its part ({layers_in_words(had)}), and nobody has come in its place",
+            f"is out, others have its layers ({layers_in_words(had)}), and no worker has joined in its place",
         )
     return Finding(name, level, text + why, _REMEDIES.get(verdict, _REMEDIES["dead"]))
 
@@ -86,7 +94,7 @@ def _worker(row: Row, here: list[Row]) -> Iterator[Finding]:
     yield from _health(name, row, here)
     yield from _standing(name, row)
     if row.get("lies"):
-        yield Finding(name, "trouble", f"what it computed was proven wrong {row['lies']} times", _REMEDIES["lied"])
+        yield Finding(name, "trouble", f"its results were proven wrong {row['lies']} times", _REMEDIES["lied"])
     if row.get("faults"):
         text = f"its steps failed, or a test of its device, {row['faults']} times of late; it has passed one since"
         yield Finding(name, "note", text, _REMEDIES["failed"])
@@ -97,16 +105,16 @@ def _worker(row: Row, here: list[Row]) -> Iterator[Finding]:
         remedy = "worker.bits = portable, or a device whose kernels are exact"
         yield Finding(name, "note", f"not the same bits everywhere: {row['kernels']}", remedy)
     if number(row, "loop_lag_s") > LATE_S:
-        text = f"its process comes to its work {number(row, 'loop_lag_s') * 1000:.0f} ms late"
-        yield Finding(name, "note", text, "its cores are taken by something else, or its memory is swapped out")
+        text = f"its event loop lags by {number(row, 'loop_lag_s') * 1000:.0f} ms"
+        yield Finding(name, "note", text, "something else uses its cores, or its memory is swapped out")
     measured = number(row, "round_trip_s"), number(row, "bytes_per_s")
     for remedy in slow_way(*measured):
-        yield Finding(name, "note", f"its way to the broker: {way(*measured)}", remedy)
+        yield Finding(name, "note", f"its connection to the broker: {way(*measured)}", remedy)
 
 
 def _health(name: str, row: Row, here: list[Row]) -> Iterator[Finding]:
     verdict = str(row.get("verdict"))
-    remedy = _of_slow(row, here) if _is_slow(row) else _REMEDIES.get(verdict, "swarmctl nodes says more")
+    remedy = _of_slow(row, here) if _is_slow(row) else _REMEDIES.get(verdict, "see swarmctl nodes")
     if verdict not in ("well", "loading"):
         level: Level = "note" if verdict in ("slow", "blocked") else "trouble"
         yield Finding(name, level, f"{verdict}: {row.get('evidence') or verdict}", remedy)
@@ -121,40 +129,40 @@ def _is_slow(row: Row) -> bool:
 
 
 def _of_slow(row: Row, here: list[Row]) -> str:
-    """What to do about one that is slow. To let it go helps only where it has layers and others are quicker."""
+    """Return the remedy for a slow worker. Draining it helps only if it has layers and others are faster."""
     others = [each for each in here if each is not row and may_have_layers(each)]
     if not others or not row.get("layers"):
         return _REMEDIES["slow"]
     if all(_is_slow(each) for each in others):
-        return f"all are slow alike: {_REMEDIES['slow']}, or of their machine"
+        return f"all are equally slow: {_REMEDIES['slow']}, or of their machine"
     return f"{_REMEDIES['slow']}; swarmctl drain {row.get('name')} lets it go"
 
 
 def _standing(name: str, row: Row) -> Iterator[Finding]:
-    """Why it gets no layers, though it is here."""
+    """Yield findings that explain why a present worker gets no layers."""
     if by_hand := row.get("steered"):
         new = "new " if by_hand == "cordoned" else ""
         whole = " (back to the settings as a whole)" if by_hand == "excluded" else ""
-        remedy = f"{lets_them([row])} lets it have layers again{whole}"
+        remedy = f"{lets_them([row])} allows it to get layers again{whole}"
         yield Finding(name, "note", f"{by_hand} by hand: it gets no {new}layers, and has {_held(row)}", remedy)
     if row.get("state") == "refused":
-        remedy = "its log says more; after a while it is asked again"
-        yield Finding(name, "note", f"it could not load what it was asked to: {row.get('reason')}", remedy)
+        remedy = "see its log; the broker tries it again after a while"
+        yield Finding(name, "note", f"it could not load its layers: {row.get('reason')}", remedy)
     elif row.get("state") == "leaving":
         yield Finding(name, "note", f"it is leaving, and has {_held(row)}", "it goes as soon as others have its layers")
 
 
 def of_held_back(nodes: Row) -> Iterator[Finding]:
-    """Say it if one death would stop the swarm, since whoever is here is held back by hand and may not take layers."""
+    """Yield a finding if the loss of one worker would stop the swarm because all others are cordoned or excluded."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     held = held_back(here)
     if held and any(row.get("layers") for row in here) and not any(map(may_have_layers, here)):
-        text = f"if a worker with layers dies, nobody may take them: {held}"
-        yield Finding("spare", "trouble", text, f"{lets_them(here)} lets them have layers again")
+        text = f"if a worker with layers dies, no other may take them: {held}"
+        yield Finding("spare", "trouble", text, f"{lets_them(here)} allows them to get layers again")
 
 
 def of_refused(nodes: Row) -> Iterator[Finding]:
-    """Processes that were sent away of late. Once one of that name has come in since, that is over."""
+    """Yield a finding for each process that was refused recently, unless a worker with its name has joined since."""
     here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     for row in rows_of(nodes.get("refused")):
         name, ago_s = str(row.get("name")), number(row, "ago_s")
@@ -162,9 +170,9 @@ def of_refused(nodes: Row) -> Iterator[Finding]:
         if ago_s > OF_LATE_S or any(each.get("here_for_s") and number(each, "here_for_s") < ago_s for each in of_name):
             continue
         often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
-        text = f"a process ({row.get('pid')} on {row.get('host')}) was sent away {ago_s:.0f} s ago{often}"
-        why, _, remedy = str(row.get("reason")).partition("; ")  # many a reason says what to do, too
-        yield Finding(name, "note", f"{text}: {why}", remedy or "mend that where it runs, and start it again there")
+        text = f"a process ({row.get('pid')} on {row.get('host')}) was refused {ago_s:.0f} s ago{often}"
+        why, _, remedy = str(row.get("reason")).partition("; ")  # Many reasons include a remedy.
+        yield Finding(name, "note", f"{text}: {why}", remedy or "fix that on its machine, and start it again there")
 
 
 def _held(row: Row) -> str:
@@ -174,6 +182,6 @@ def _held(row: Row) -> str:
 
 def _well(row: Row) -> str:
     measured = number(row, "round_trip_s"), number(row, "bytes_per_s")
-    far = f"; its way to the broker: {way(*measured)}" if measured[0] else ""
+    far = f"; its connection to the broker: {way(*measured)}" if measured[0] else ""
     verdict = "loading" if row.get("verdict") == "loading" else "well"
     return f"{verdict}, with {_held(row)}{far}"

@@ -1,2 +1,5 @@
-"""``swarmctl top``: a swarm, live, on a whole terminal. ``view`` draws: what is known and a size go in, lines come out.
-``keys`` decides what a key does. ``screen`` owns the terminal, ``asking`` the thread that asks the broker."""
+"""``swarmctl top``: live full-screen view of a swarm.
+
+``view`` renders: data and a size go in, lines come out. ``keys`` decides what a key does. ``screen`` owns the terminal,
+``poller`` the thread that polls the broker.
+"""

@@ -1,4 +1,4 @@
-"""A thread that asks the broker and gives it orders, so that keys are heard while it is away."""
+"""Background thread that polls the broker and sends it commands, so that keys work while the broker is unreachable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swarm.ctl.top.keys import Order
     from swarm.ctl.top.view import Known
 
-AWAY_S: Final = 1.0  # without an answer, until it is told that the broker is away
+AWAY_S: Final = 1.0  # Without an answer, until the broker is reported as away.
 _ORDERS: Final = 8
 
 
@@ -26,15 +26,15 @@ def look(client: Client) -> Known:
 
 
 class Asking:
-    """Looks every so often, and carries orders out, in its thread. ``known`` is the last look; ``take_said`` what came
-    of the last order, once."""
+    """Poller: refreshes the data at an interval and sends commands, in its thread. ``data`` is the latest data;
+    ``take_result`` returns the result of the last command, once."""
 
     def __init__(self, client: Client, known: Known, every_s: float) -> None:
         self.known = known
-        self.problem: SwarmError | None = None
+        self.problem: SwarmError | None = None  # An error that ends the screen.
         self._client, self._every_s = client, every_s
-        self._orders: queue.Queue[Order | None] = queue.Queue(_ORDERS)
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._orders: queue.Queue[Order | None] = queue.Queue(_ORDERS)  # None stops the thread.
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # One text per executed command.
         self._thread = threading.Thread(target=self._run, name="swarmctl top", daemon=True)
 
     def __enter__(self) -> Asking:
@@ -46,17 +46,17 @@ class Asking:
             try:
                 self._orders.put_nowait(None)
             except queue.Full:
-                self._orders.get_nowait()  # whoever leaves wants none of them
+                self._orders.get_nowait()  # The user quits, so pending commands are dropped.
                 continue
             break
-        self._thread.join(AWAY_S)  # a question under way is left to the client's end
+        self._thread.join(AWAY_S)  # A query in progress ends when the client closes.
 
     def order(self, order: Order) -> str:
-        """Have it carried out; what is to be said meanwhile."""
+        """Queue a command. Return the text for the status line."""
         try:
             self._orders.put_nowait(order)
         except queue.Full:
-            return "too many orders wait for the broker"
+            return "too many commands wait for the broker"
         return f"{order.verb} {order.item.name} …"
 
     def take_said(self) -> str | None:
@@ -79,7 +79,7 @@ class Asking:
                 self.known, heard_at = look(self._client), time.monotonic()
             except (Unavailable, RequestTimeout):
                 self.known = replace(self.known, away_s=time.monotonic() - heard_at)
-            except SwarmError as error:  # asking again would not help: the screen ends with it
+            except SwarmError as error:  # Not temporary: the screen ends with this error.
                 self.problem = error
                 return
 

@@ -1,4 +1,4 @@
-"""``swarmctl top``: its command line."""
+"""Command line of ``swarmctl top``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from swarm.ctl.top.asking import AWAY_S, Asking, look
 def top(
     context: typer.Context,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=60, help="How often to look.")
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=60, help="Polling interval.")
     ] = 1.0,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The swarm live, on the whole terminal: stages, memory, keys and values, tokens/s, queue, recoveries, requests.
+    """Show the swarm live, on the whole terminal: stages, memory, keys and values, tokens/s, queue, recoveries,
+    requests.
 
-    Arrows choose a worker or a request; d drains a worker, u lets it have layers again, c cancels a request (d and c
-    ask first); q ends it. While the broker is away it says so, and goes on. With --json: one look, as an object.
+    Arrow keys select a worker or a request; d drains a worker, u uncordons it, c cancels a request (d and c ask for
+    confirmation); q quits. An unreachable broker is indicated, and the view continues. With --json: print the data
+    once.
     """
     outer = context.obj
     wants_json = as_json or outer.as_json

@@ -1,6 +1,6 @@
-"""What a key does: a screen's state and a key go in, the next state comes out, and what the broker is to be told. Pure.
+"""Key handling: the screen's state and a key go in, the next state and possibly a command come out. Pure.
 
-What ends something is asked about first: only ``y`` does it, any other key lets it be.
+Destructive commands require confirmation: ``y`` executes them, any other key cancels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from swarm.ctl.top.view import Item
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """For the broker: ``verb`` is drain, uncordon or cancel."""
+    """A command for the broker: ``verb`` is drain, uncordon or cancel."""
 
     verb: str
     item: Item
@@ -21,7 +21,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """``asked``: what waits for a yes. ``ends``: the user has had enough. ``said``: what is told in the lowest line."""
+    """State of the screen. ``asked``: command that waits for confirmation. ``ends``: the user quits. ``said``: text of
+    the status line."""
 
     chosen: Item | None = None
     asked: Order | None = None
@@ -29,15 +30,16 @@ class Screen:
     ends: bool = False
 
 
+# Key -> command, and the kind of item that it needs.
 _VERBS = {"d": ("drain", "worker"), "u": ("uncordon", "worker"), "c": ("cancel", "request")}
 
 
 def pressed(screen: Screen, key: str, items: Sequence[Item]) -> tuple[Screen, Order | None]:
-    """``key``: a letter, or up, down. ``items``: what can be chosen now."""
+    """Handle a key: a letter, or up, down. ``items``: what can be selected now."""
     screen = still_there(screen, items)
     if screen.asked is not None:
         order = screen.asked if key == "y" else None
-        return replace(screen, asked=None, said="" if order else "left as it was"), order
+        return replace(screen, asked=None, said="" if order else "cancelled"), order
     if key == "q":
         return replace(screen, ends=True), None
     if key in ("up", "down"):
@@ -48,7 +50,8 @@ def pressed(screen: Screen, key: str, items: Sequence[Item]) -> tuple[Screen, Or
 
 
 def still_there(screen: Screen, items: Sequence[Item]) -> Screen:
-    """What is chosen may have gone; then the first is, and nothing is asked about it any more."""
+    """Return the state for these items: if the selected one is gone, select the first and drop a pending
+    confirmation."""
     if screen.chosen in items:
         return screen
     return replace(screen, chosen=items[0] if items else None, asked=None)

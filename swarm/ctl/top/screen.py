@@ -1,4 +1,4 @@
-"""The terminal of ``swarmctl top``, by curses: draws lines, reads keys, gives the terminal back however it ends."""
+"""Terminal of ``swarmctl top``, with curses: draws lines, reads keys, and always restores the terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from swarm.ctl.top.asking import Asking
 
 _KEYS: Final = {curses.KEY_UP: "up", curses.KEY_DOWN: "down", ord("k"): "up", ord("j"): "down"}
-_REFRESH_MS: Final = 250  # at most between two looks at what the thread has found
+_REFRESH_MS: Final = 250  # Maximum time between two refreshes from the poller.
 
 
 def run(asking: Asking) -> None:
-    """Until q or Ctrl-C, which are both the way to end it. Raises SwarmError if asking can't go on, ConfigError if the
-    terminal is none that can be drawn on."""
+    """Run until q or Ctrl-C. Raises SwarmError if polling fails for good, ConfigError if the terminal is not
+    capable."""
     from swarm.errors import ConfigError
 
     _speak_utf8()
@@ -39,8 +39,11 @@ def run(asking: Asking) -> None:
 
 
 def _speak_utf8() -> None:
-    """curses writes in the locale's encoding. One that is named and isn't here, as on a machine that is visited with
-    another one's settings, counts as the least that knows all letters."""
+    """Select the locale, because curses writes in its encoding.
+
+    A configured locale may be missing here, for example after ssh from another machine; then use a minimal UTF-8
+    locale.
+    """
     for name in ("", "C.UTF-8"):
         with contextlib.suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, name)
@@ -67,9 +70,9 @@ def _loop(window: curses.window, asking: Asking) -> None:
 
 
 def _prepare(window: curses.window) -> bool:
-    """Whether there are colours, and they are wanted (NO_COLOR)."""
+    """Configure the window. Return whether to use colours (which NO_COLOR disables)."""
     window.timeout(_REFRESH_MS)
-    with contextlib.suppress(curses.error):  # a terminal that always shows it
+    with contextlib.suppress(curses.error):  # Terminals that can't hide the cursor.
         curses.curs_set(0)
     if os.environ.get("NO_COLOR") or not curses.has_colors():
         return False
@@ -84,7 +87,7 @@ def _draw(window: curses.window, lines: list[Line], colours: bool) -> None:
         style = curses.A_REVERSE if line.is_chosen else curses.A_NORMAL
         if line.is_title:
             style |= curses.color_pair(1) if colours else curses.A_BOLD
-        # At the last cell of the screen the cursor has no place behind it; and the screen may just have become smaller.
+        # Writing the last cell raises because the cursor can't advance; and the screen may just have become smaller.
         with contextlib.suppress(curses.error):
             window.addstr(number, 0, line.text, style)
     window.refresh()

@@ -1,6 +1,6 @@
-"""Draw the screen: what is known and a size go in, lines come out, none longer or more than fit. Pure.
+"""Rendering of the screen: data and a size go in, lines come out that fit. Pure.
 
-Nothing is told by colour alone: the line that is chosen has a mark, and so has a worker that is not well.
+Nothing is shown by colour alone: the selected line has a mark, and so has an unhealthy worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm.ctl.render import value_of
 from swarm.govern.rows import is_here, rows_of
 from swarm.wire.messages import Json
 
-_LEAST: Final = (40, 8)  # columns, lines: less shows nothing of use
+_LEAST: Final = (40, 8)  # Columns and lines of the smallest useful screen.
 KEYS: Final = "↑↓ move  d drain  u uncordon  c cancel  q quit"
 
 Row = Mapping[str, object]
@@ -22,7 +22,7 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The broker's last answers. ``away_s``: for how long it has not answered; None: it does."""
+    """The broker's last answers. ``away_s``: how long it has not answered; None: it answers."""
 
     status: Json
     nodes: Json
@@ -33,15 +33,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What can be chosen: a worker or a request."""
+    """A selectable worker or request."""
 
-    kind: str
+    kind: str  # "worker" or "request".
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """For the lowest line: what came of the last order, or, if it ``waits`` for an answer, a question."""
+    """Content of the status line: the result of the last command, or a question (``is_question``)."""
 
     text: str = ""
     waits: bool = False
@@ -55,24 +55,24 @@ class Line:
 
 
 def workers_of(known: Known) -> list[Row]:
-    """Those that are there: by their layers, then those without any by name."""
+    """Return the present workers: by layers, then those without layers by name."""
     found = [row for row in rows_of(known.nodes.get("workers")) if is_here(row)]
     return sorted(found, key=lambda row: (_first_layer(row), str(row.get("name"))))
 
 
 def requests_of(known: Known) -> list[Row]:
-    """Those under way, the oldest first."""
+    """Return the active requests, the oldest first."""
     return [row for row in rows_of(known.requests.get("requests")) if row.get("state") != "ended"]
 
 
 def items(known: Known) -> list[Item]:
-    """What can be chosen, in the order of the screen."""
+    """Return the selectable items in screen order."""
     workers = [Item("worker", str(row.get("name"))) for row in workers_of(known)]
     return workers + [Item("request", str(row.get("request_id"))) for row in requests_of(known)]
 
 
 def screen(known: Known, chosen: Item | None, said: Said, columns: int, lines: int) -> list[Line]:
-    """The lines of a terminal of this size."""
+    """Return the lines of a screen of this size."""
     if columns < _LEAST[0] or lines < _LEAST[1]:
         return [Line("too small"[:columns])][:lines]
     head = [Line(text, is_title=number == 0) for number, text in enumerate(_head(known))]
@@ -87,7 +87,7 @@ def screen(known: Known, chosen: Item | None, said: Said, columns: int, lines: i
 def _head(known: Known) -> list[str]:
     status, scheduler = known.status, _part(known.stats, "scheduler")
     recoveries = _part(known.stats, "recoveries")
-    state = str(status.get("state") or "nothing is known yet")
+    state = str(status.get("state") or "no data yet")
     where = f" {status.get('model')}, epoch {status.get('epoch')}" if state == "serving" else ""
     waits = f": {status['waits_for']}" if status.get("waits_for") else ""
     under_way = ", one under way" if recoveries.get("under_way") else ""
@@ -102,7 +102,7 @@ def _head(known: Known) -> list[str]:
 
 
 def _chain(known: Known) -> str:
-    """The stages, in the order of a token's way."""
+    """Return the stages in pipeline order."""
     stages = [row for row in workers_of(known) if row.get("layers")]
     return " → ".join(f"[{row.get('name')} {value_of('layers', row.get('layers'))}]" for row in stages) or "no stages"
 
@@ -137,14 +137,14 @@ def _request(row: Row) -> str:
 
 
 def bar(used: object, capacity: object, width: int) -> str:
-    """How full something is."""
+    """Return a bar that shows the used part of a capacity."""
     of = _number(capacity)
     filled = round(width * min(1.0, _number(used) / of)) if of else 0
     return "█" * filled + "░" * (width - filled)
 
 
 def _around(body: Sequence[Line], room: int) -> Sequence[Line]:
-    """As much as there is room for, with what is chosen among it."""
+    """Return as many lines as fit, with the selected one among them."""
     at = next((number for number, line in enumerate(body) if line.is_chosen), 0)
     first = max(0, min(at - room // 2, len(body) - room))
     return body[first : first + room]
@@ -175,6 +175,7 @@ def _number(value: object) -> float:
 
 
 def _cut(text: str, width: int) -> str:
-    """In one line; control characters, which a peer's name might have, do nothing here."""
+    """Return the text on one line of this width, with control characters (which a peer's name might contain)
+    replaced."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in text)
     return plain if len(plain) <= width else plain[: width - 1] + "…"

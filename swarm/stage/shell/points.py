@@ -13,7 +13,7 @@ from swarm.wire.messages import REPLAY_STEP
 
 def point(when: str, event: Event) -> None:
     if failpoints.armed and isinstance(event, OrderArrived):
-        failpoints.reached(f"{when}.{type(event.order).__name__.lower()}")
+        failpoints.reached(f"{when}.{event.order.__struct_config__.tag}")
 
 
 def point_before(action: act.Compute) -> None:

@@ -1,6 +1,12 @@
-"""Doors: listening sockets that read their connections themselves, within bounds of frames, bytes and time.
+"""ZMTP implementation of the listening ends: handshakes, framing and message decoding, with limits that libzmq lacks.
 
-``listener`` is a door, ``connection`` one connection, ``zmtp`` its bytes, ``mechanisms`` who may speak, ``keys`` the
-secret in an address, ``strangers`` who gives way where too many shake hands, ``peers`` what is told of them and whose a
-name is, ``watch`` how a door learns that a descriptor has news, ``relay`` the way to doors that nobody can knock at.
+* ``listener``: a listening socket with its connections; ``connection``: one of them; ``zmtp``: its bytes and messages;
+* ``server_handshake``, ``curve`` and ``client_handshake``: the security mechanisms; ``curve_session``: their
+  encryption;
+* ``keys``: tokens and keys in endpoints, and the authentication policy of a listener;
+* ``accept``: accepting connections, and limits for those that have not authenticated;
+* ``peers``: authenticated connections, their identities, and the events about them;
+* ``io_loop``: notification when a descriptor becomes readable; ``connect``: outgoing connections from a plain thread;
+* ``unix_socket``: the faster way between processes of one host; ``relay``: the way to listeners behind a firewall or
+  NAT.
 """

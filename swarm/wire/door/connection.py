@@ -1,7 +1,7 @@
-"""One connection that came in at a door: what it sends becomes messages (``zmtp``), what it is sent waits here.
+"""One accepted connection: decodes received bytes into messages (``zmtp``), and queues outgoing messages.
 
-It decides nothing about others and watches no descriptor; that is the door's (``listener``). Nothing here waits, but
-``finish``.
+It makes no decisions about other connections and watches no descriptor; the ``listener`` does both. Nothing here blocks
+except ``finish``.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from swarm.wire.door.zmtp import Inlet
 from swarm.wire.tensors import Bytes
 
 MESSAGE_S: Final = 15.0
-_SLOWEST: Final = 16 << 10  # bytes a second
-_MOST_QUEUED: Final = 1000
+_SLOWEST: Final = 16 << 10  # Bytes a second: a slower transfer of a message is cut off.
+_MOST_QUEUED: Final = 1000  # Messages that wait for one peer; further ones are rejected.
 _MOST_QUEUED_BYTES: Final = 16 << 20
-_HEAD_BYTES: Final = 8 << 10  # of a large message: the rest goes to its place without a stop
-_JOIN_BYTES: Final = 64 << 10  # frames below this are copied together into one write
+_HEAD_BYTES: Final = 8 << 10  # First read of a large message: the rest is read directly into its frame's buffer.
+_JOIN_BYTES: Final = 64 << 10  # Frames below this size are copied into one write.
 
 
 class Read(Enum):
-    """What reading brought."""
+    """Result of a read."""
 
     NOTHING = "nothing"
-    PART = "part"  # of a large frame, and there is nothing else yet
-    SOME = "some"  # there may be a message
+    PART = "part"  # Part of a large frame; no whole message yet.
+    SOME = "some"  # There may be a whole message.
     END = "end"
 
 
 class Connection:
-    """See the module's text. ``since`` is when the handshake or the message under way began."""
+    """One accepted connection."""
 
     __slots__ = (
         "_is_large",
@@ -59,36 +59,36 @@ class Connection:
     )
 
     def __init__(self, connected: socket.socket, inlet: Inlet, now: float) -> None:
-        """Raises OSError if it is gone already, or a back door's and not ours."""
+        """Raises OSError if the peer is gone already, or if it is another user's process on the Unix socket."""
         set_options(connected)
         if connected.family == socket.AF_UNIX and not is_own(connected):
-            raise PermissionError(errno.EPERM, "somebody else's process")
+            raise PermissionError(errno.EPERM, "a process of another user")
         self._socket = connected
         self.fd = connected.fileno()
         self.inlet = inlet
-        self.is_watched = False  # for what comes
-        self.is_ready = False  # something came that was not looked at
-        self.is_over = False  # nothing comes any more
-        self.has_spoken = False
-        self.rests = False  # it is not its turn for a while
-        self.leaves_at: float | None = None  # hung up on then
-        self.since = now
-        self._is_large = False  # what came last: so is what comes next, as a rule
-        self._num_since = 0  # bytes that came since
-        self.counted = 0  # of what is held, the part that the door knows of
-        self.out: deque[Bytes] = deque()
+        self.is_watched = False  # Whether the loop watches it for reading.
+        self.is_ready = False  # Data has been received that is not processed yet.
+        self.is_over = False  # The peer has closed; nothing more arrives.
+        self.has_spoken = False  # Whether the peer has sent a message, so that its loss must be reported.
+        self.rests = False  # Reading is paused for back-pressure.
+        self.leaves_at: float | None = None  # Time of the disconnect, if it is scheduled.
+        self.since = now  # Start of the handshake or of the message in progress.
+        self._is_large = False  # The last message was large, so the next one probably is.
+        self._num_since = 0  # Bytes received since ``since``.
+        self.counted = 0  # Part of the held bytes that the listener has in its totals.
+        self.out: deque[Bytes] = deque()  # Encoded, unsent data.
         self._out_bytes = 0
-        self.writes = False  # it is waited for that it takes more
+        self.writes = False  # Whether the loop watches it for writing.
 
     @property
     def name(self) -> bytes:
-        """Return what the peer calls itself, once the handshake is through."""
+        """Return the peer's identity; valid after the handshake."""
         assert self.inlet.identity is not None
         return self.inlet.identity
 
     @property
     def comes_from(self) -> str:
-        """Return the remote address of a TCP connection; empty: it has ended, or is none."""
+        """Return the remote address of a TCP connection; empty if it has ended or is no TCP."""
         with contextlib.suppress(OSError):
             if self._socket.family != socket.AF_UNIX:
                 return str(self._socket.getpeername()[0])
@@ -97,7 +97,7 @@ class Connection:
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def receive(self, scratch: memoryview) -> Read:
-        """Read once. What is in ``scratch`` must stay there until ``inlet.keep``."""
+        """Read once. Data in ``scratch`` must stay unchanged until ``inlet.copy_unread``."""
         inlet = self.inlet
         room = inlet.room()
         if room is None and self._is_large:
@@ -106,7 +106,7 @@ class Connection:
             num_bytes = self._socket.recv_into(scratch if room is None else room)
         except (BlockingIOError, InterruptedError):
             return Read.NOTHING
-        except OSError:  # reset, or timed out
+        except OSError:  # Reset, or timed out.
             num_bytes = 0
         self._num_since += num_bytes
         if not num_bytes:
@@ -119,34 +119,35 @@ class Connection:
         return Read.PART if num_bytes < len(room) or inlet.room() is not None else Read.SOME
 
     def begins(self, now: float) -> None:
-        """A message is under way from now on."""
+        """Record that a message starts to arrive now."""
         self.since, self._num_since = now, 0
 
     @property
     def give_up_at(self) -> float:
-        """The message under way should be whole by then."""
+        """Return the deadline for the message in progress."""
         return self.since + MESSAGE_S + self._num_since / _SLOWEST
 
-    # --- what it is told ---------------------------------------------------------------------------------------------
+    # --- sending
+    # ---------------------------------------------------------------------------------------------------------
 
     def say(self, words: bytes) -> bool:
-        """Part of the handshake, so short that the kernel takes it at once. False: it does not, or nobody is there."""
+        """Send a part of the handshake, which is short enough for the kernel's buffer. Return False if that failed."""
         with contextlib.suppress(OSError):
             return self._socket.send(words) == len(words)
         return False
 
     @property
     def is_full(self) -> bool:
-        """Does the peer not read, and does enough wait for it?"""
+        """Whether the peer does not read and the queue has reached its limit."""
         return len(self.out) >= _MOST_QUEUED or self._out_bytes > _MOST_QUEUED_BYTES
 
     @property
     def num_queued(self) -> int:
-        """Bytes that wait for the peer to read."""
+        """Return the bytes that wait for the peer to read."""
         return self._out_bytes
 
     def queue(self, frames: Sequence[Bytes]) -> None:
-        """Put a message behind those that wait."""
+        """Append a message to the queue."""
         small: list[Bytes] = []
         for part in self.inlet.written(frames):
             if len(part) > _JOIN_BYTES:
@@ -163,7 +164,7 @@ class Connection:
         self._out_bytes += len(data)
 
     def write(self) -> bool:
-        """Write as much as the kernel takes. False: there is nobody any more; what waits is dropped."""
+        """Write as much as the kernel accepts. Return False if the peer is gone; queued data is dropped then."""
         out = self.out
         while out:
             some = [out.popleft()]
@@ -187,7 +188,7 @@ class Connection:
         return True
 
     def finish(self, give_up_at: float) -> None:
-        """The last words, before it is closed. Waits for them."""
+        """Send queued messages before closing. Blocks until the deadline at most."""
         with contextlib.suppress(OSError):
             while self.out and (left_s := give_up_at - time.monotonic()) > 0:
                 self._socket.settimeout(left_s)
@@ -199,12 +200,12 @@ class Connection:
 
 
 def set_options(connected: socket.socket) -> None:
-    """Set the options that ``sockets.set_options`` has for those that knock."""
+    """Set the same TCP options that ``sockets.set_options`` sets for ZeroMQ sockets."""
     connected.setblocking(False)
     if connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 120_000)):
-        if (option := getattr(socket, name, None)) is not None:  # not all systems have all of them
+        if (option := getattr(socket, name, None)) is not None:  # Not all systems have all of them.
             connected.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,11 +1,12 @@
-"""CURVE as a listening end speaks it (ZMTP's RFC 26, as libzmq 4.3 does): who is heard has shown its key, and nobody
-can read along, change, repeat or leave out what is said.
+"""Server side of the CURVE handshake (ZMTP's RFC 26, compatible with libzmq 4.3): mutual authentication by public keys,
+encryption, and protection against replayed and dropped messages.
 
-The conversation: HELLO (a key for this connection, sealed to ours), WELCOME (our key for it, and a *cookie* that holds
-all that we would have to remember), INITIATE (the cookie back, and the peer's own key, vouched for), READY. From there
-on each frame is a MESSAGE: numbered upwards, sealed, whether more follow is inside.
+Handshake: HELLO (the client's key for this connection, encrypted to the server's key), WELCOME (the server's key for
+this connection, and a *cookie* that carries all state the server would have to remember), INITIATE (the cookie, and the
+client's long-term key with a proof that it is the client's), READY. Afterwards each frame is a MESSAGE: numbered and
+encrypted, with the "more" flag inside.
 
-Cryptography is libsodium's, by PyNaCl.
+The cryptography is libsodium's, through PyNaCl.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from swarm.wire.door.keys import KeyPair, Lock
 from swarm.wire.door.mechanisms import Kind, Mechanism, Reply, Told, asks, introduced, named, told
 from swarm.wire.door.sealing import Session
 
-NOT_HERE: Final = "this key does not open this door"
-_REFUSED: Final = b"400"  # the reason by which libzmq knows that it was turned away
+NOT_HERE: Final = "this key is not authorized here"
+_REFUSED: Final = b"400"  # Error reason that libzmq recognises as an authentication failure.
 _REFUSAL_NONCE: Final = b"CurveZMQERROR---"
 
 
 class Curve:
-    """See the module's text. A new one for each connection."""
+    """CURVE handshake of one connection, server side."""
 
     name: ClassVar = b"CURVE"
     proves: ClassVar = True
@@ -47,13 +48,13 @@ class Curve:
     def __init__(self, kind: Kind, lock: Lock) -> None:
         self._kind = kind
         self._lock = lock
-        self._pair = lock.pair  # that the peer knows this door by, once it has said HELLO
-        self._take_next = self._hello
-        # Seals the cookie. Of this connection: what was recorded of another one must open nothing here.
+        self._pair = lock.pair  # The key pair that the peer addressed; known after HELLO.
+        self._take_next = self._hello  # Handler of the next command.
+        # Encrypts the cookie. It is per connection, so that recorded messages of another connection are useless here.
         self._cookie_secret = secrets.token_bytes(32)
-        self.session: Session | None = None  # once the handshake is through
+        self.session: Session | None = None  # Set when the handshake is complete.
         self.told: Told | None = None
-        self.key = ""  # the peer's public key, once it has proved that it has the secret one
+        self.key = ""  # The peer's public key, once it has proven that it has the secret one.
 
     def take(self, command: bytes) -> Reply:
         return self._take_next(command)
@@ -75,12 +76,12 @@ class Curve:
         return Reply(named(b"WELCOME", nonce + sealed))
 
     def _called(self, box: bytes, nonce: bytes, peer: bytes) -> KeyPair:
-        """By which of the door's keys the peer knows it: the box opens with that one alone."""
+        """Return which of the listener's key pairs the peer addressed: the box opens with that one only."""
         for pair in self._lock.pairs:
             with contextlib.suppress(WireError):
                 if opened(box, nonce, peer, bytes.fromhex(pair.secret)) == bytes(64):
                     return pair
-        raise WireError("the HELLO does not open: it is for another key than this door's")
+        raise WireError("the HELLO can't be decrypted: it is for another server key")
 
     def _initiate(self, command: bytes) -> Reply:
         if len(command) < 257 or command[:9] != named(b"INITIATE"):
@@ -97,7 +98,7 @@ class Curve:
             raise WireError("the vouch is for another connection")
         shared, number = crypto_box_beforenm(peer, own_secret), (1).to_bytes(8, "big")
         if not self._lock.opens(key.hex()):
-            # libzmq, told so, knocks no more; told nothing, it knocks again.
+            # With an ERROR libzmq stops reconnecting, without one it tries again.
             return Reply(refusal(shared, number) if self._lock.says_no else b"", NOT_HERE)
         self.told, self.key = introduced(said[128:], self._kind), key.hex()
         if self._lock.came is not None:
@@ -109,17 +110,17 @@ class Curve:
 
 
 def refusal(shared: bytes, number: bytes) -> bytes:
-    """Encode an ERROR with a proof that the door sent it.
+    """Encode an ERROR with a proof that this listener sent it.
 
-    RFC 26 sends ERROR in the clear, so anybody on the way can forge it, and libzmq believes it. The proof is a box
-    behind the reason: only the door and this peer have ``shared``. libzmq ignores what follows the reason.
+    RFC 26 sends ERROR unencrypted, so any attacker on the path can forge it, and libzmq trusts it. The proof is a box
+    after the reason: only the listener and this peer have ``shared``. libzmq ignores bytes after the reason.
     """
     box = crypto_box_easy_afternm(_REFUSED, _REFUSAL_NONCE + number, shared)
     return named(b"ERROR", bytes([len(_REFUSED)]) + _REFUSED + number + box)
 
 
 def is_proven_refusal(error: bytes, shared: bytes) -> bool:
-    """Check the proof in an ERROR. ``error``: what follows the command's name."""
+    """Check the proof in an ERROR. ``error``: the bytes after the command's name."""
     reason = bytes([len(_REFUSED)]) + _REFUSED
     number, box = error[len(reason) : len(reason) + 8], error[len(reason) + 8 :]
     if not error.startswith(reason) or len(number) < 8:
@@ -131,7 +132,7 @@ def is_proven_refusal(error: bytes, shared: bytes) -> bool:
 
 
 def opened(box: bytes, nonce: bytes, public: bytes, secret: bytes) -> bytes:
-    """Open a box of the handshake. Raises WireError if it does not open."""
+    """Decrypt a box of the handshake. Raises WireError if that fails."""
     try:
         return crypto_box_open(box, nonce, public, secret)
     except CryptoError:
@@ -139,5 +140,6 @@ def opened(box: bytes, nonce: bytes, public: bytes, secret: bytes) -> bytes:
 
 
 def asking(kind: Kind, lock: Lock | None, word: bytes = b"") -> Callable[[], Mechanism]:
-    """Make the mechanism for each peer of a door: the lock's, or the door's word (``mechanisms.asks``)."""
+    """Return a factory of mechanisms for a listener: CURVE with an authentication policy, else by token
+    (``server_handshake.server_mechanism``)."""
     return asks(kind, word) if lock is None else partial(Curve, kind, lock)

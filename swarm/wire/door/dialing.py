@@ -1,4 +1,4 @@
-"""Connecting outwards from a thread that watches something else meanwhile, without waiting for ever."""
+"""Outgoing TCP connections from a plain thread that must also react to other events meanwhile."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from swarm.errors import ConfigError
 from swarm.wire.door.connection import set_options
 from swarm.wire.door.watch import Wake
 
-PAUSE_S: Final = 0.1  # a peer that starts again is found at once …
-LONGEST_PAUSE_S: Final = 0.5  # … and one that stays away costs little: two SYNs a second
-_CONNECT_S: Final = 3.0  # a host that swallows SYNs would cost minutes per attempt
+PAUSE_S: Final = 0.1  # A restarted peer is found quickly …
+LONGEST_PAUSE_S: Final = 0.5  # … and an absent one costs little: two SYNs a second.
+_CONNECT_S: Final = 3.0  # A host that drops SYNs would cost minutes per attempt.
 _ENDPOINT: Final = re.compile(r"tcp://(?:\[([^\[\]]+)\]|([^\[\]:/]+)):([0-9]{1,5})")
 
-Await = Callable[[socket.socket, int, float], object]  # a socket, for this event, until then; raises OSError
+# Waits for an event of a socket until a deadline; raises OSError.
+Await = Callable[[socket.socket, int, float], object]
 
 
 def place_of(endpoint: str) -> tuple[str, int]:
-    """The host and the port in ``tcp://HOST:PORT``. Raises ConfigError if it is none."""
+    """Return host and port of ``tcp://HOST:PORT``. Raises ConfigError for anything else."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ConfigError(f"{endpoint!r} is no endpoint like tcp://127.0.0.1:5700")
@@ -33,7 +34,7 @@ def place_of(endpoint: str) -> tuple[str, int]:
 
 
 def dialled(place: tuple[str, int], wait: Await) -> socket.socket:
-    """Connect to any of the addresses that the host has. Raises OSError."""
+    """Connect to the first of the host's addresses that accepts. Raises OSError."""
     failure = OSError(errno.EHOSTUNREACH, "the host has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
         made = socket.socket(family, kind, protocol)
@@ -55,12 +56,13 @@ def _connect(made: socket.socket, address: Any, wait: Await) -> None:
         code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, os.strerror(code))
-    if made.getsockname() == made.getpeername():  # a port of the kernel's own choice can meet itself
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+    if made.getsockname() == made.getpeername():  # TCP self-connect: an ephemeral port can connect to itself.
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens there")
 
 
 def wait_for(give_up_at: float | None, *watched: Wake | tuple[socket.socket, int]) -> dict[int, int]:
-    """Wait until one of these has news; what there is. Without ``give_up_at``, for as long as it takes."""
+    """Wait until one of these has an event. Return the events by descriptor. Without ``give_up_at`` there is no
+    timeout."""
     poll = select.poll()
     for each in watched:
         if isinstance(each, Wake):

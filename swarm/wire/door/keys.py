@@ -1,9 +1,11 @@
-"""Keys of doors, which are a part of their addresses.
+"""Tokens and public keys in endpoints, and a listener's authentication policy.
 
-A secret word, for those who are told where to speak: whoever knocks names it in the handshake (``mechanisms``), and
-nobody else is heard. It keeps out whatever reaches a port by mistake or by malice, but not who can read along.
+An endpoint may contain a token, ``tcp://TOKEN@HOST:PORT``: a connecting peer sends it in the handshake
+(``server_handshake``), and peers without it are rejected. A token keeps out everything that reaches the port by mistake
+or by malice, but it does not protect from eavesdropping.
 
-Or the door's public key: then it has a lock, and who knocks shows a key of its own (``curve``).
+Or the endpoint contains the listener's public key: then the handshake is CURVE (``curve``), both ends authenticate with
+their keys, and everything is encrypted.
 """
 
 from __future__ import annotations
@@ -17,36 +19,40 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils import z85
 
-MOST_KEY: Final = 64  # characters
+MOST_KEY: Final = 64  # Characters.
 _PUBLIC: Final = re.compile(b"[0-9a-f]{64}")
 _WORD: Final = re.compile(rb"[0-9A-Za-z]{0,%d}" % MOST_KEY)
 _ADDRESS: Final = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 
 
 class KeyPair(NamedTuple):
-    """A pair of CURVE's keys, in hexadecimal digits."""
+    """CURVE key pair, in hexadecimal digits."""
 
     public: str
     secret: str
 
 
 def new_pair() -> KeyPair:
-    """Draw a pair."""
+    """Generate a key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(z85.decode(public).hex(), z85.decode(secret).hex())
 
 
 def public_of(secret: str) -> str:
-    """The public half that belongs to a secret one."""
+    """Return the public key that belongs to a secret key."""
     return bytes(z85.decode(zmq.curve_public(z85.encode(bytes.fromhex(secret))))).hex()
 
 
 class Lock(NamedTuple):
-    """What a door asks of who knocks. ``opens``: may who has this public key speak here now? ``says_no``: is it told so
-    if it may not? Told so, it knocks no more; told nothing, it knocks again. ``answers``: the pairs that this door
-    answers to now, in the place of ``pair`` alone. ``came``: called with the key of who came in, and with the public
-    key of the door that it knew. ``names``: may who shows this key be called so, whoever else is? Without it a name is
-    whose key came with it first."""
+    """Authentication policy of a listener.
+
+    ``is_authorized``: whether the owner of this public key may connect now. ``reject_explicitly``: whether a rejected
+    peer receives an ERROR; with an ERROR it stops reconnecting, without one it keeps trying. ``key_pairs``: all key
+    pairs that this listener accepts connections for at the moment, instead of ``pair`` alone. ``on_authenticated``:
+    callback with the key of each authenticated peer and the public key of this listener that it used.
+    ``may_use_identity``: whether the owner of this key may use this identity even if another key has it; without the
+    callback, an identity belongs to the key that used it first.
+    """
 
     pair: KeyPair
     opens: Callable[[str], bool]
@@ -61,48 +67,53 @@ class Lock(NamedTuple):
 
 
 def new_key() -> bytes:
-    """Draw a key for a door at which only those are heard who were told of it."""
+    """Generate a token for a listener that accepts only peers with its token."""
     return secrets.token_hex(16).encode()
 
 
 def keyed(endpoint: str, key: bytes) -> str:
-    """The address that is told to those who shall speak there: ``tcp://KEY@HOST:PORT``."""
+    """Return the endpoint with a token or key in it, for peers that shall connect: ``tcp://KEY@HOST:PORT``."""
     return f"tcp://{key.decode()}@{endpoint.removeprefix('tcp://')}" if key else endpoint
 
 
 def address_and_key(endpoint: str) -> tuple[str, bytes]:
-    """Take apart what ``keyed`` put together."""
+    """Split an endpoint made by ``with_key`` into address and key."""
     key, at, address = endpoint.removeprefix("tcp://").rpartition("@")
     return (f"tcp://{address}", key.encode()) if at else (endpoint, b"")
 
 
 def public_key_in(key: bytes) -> str | None:
-    """The public key that is in an address, if it is one: the door has a lock, then. Else it is a word, or nothing."""
+    """Return the key of an endpoint if it is a public key (CURVE is required); None if it is a token or empty."""
     return key.decode() if _PUBLIC.fullmatch(key) else None
 
 
 def by_relay(endpoint: str, relay: str, ticket: str) -> str:
-    """The address of a door that is reached through another machine: ``tcp://KEY@RELAY/TICKET``, with the door's own
-    key, for it is the door that the handshake is with."""
+    """Return the endpoint of a listener that is reached through a relay: ``tcp://KEY@RELAY/TICKET``.
+
+    The key is the listener's, because the handshake is with the listener, not with the relay.
+    """
     return keyed(f"{relay}/{ticket}", address_and_key(endpoint)[1])
 
 
 def without_ticket(endpoint: str) -> tuple[str, str]:
-    """Take apart what ``by_relay`` put together: where to connect, and the ticket to show there (empty: none)."""
+    """Split an address made by ``via_relay`` into the address to connect to and the ticket (empty: none)."""
     place, _, ticket = endpoint.removeprefix("tcp://").partition("/")
     return f"tcp://{place}", ticket
 
 
 def reached(endpoint: str, host: str) -> str:
-    """The address with this host, if it names none (``*``)."""
+    """Return the endpoint with this host in place of ``*``; unchanged if it names a host."""
     address, key = address_and_key(endpoint)
     shown = f"[{host}]" if ":" in host else host
     return keyed(address.replace("tcp://*:", f"tcp://{shown}:", 1), key)
 
 
 def is_address(endpoint: str) -> bool:
-    """Can a connection be tried to it? To be asked of what others say of themselves. Names of hosts are none: looking
-    one up takes as long as somebody else likes, and doors tell numbers."""
+    """Whether a connection to this endpoint can be attempted. Validates endpoints that peers report about themselves.
+
+    Host names are rejected: a lookup may block for as long as a foreign name server likes, and listeners report
+    numbers.
+    """
     address, key = address_and_key(endpoint)
     found = _ADDRESS.fullmatch(address)
     try:

@@ -1,11 +1,13 @@
-"""How who knocks gets in: the knocking halves of ZMTP's security mechanisms (the listening ones: ``mechanisms``).
+"""Client side of the ZMTP security handshakes (NULL, PLAIN, CURVE), and probes of listeners.
 
-Each says its ``first`` command behind the greeting, without waiting for the other end's, and answers from then on.
+Each mechanism sends its ``first`` command right after the greeting, without waiting for the other end's greeting, and
+replies to commands from then on.
 
-And whether a door can be reached from here (``why_unreachable``), found out before anybody counts on it. Who listens
-there must show that it is that door, by its key: an address of a private network is another machine's on another
-network, a forwarded port leads somewhere. Who says nothing is taken for the door: its process may be computing. Who
-hangs up, or answers as something else, is asked again meanwhile: a door that has its hands full hangs up, too.
+``check_reachable`` tests whether a listener can be reached from here, before a plan depends on it. The process that
+answers must prove that it has the listener's key, because a private address may belong to another machine on another
+network, and a forwarded port may lead anywhere. A listener that accepts but does not answer counts as reachable: its
+process may be busy computing. If it disconnects or answers as something else, the probe is repeated for a while: an
+overloaded listener disconnects, too.
 """
 
 from __future__ import annotations
@@ -44,26 +46,25 @@ from swarm.wire.door.mechanisms import (
 from swarm.wire.door.sealing import Session
 from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting
 
-PATIENCE_S: Final = 3.5  # a first packet that is lost is sent again after one second, and after three
-ANSWER_S: Final = 1.0  # of which an answer is waited for
+PATIENCE_S: Final = 3.5  # A lost first packet is sent again after one second, and after three.
+ANSWER_S: Final = 1.0  # Time that the listener has to answer, within the above.
 _PAUSE_S: Final = 0.25
-_REFUSAL_S: Final = 3.0  # of which the proof of a refusal is waited for
+_REFUSAL_S: Final = 3.0  # Timeout for the proof of a refusal.
 _ERROR: Final = named(b"ERROR")
 
 
 class TurnedAway(WireError):
-    """The other end says that our key opens nothing there. At a door with a lock, the door has proven that it says
-    so."""
+    """The other end rejects our key or token. With CURVE, the listener has proven that the rejection is its own."""
 
 
 class Knocker(Mechanism, Protocol):
-    """See the module's text."""
+    """Client side of one handshake."""
 
-    first: bytes
+    first: bytes  # Command that follows the greeting.
 
 
 class OpenDoor:
-    """Anybody is heard there (NULL)."""
+    """Client side of NULL: no authentication."""
 
     name: ClassVar = b"NULL"
     proves: ClassVar = False
@@ -80,7 +81,7 @@ class OpenDoor:
 
 
 class Word:
-    """Whoever names the word is heard there (PLAIN)."""
+    """Client side of PLAIN: presents a token."""
 
     name: ClassVar = b"PLAIN"
     proves: ClassVar = False
@@ -102,7 +103,7 @@ class Word:
 
 
 class Locked:
-    """Who has shown a key that is named there is heard (CURVE). What they are is explained in ``curve``."""
+    """Client side of CURVE: presents a public key; ``curve`` explains the handshake."""
 
     name: ClassVar = b"CURVE"
     proves: ClassVar = True
@@ -110,7 +111,7 @@ class Locked:
     def __init__(self, door: str, pair: KeyPair) -> None:
         self.key = door
         self._door, self._pair = bytes.fromhex(door), pair
-        self._public, self._secret = crypto_box_keypair()  # for this connection
+        self._public, self._secret = crypto_box_keypair()  # Key pair of this connection.
         self._shared = b""
         number = (1).to_bytes(8, "big")
         box = crypto_box(bytes(64), b"CurveZMQHELLO---" + number, self._door, self._secret)
@@ -133,13 +134,14 @@ class Locked:
         return Reply(b"")
 
     def _refused(self, error: bytes) -> None:
-        """An ERROR came. Raises TurnedAway if the door sent it, WireError if anybody on the way may have."""
+        """Handle an ERROR. Raises AuthRejected if the listener sent it, WireError if an attacker on the path may
+        have."""
         if self._shared and is_proven_refusal(error, self._shared):
-            raise TurnedAway("the door does not take our key")
-        raise WireError("an ERROR came that does not prove to be the door's")
+            raise TurnedAway("the listener rejects our key")
+        raise WireError("an ERROR came without a proof that the listener sent it")
 
     def _welcomed(self, welcome: bytes) -> bytes:
-        """Open it; it opens if the other end has the door's secret key."""
+        """Decrypt WELCOME, which proves that the other end has the listener's secret key."""
         if len(welcome) != 160:
             raise WireError("the WELCOME of CURVE is none")
         return opened(welcome[16:], b"WELCOME-" + welcome[:16], self._door, self._secret)
@@ -157,8 +159,8 @@ class Locked:
 
 
 class Trying(Locked):
-    """Goes no further than to see whether the other end is that door. No key of ours is shown, which may not be heard
-    there yet."""
+    """CURVE handshake that stops as soon as the other end has proven its identity. Our own key, which may not be
+    authorized yet, is never sent."""
 
     def __init__(self, door: str) -> None:
         super().__init__(door, KeyPair("", ""))
@@ -171,26 +173,28 @@ class Trying(Locked):
 
 
 def knocks(address: str, key: bytes, pair: KeyPair | None) -> Callable[[], Knocker]:
-    """Make what each connection begins with, for a door with this key. Raises ConfigError for a door with a lock if we
-    have no keys, and for a word that is none."""
+    """Return a factory of client mechanisms for a listener with this token or key. Raises ConfigError if the listener
+    requires keys and this machine has none, and for an invalid token."""
     if (door := public_key_in(key)) is not None:
         if pair is None:
-            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+            raise ConfigError(f"{address} requires a key, and this machine has none for it: join with --join")
         return partial(Locked, door, pair)
     if len(key) > MOST_KEY:
-        raise ConfigError(f"the key in an endpoint at {address} is none: it has {len(key)} bytes")
+        raise ConfigError(f"the key in an endpoint at {address} is invalid: it has {len(key)} bytes")
     return partial(Word, key) if key else OpenDoor
 
 
 def _said(command: bytes, name: bytes) -> bytes:
     if command.startswith(_ERROR):
-        raise TurnedAway("the other end turned us away")
+        raise TurnedAway("the other end rejected our key")
     return body_of(command, name)
 
 
 def why_unreachable(endpoint: str, patience_s: float = PATIENCE_S) -> str:
-    """Connect, and say why that was in vain; empty: it wasn't, or the door is on this machine. Blocks until then. By a
-    relay, it is the relay that is tried."""
+    """Connect, and return why that failed; empty if it succeeded, or if the listener is on this machine. Blocks.
+
+    For an endpoint through a relay, only the relay is tested.
+    """
     place, key = address_and_key(endpoint)
     address, ticket = without_ticket(place)
     host = host_of(address)
@@ -206,16 +210,16 @@ def why_unreachable(endpoint: str, patience_s: float = PATIENCE_S) -> str:
                 if door is None or _is_door(made, door):
                     return ""
         except TimeoutError:
-            return f"nothing answers at {address} within {patience_s:g} s, as if a firewall kept it shut"
+            return f"nothing answers at {address} within {patience_s:g} s: is there a firewall?"
         except OSError as error:
             return f"{address}: {error.strerror or error}"
         if time.monotonic() + _PAUSE_S >= give_up_at:
-            return f"something else listens at {address}: it does not have that door's key"
+            return f"something else listens at {address}: it does not have the expected key"
         time.sleep(_PAUSE_S)
 
 
 def is_refused(endpoint: str, pair: KeyPair) -> bool:
-    """Knock, and return whether the door proves that this key opens nothing there. Blocks for a few seconds at most."""
+    """Connect, and return whether the listener proves that it rejects this key. Blocks for a few seconds at most."""
     address, key = address_and_key(endpoint)
     if (door := public_key_in(key)) is None:
         return False
@@ -231,7 +235,7 @@ def is_refused(endpoint: str, pair: KeyPair) -> bool:
 
 
 def _is_door(made: socket.socket, door: str) -> bool:
-    """Has who listens there the secret half of this key? Or may it have, since it says nothing?"""
+    """Whether the listening process has the secret half of this key, or may have it because it does not answer."""
     trying = Trying(door)
     try:
         _shake(made, trying, lambda: trying.is_proven, ANSWER_S)
@@ -243,7 +247,7 @@ def _is_door(made: socket.socket, door: str) -> bool:
 
 
 def _shake(made: socket.socket, knocker: Knocker, is_over: Callable[[], bool], patience_s: float) -> None:
-    """Go through the handshake until ``is_over``, or the other end hangs up. Raises OSError and WireError."""
+    """Run the handshake until ``is_over``, or until the other end disconnects. Raises OSError and WireError."""
     inlet = Inlet(HANDSHAKE_BYTES, knocker)
     give_up_at = time.monotonic() + patience_s
     answer = greeting(knocker.name, listens=False) + as_command(knocker.first)

@@ -1,20 +1,20 @@
-"""A door: a listening socket and the connections that came in there (``connection``), read within bounds.
+"""A listening socket and its accepted connections (``connection``), read within limits.
 
-It waits for nobody. Its owner watches descriptors for it (``watch``) and takes one event after the other: whole
-messages, in turns between the peers, and what became of peers and of the door.
+It never blocks. Its owner provides an event loop (``io_loop``) and takes one event after the other: whole messages,
+taking turns between the peers, and changes of peers and of the listener.
 
-Bounds, at every door
----------------------
-* *Parts and bytes* of a message: ``zmtp``. Of a peer that sends faster than its messages are taken, nothing is read
-  beyond ``_AT_ONCE``; the rest stays with the sender.
-* *Bytes of unfinished messages*: ``_MOST_HELD`` for all strangers of a door together, and as much, or two messages of
-  the largest size, for all connections of one key. Beyond that, the one that has been under way for longest goes.
-* *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
-  time in which we looked counts: if this process stood still, what came meanwhile is read first.
-* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says. There, too, newcomers are
-  accepted: the last ``RESERVE`` descriptors are not for them.
-* *Connections* of one key: ``peers``; the oldest gives way. (It may be half of one that nobody has ended.)
-* *What waits to be sent* to one peer: ``connection``; to all connections of one key: ``_MOST_UNREAD``.
+Limits of every listener
+------------------------
+* *Frames and bytes* of a message: ``zmtp``. If a peer sends faster than its messages are taken, at most ``_READ_BYTES``
+  bytes of it are read; the rest stays with the sender.
+* *Bytes of unfinished messages*: ``_MAX_HELD_BYTES`` for all unauthenticated peers of a listener together; the same, or
+  two messages of maximum size, for all connections of one key. Beyond that, the oldest unfinished one is disconnected.
+* *Time*: ``HANDSHAKE_S`` for the handshake; for a message ``MESSAGE_S`` plus a second per 16 KiB received. Only time in
+  which this process was running counts: after a stall, waiting data is read first.
+* *Handshakes in progress*: ``_MAX_HANDSHAKES``; ``accept`` decides which one is dropped. Accepting also keeps the last
+  ``RESERVE`` descriptors free.
+* *Connections* of one key: ``peers``; the oldest is dropped. (It may be half-open.)
+* *Unsent data* for one peer: ``connection``; for all connections of one key: ``_MAX_UNREAD_BYTES``.
 """
 
 from __future__ import annotations
@@ -39,19 +39,23 @@ from swarm.wire.tensors import Bytes
 HANDSHAKE_S: Final = 3.0
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
-_MOST_UNREAD: Final = 64 << 20  # of one key: it may have 128 connections, and read none of them
+_MOST_UNREAD: Final = 64 << 20  # Per key: one key may have 128 connections and read none of them.
 _MOST_SHAKING: Final = 256
-_AT_ONCE: Final = 256 << 10  # bytes of one reading
-_STRANGERS, _WORD = "", "word"  # who has shown nothing; who has named the door's word
-_LEAVE_S: Final = 1.0  # for last words to who is hung up on
+_AT_ONCE: Final = 256 << 10  # Bytes of one read.
+# Buckets of peers without a key: unauthenticated ones, and those that presented the token.
+_STRANGERS, _WORD = "", "word"
+_LEAVE_S: Final = 1.0  # Time for sending final messages before a disconnect.
 
 Event = Arrived | PeerLost | Overstepped | GateClosed
 
 
 class Listener:
-    """See the module's text. ``bound``: the sockets that listen, and for each what makes the mechanism by which the
-    next newcomer there shows whether it may be heard. ``wake`` is called when there may be something to take.
-    ``opens``: may who has shown this key still speak here? ``names``: see ``keys.Lock``."""
+    """Listening socket with its connections; see the module's docstring.
+
+    ``bound``: listening sockets, each with a factory for the server-side handshake. ``on_ready``: called when
+    ``next_event`` may have something. ``is_authorized``: whether the owner of this key is still authorized.
+    ``may_use_identity``: see ``keys.AuthPolicy``.
+    """
 
     def __init__(
         self,
@@ -68,18 +72,18 @@ class Listener:
         self._watch = watch
         self._wake = wake
         self._scratch = memoryview(bytearray(_AT_ONCE))
-        self._lent: Connection | None = None  # what it has not taken yet of what came may lie there
+        self._lent: Connection | None = None  # Connection with unprocessed data in ``_scratch``.
         self._connections: set[Connection] = set()
         self._peers = Peers(names)
-        self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)
-        self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
-        self._leaving: list[Connection] = []
-        self._ready: deque[Connection] = deque()
+        self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)  # Handshakes in progress.
+        self._unfinished: dict[Connection, None] = {}  # Connections with part of a message; the oldest first.
+        self._leaving: list[Connection] = []  # Connections that are to be disconnected at their ``leaves_at``.
+        self._ready: deque[Connection] = deque()  # Connections with unprocessed data, in turn.
         self._news: deque[PeerLost | GateClosed] = deque()
-        self._held: Counter[str] = Counter()  # by key
-        self._clock = 0.0  # of time in which we looked
+        self._held: Counter[str] = Counter()  # Bytes of unfinished messages by bucket, see ``_bucket``.
+        self._clock = 0.0  # Seconds in which this process was running and swept.
         self._swept_at = time.monotonic()
-        self.num_refused = 0  # who overstepped, was too slow or did not know the key
+        self.num_refused = 0  # Connections that were closed for an exceeded limit, a missed deadline or a wrong key.
         self._entrance = Entrance(bound, watch, begin=self._newcomer, shut=self._shut)
         self.let_in()
 
@@ -87,11 +91,11 @@ class Listener:
 
     @property
     def has_more(self) -> bool:
-        """May there be something to take?"""
+        """Whether ``next_event`` may return something now."""
         return bool(self._news or self._ready)
 
     def take(self) -> Event | None:
-        """The next event; None until more has come."""
+        """Return the next event; None until more has arrived."""
         while self._news or self._ready:
             if self._news:
                 return self._news.popleft()
@@ -102,32 +106,32 @@ class Listener:
         return None
 
     def has(self, peer: bytes) -> bool:
-        """Is it connected?"""
+        """Whether this peer is connected."""
         return self._peers.get(peer) is not None
 
     def comes_from(self, peer: bytes) -> str:
-        """Return the remote address of its connection; empty: it has none any more."""
+        """Return the remote address of the peer's connection; empty if it has none any more."""
         connection = self._peers.get(peer)
         return "" if connection is None else connection.comes_from
 
     def known(self) -> list[tuple[bytes, str]]:
-        """Who is connected and has shown a key, with it."""
+        """Return the identity and key of every connected peer that authenticated with a key."""
         return self._peers.known()
 
     def reconsider(self) -> None:
-        """Hang up at once on everybody whose key does not open this door any more; what came of them is not heard."""
+        """Disconnect all peers whose keys are no longer authorized, and drop their unread messages."""
         for connection in [c for c in self._connections if c.inlet.key and not self._opens(c.inlet.key)]:
             self._end(connection, refused=True)
 
     def look(self) -> None:
-        """Read whatever is there, without waiting to be told."""
+        """Accept and read everything that is available, without a notification by the loop."""
         self._entrance.look()
         for connection in list(self._connections):
             if connection.is_watched and not connection.is_ready:
                 self._receive(connection)
 
     def _next_of(self, connection: Connection) -> Event | None:
-        """A message of this peer, or what became of it."""
+        """Return the next event of this connection: a message, or an exceeded limit."""
         frames, reason = None, ""
         try:
             frames = connection.inlet.next()
@@ -142,7 +146,7 @@ class Listener:
         self._unfinished.pop(connection, None)
         self._count(connection)
         if connection.is_over or not connection.is_watched or not connection.inlet.is_empty:
-            self._make_ready(connection)  # its next one, if there is one already, comes after those of others
+            self._make_ready(connection)  # Its next message takes its turn after those of other peers.
         return Arrived(connection.name, frames, connection.inlet.key)
 
     def _wait_for_more(self, connection: Connection) -> None:
@@ -160,7 +164,7 @@ class Listener:
             self._watch_for(connection)
 
     def _count(self, connection: Connection) -> None:
-        """Count what has come of unfinished messages: it is bounded for all strangers together, and for each key."""
+        """Update the total of bytes in unfinished messages for the connection's bucket."""
         held = connection.inlet.num_held if connection in self._unfinished else 0
         bucket = _bucket(connection)
         self._held[bucket] += held - connection.counted
@@ -169,14 +173,14 @@ class Listener:
             del self._held[bucket]
 
     def _beyond(self, connection: Connection) -> Connection | None:
-        """Whose unfinished message is dropped, if too much has come of messages like this one's."""
+        """Return the connection to drop if the bucket of this one exceeds its limit of unfinished data."""
         bucket = _bucket(connection)
         most = _MOST_HELD if bucket == _STRANGERS else max(_MOST_HELD, 2 * self._limit_bytes)
         alike = (each for each in self._unfinished if _bucket(each) == bucket)
         return next(alike) if self._held[bucket] > most else None
 
     def _shake(self, connection: Connection) -> None:
-        """The handshake goes on: at once, whoever takes messages when."""
+        """Continue the handshake immediately, regardless of when the owner takes messages."""
         try:
             is_through, refused = connection.inlet.shake(), False
         except WireError:
@@ -187,10 +191,10 @@ class Listener:
         elif is_through:
             self._welcome(connection)
             if connection in self._connections:
-                self._make_ready(connection)  # a message may have come with it
+                self._make_ready(connection)  # A message may have arrived together with the end of the handshake.
 
     def _welcome(self, connection: Connection) -> None:
-        """The handshake is through."""
+        """Register a connection whose handshake is complete."""
         self._shaking.passes(connection)
         if not connection.inlet.identity:
             connection.inlet.identity = secrets.token_bytes(16)
@@ -215,7 +219,7 @@ class Listener:
             self._watch.remove_reader(connection.fd)
 
     def _readable(self, connection: Connection) -> None:
-        if connection.is_ready:  # not all that came before has been taken: no more for now
+        if connection.is_ready:  # Earlier data is not processed yet: pause reading.
             self._unwatch(connection)
         elif connection.is_watched:
             self._receive(connection)
@@ -245,7 +249,7 @@ class Listener:
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def let_in(self) -> None:
-        """Accept whoever knocks (again)."""
+        """Start or resume accepting."""
         self._entrance.open()
 
     @property
@@ -253,10 +257,10 @@ class Listener:
         return self._entrance.is_open
 
     def welcome_outside(self, connected: socket.socket, asks: Callable[[], Mechanism]) -> None:
-        """Take a connection that did not come in at the door, but was opened outwards for who shall be heard here."""
+        """Add a connection that this process opened itself (to a relay), for a peer that shall be accepted here."""
         try:
             came_from = connected.getpeername()
-        except OSError:  # gone already
+        except OSError:  # Gone already.
             connected.close()
             return
         self._entrance.take(connected, came_from, asks)
@@ -266,7 +270,7 @@ class Listener:
         self._wake()
 
     def _newcomer(self, connected: socket.socket, source: str, asks: Callable[[], Mechanism]) -> bool:
-        """Begin with a newcomer, if its source is heard."""
+        """Start the handshake of a new connection, unless its source has failed too often."""
         if not self._shaking.is_heard(source, self._clock):
             self.num_refused += 1
             connected.close()
@@ -277,7 +281,7 @@ class Listener:
     def _begin(self, connected: socket.socket, source: str, how: Mechanism) -> None:
         try:
             connection = Connection(connected, Inlet(self._limit_bytes, how), self._clock)
-        except OSError:  # gone already
+        except OSError:  # Gone already.
             connected.close()
             return
         if not connection.say(greeting(how.name)):
@@ -290,14 +294,14 @@ class Listener:
 
     def _refuse(self, connection: Connection, reason: str) -> Overstepped:
         self.num_refused += 1
-        connection.has_spoken = True  # that it is lost will be told, too
+        connection.has_spoken = True  # Its loss must be reported, too.
         self._unfinished.pop(connection, None)
         self._count(connection)
         self.hang_up(connection.name)
         return Overstepped(connection.name, reason)
 
     def hang_up(self, peer: bytes) -> None:
-        """No more is read from it; what it was told still leaves. It is lost a moment later."""
+        """Stop reading from a peer and disconnect it a moment later, after queued messages have been sent."""
         connection = self._peers.get(peer)
         if connection is not None and connection.leaves_at is None:
             self._put_aside(connection)
@@ -305,7 +309,8 @@ class Listener:
             self._leaving.append(connection)
 
     def rest(self, peer: bytes) -> Callable[[], None] | None:
-        """Read it no more, nor take what has come of it, until what is returned is called."""
+        """Stop reading and processing a peer. Return a function that resumes it, or None if it is not connected or
+        paused already."""
         connection = self._peers.get(peer)
         if connection is None or connection.leaves_at is not None or connection.rests:
             return None
@@ -321,7 +326,7 @@ class Listener:
 
     def _put_aside(self, connection: Connection) -> None:
         self._unwatch(connection)
-        connection.is_ready = True  # so that it is read no more
+        connection.is_ready = True  # A connection that counts as ready is not read.
         with contextlib.suppress(ValueError):
             self._ready.remove(connection)
 
@@ -342,7 +347,7 @@ class Listener:
             self._wake()
 
     def sweep(self) -> None:
-        """Hang up on who takes too long. To be called about every ``SWEEP_S``."""
+        """Close connections that missed a deadline. Call it about every ``SWEEP_S``."""
         now = time.monotonic()
         self._clock += min(now - self._swept_at, 2 * SWEEP_S)
         self._swept_at = now
@@ -356,7 +361,8 @@ class Listener:
         self._leaving = [c for c in self._leaving if c in self._connections]
 
     def close(self) -> None:
-        """Close the door. What was sent may still leave, for a second; who does not read takes no time from others."""
+        """Close the listener. Sent messages may still leave for one second in total; slow readers don't delay
+        others."""
         self._entrance.close()
         for connection in self._connections:
             connection.write()
@@ -368,8 +374,8 @@ class Listener:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
-        """Put a message behind those that wait; all leave at the end of this turn. False: the peer is not there, or it
-        does not read and enough waits for it."""
+        """Queue a message; all queued messages are written at the end of this turn of the loop. Return False if the
+        peer is not connected, or does not read and its queue is full."""
         connection = self._peers.get(peer)
         if connection is None or connection.is_full or self._peers.num_queued(connection) > _MOST_UNREAD:
             return False
@@ -379,7 +385,7 @@ class Listener:
         return True
 
     def _flush(self, connection: Connection) -> None:
-        """Send what can be sent now."""
+        """Write what the kernel accepts now."""
         if connection not in self._connections:
             return
         if not connection.write():
@@ -396,5 +402,6 @@ class Listener:
 
 
 def _bucket(connection: Connection) -> str:
-    """With which others a connection shares its bound of unfinished messages."""
+    """Return the name of the group that shares this connection's limit for unfinished messages: its key, all peers with
+    the token, or all unauthenticated peers."""
     return connection.inlet.key or (_WORD if connection.inlet.is_believed else _STRANGERS)

@@ -1,13 +1,13 @@
-"""How a listening end finds out whom it hears: the listening halves of ZMTP's security mechanisms.
+"""Server side of the ZMTP security handshakes, which authenticate connecting peers.
 
-A mechanism has one conversation with one peer. It is handed the peer's commands, one after the other, and says what is
-to be answered; what the peer ``told`` of itself is known once it is through. Adding one: a class like these, and its
-place in ``asks``.
+A mechanism handles one handshake with one peer. It receives the peer's commands in order and returns the replies; after
+the handshake, ``metadata`` has the metadata that the peer sent. To add a mechanism, write a class like these and extend
+``server_mechanism``.
 
-* ``Null``: READY is answered with READY.
-* ``Plain``, where a door has a key: HELLO names the key as a password, WELCOME says that it was right, and INITIATE and
-  READY tell who both are. Whoever names another key hears ERROR: libzmq, told so, knocks no more.
-* ``curve.Curve``, where a door has a lock.
+* ``NullServer``: READY is answered with READY.
+* ``PlainServer``, for a listener with a token: HELLO carries the token as a password, WELCOME confirms it, INITIATE and
+  READY exchange the metadata. A wrong token is answered with ERROR, after which libzmq stops reconnecting.
+* ``curve.CurveServer``, for a listener with an authentication policy.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from swarm.errors import WireError
 from swarm.wire.door.sealing import Session
 
-USERNAME: Final = b"swarm"  # of those who name a key: PLAIN wants one
-WRONG_KEY: Final = "whoever knocks here must know the key"
+USERNAME: Final = b"swarm"  # PLAIN requires a user name; the token is the password.
+WRONG_KEY: Final = "wrong token: connect with the current endpoint"
 _LONGEST_NAME: Final = 255
 
 Told = dict[bytes, bytes]
 
 
 class Kind(NamedTuple):
-    """A listening socket, as it calls itself, and those that it speaks with."""
+    """Type of a listening socket, and the types that may connect to it."""
 
     name: bytes
     peers: tuple[bytes, ...]
@@ -36,32 +36,32 @@ class Kind(NamedTuple):
 
 ROUTER: Final = Kind(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"))
 PULL: Final = Kind(b"PULL", (b"PUSH",))
-PUSH: Final = Kind(b"PUSH", (b"PULL",))  # which knocks (``knocking``)
+PUSH: Final = Kind(b"PUSH", (b"PULL",))  # The connecting end (``client_handshake``).
 
 
 class Reply(NamedTuple):
-    """The command to answer with, if any; with ``refused``, why nothing more is heard after it."""
+    """Command to send to the peer, if any. ``refused``: reason for closing the connection after it."""
 
     command: bytes
     refused: str = ""
 
 
 class Mechanism(Protocol):
-    """See the module's text."""
+    """State machine of one handshake with one peer."""
 
-    name: ClassVar[bytes]  # in greetings
-    proves: ClassVar[bool]  # who gets through has shown that it was told to speak here
-    told: Told | None
-    key: str  # the public key that the peer has shown; empty without a lock
-    session: Session | None  # seals what is said once the handshake is through, with a lock
+    name: ClassVar[bytes]  # In ZMTP greetings.
+    proves: ClassVar[bool]  # Whether a completed handshake proves that the peer is authorized.
+    told: Told | None  # Metadata of the peer; None until the handshake is complete.
+    key: str  # Public key of the authenticated peer; empty without CURVE.
+    session: Session | None  # Encrypts messages after a CURVE handshake.
 
     def take(self, command: bytes) -> Reply:
-        """A command came. Raises WireError if it is none that may come now."""
+        """Handle a command of the peer. Raises WireError if it is not valid now."""
         ...
 
 
 class Null:
-    """Anybody is heard."""
+    """Server side of NULL: accepts every peer."""
 
     name: ClassVar = b"NULL"
     proves: ClassVar = False
@@ -78,7 +78,7 @@ class Null:
 
 
 class Plain:
-    """Hears those who know the key."""
+    """Server side of PLAIN: accepts peers that present the token."""
 
     name: ClassVar = b"PLAIN"
     proves: ClassVar = True
@@ -102,7 +102,7 @@ class Plain:
 
 
 def asks(kind: Kind, key: bytes) -> Callable[[], Mechanism]:
-    """Make the mechanism for each peer of a door with this key; without one, anybody is heard."""
+    """Return a factory of mechanisms for a listener with this token; an empty token accepts every peer."""
     return partial(Plain, kind, key) if key else partial(Null, kind)
 
 
@@ -110,12 +110,12 @@ def asks(kind: Kind, key: bytes) -> Callable[[], Mechanism]:
 
 
 def named(name: bytes, body: bytes = b"") -> bytes:
-    """A command."""
+    """Encode a command."""
     return bytes([len(name)]) + name + body
 
 
 def told(**properties: bytes) -> bytes:
-    """Encode what an end says of itself, as a command has it: ``Socket_Type=b"PUSH"``."""
+    """Encode metadata as commands carry it; underscores become hyphens: ``Socket_Type=b"PUSH"``."""
     out = b""
     for name, value in properties.items():
         out += bytes([len(name)]) + name.replace("_", "-").encode() + len(value).to_bytes(4, "big") + value
@@ -127,7 +127,7 @@ def ready(kind: Kind) -> bytes:
 
 
 def body_of(command: bytes, name: bytes) -> bytes:
-    """Return what the command says, which must be of this name."""
+    """Return the body of a command after checking its name. Raises WireError for another command."""
     if command[: 1 + len(name)] != named(name):
         raise WireError(
             f"{command[1 : 1 + command[0]]!r} came in the handshake" if command else "an empty command came"
@@ -136,7 +136,7 @@ def body_of(command: bytes, name: bytes) -> bytes:
 
 
 def _password(hello: bytes) -> bytes:
-    """Behind the name of the user: each has its length before it, and nothing follows."""
+    """Return the password of a HELLO: user name and password, each with its length in front, and nothing after them."""
     name_end = 1 + hello[0] if hello else 0
     password = hello[name_end + 1 :]
     if len(hello) <= name_end or hello[name_end] != len(password):
@@ -145,17 +145,17 @@ def _password(hello: bytes) -> bytes:
 
 
 def introduced(properties: bytes, kind: Kind) -> Told:
-    """The peer says who it is. It must be one that speaks with this kind of socket."""
+    """Decode the peer's metadata. Raises WireError if a socket of its type may not connect to this kind."""
     found = _properties(properties)
     if (peer := found.get(b"socket-type", b"")) not in kind.peers:
-        raise WireError(f"a {peer!r} socket has nothing to say here")
+        raise WireError(f"a {peer!r} socket can't connect here")
     if len(identity := found.get(b"identity", b"")) > _LONGEST_NAME:
         raise WireError(f"an identity of {len(identity)} bytes is too long")
     return found
 
 
 def _properties(data: bytes) -> Told:
-    """Names, whose case does not matter, and values."""
+    """Decode metadata; names are case-insensitive and returned in lower case."""
     found, at = {}, 0
     while at < len(data):
         name_end = at + 1 + data[at]

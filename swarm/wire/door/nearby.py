@@ -1,10 +1,10 @@
-"""The back door of a data door, for who runs on the same host as the same user: a Unix socket (ipc), which costs less.
+"""Unix socket of a data listener, for senders of the same user on the same host: cheaper than TCP.
 
-Nobody tells where it is. Whoever knows the door's address finds it by that: its name is made of the door's key and port
-and of the network that this process lives in, and it lies in a directory that only this user may enter. So who runs on
-another host, as another user, with another file system (a container) or in another network finds none, and takes the
-door itself. The directory is the lock: nothing is encrypted here. Both ends ask the kernel, too, whose process the
-other end is, and who knocks names the door's key.
+Its path is not communicated. A sender derives it from the listener's endpoint: the file name is a hash of the
+listener's key and port and of the network namespace, in a directory that only this user can access. A sender on another
+host, of another user, with another file system (a container) or in another network finds no such file and connects by
+TCP. The directory is the protection: nothing is encrypted here. In addition, both ends ask the kernel for the user of
+the peer process, and the sender presents the listener's key.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from typing import Final, NamedTuple
 
 from swarm.errors import ConfigError
 
-MOST_PATH: Final = 107  # bytes of a Unix socket's name, as the kernel has it
+MOST_PATH: Final = 107  # Maximum length of a Unix socket's path in bytes (kernel limit).
 _BACKLOG: Final = 16
 _NAME_DIGITS: Final = 32
-_MOST_SWEPT: Final = 256
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+_MOST_SWEPT: Final = 256  # Stale sockets that one start removes at most.
+_CREDENTIALS: Final = struct.Struct("3i")  # Of SO_PEERCRED: pid, uid, gid.
 
 
 class BackDoor(NamedTuple):
-    """One that is listened at, and where."""
+    """A listening Unix socket and its path."""
 
     listening: socket.socket
     path: Path
 
     def remove(self) -> None:
-        """Leave no file behind. The socket is for its door to close."""
+        """Remove the file. The listener closes the socket."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def listen(key: bytes, port: int) -> BackDoor:
-    """Listen at the back door of the door with this key and port. Raises ConfigError: why there can be none."""
+    """Open the Unix socket for the listener with this key and port. Raises ConfigError with the reason if that is
+    impossible."""
     path = _path(key, port)
-    new = path.with_name(f".{os.getpid()}-{port}")  # so that its place is never taken by one that does not listen yet
+    # Bind to a temporary name first, so that the final name never refers to a socket that does not listen yet.
+    new = path.with_name(f".{os.getpid()}-{port}")
     if max(len(os.fsencode(each)) for each in (path, new)) > MOST_PATH:
         raise ConfigError(f"the name of a socket in {path.parent} would be longer than {MOST_PATH} bytes")
     try:
@@ -58,7 +60,7 @@ def listen(key: bytes, port: int) -> BackDoor:
             made.setblocking(False)
             made.bind(str(new))
             made.listen(_BACKLOG)
-            new.rename(path)  # nobody else can have this key and this port
+            new.rename(path)  # No other process can have this key and this port.
         except OSError:
             made.close()
             raise
@@ -68,7 +70,7 @@ def listen(key: bytes, port: int) -> BackDoor:
 
 
 def found(key: bytes, port: int) -> str | None:
-    """The back door of the door with this key and port, if there is one that we may trust."""
+    """Return the path of the Unix socket for the listener with this key and port, if it exists and is trustworthy."""
     if not key or not hasattr(socket, "SO_PEERCRED"):
         return None
     try:
@@ -80,25 +82,25 @@ def found(key: bytes, port: int) -> str | None:
 
 
 def is_own(connected: socket.socket) -> bool:
-    """Is the process at the other end one of this user's?"""
+    """Whether the process at the other end runs as this user."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1]) == os.geteuid()
 
 
 def _path(key: bytes, port: int) -> Path:
-    """Raises ConfigError where systems have no such sockets, or can't tell whose they are."""
+    """Return the path of the socket. Raises ConfigError on systems without Unix sockets or without peer credentials."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise ConfigError("this system does not tell who is at the other end of a socket")
+        raise ConfigError("this system does not report the user of the peer process of a socket")
     try:
         network = os.stat("/proc/self/ns/net").st_ino
     except OSError as error:
-        raise ConfigError(f"in which network this process lives can't be told ({error.strerror})") from None
+        raise ConfigError(f"the network namespace of this process can't be determined ({error.strerror})") from None
     name = hashlib.sha256(b"%d %d %b" % (network, port, key)).hexdigest()[:_NAME_DIGITS]
     return Path(tempfile.gettempdir()) / f"swarm-{os.geteuid()}" / name
 
 
 def _shared(directory: Path) -> str:
-    """Why others could have a hand in what lies there; empty if they can't. Raises OSError."""
+    """Return why other users could tamper with this directory; empty if they can't. Raises OSError."""
     status = directory.lstat()
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return ""
@@ -106,7 +108,7 @@ def _shared(directory: Path) -> str:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what processes left behind that were killed: nobody listens there."""
+    """Remove sockets that killed processes have left behind."""
     for path in [each for each in directory.iterdir() if len(each.name) == _NAME_DIGITS][:_MOST_SWEPT]:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
@@ -114,5 +116,5 @@ def _sweep(directory: Path) -> None:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-            except OSError:  # its owner is busy, or it went meanwhile
+            except OSError:  # Its owner is busy, or has just removed it.
                 continue

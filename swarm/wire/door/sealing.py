@@ -1,7 +1,7 @@
-"""CURVE's messages, once the handshake is through: each frame numbered upwards and sealed, with whether more follow.
+"""CURVE encryption of messages after the handshake: each frame has an increasing number and an encrypted "more" flag.
 
-A large frame is copied once on its way out and not at all on its way in: libsodium works in the memory in which the
-frame travels. (PyNaCl's own functions copy each frame four times.) A frame as it travels::
+A large frame is copied once when sent and not at all when received: libsodium works in place, in the memory of the
+frame. (PyNaCl's own functions copy each frame four times.) Layout of an encrypted frame::
 
     07 "MESSAGE"  number      mac         flags    frame
     8 bytes       8 bytes     16 bytes    1 byte   …
@@ -17,27 +17,27 @@ from nacl._sodium import ffi, lib
 from swarm.errors import WireError
 from swarm.wire.tensors import Bytes
 
-OVERHEAD: Final = 33  # bytes of a MESSAGE beside what is in it
-LISTENS: Final = b"CurveZMQMESSAGES"  # begins the nonces of who listens
-KNOCKS: Final = b"CurveZMQMESSAGEC"
+OVERHEAD: Final = 33  # Bytes that a MESSAGE adds to its frame.
+LISTENS: Final = b"CurveZMQMESSAGES"  # Nonce prefix of the listening end …
+KNOCKS: Final = b"CurveZMQMESSAGEC"  # … and of the connecting end.
 _NAME: Final = b"\x07MESSAGE"
-_PLAIN_AT, _SEALED_AT = 32, 16
-_LARGE: Final = 64 << 10  # memory for less than that is cheap to clear
+_PLAIN_AT, _SEALED_AT = 32, 16  # Offsets in a MESSAGE: of the flags, and of the mac.
+_LARGE: Final = 64 << 10  # Smaller buffers are cheap to clear.
 _MORE, _COMMAND = 1, 2
 
 
 class Session:
-    """One connection's: ``shared`` is what both ends have computed from their keys, ``sent`` and ``heard`` the last
+    """Encryption state of one connection. ``shared``: key derived by both ends; ``sent`` and ``received``: last message
     numbers of the handshake."""
 
     def __init__(self, shared: bytes, *, listens: bool, sent: int, heard: int) -> None:
         self._shared = shared
         self._ours, self._theirs = (LISTENS, KNOCKS) if listens else (KNOCKS, LISTENS)
-        self._sent = sent  # the last number in a nonce of ours
-        self._heard = heard  # and of theirs
+        self._sent = sent  # Number in our last nonce.
+        self._heard = heard  # Number in the peer's last nonce.
 
     def sealed(self, frame: Bytes, *, more: bool) -> memoryview:
-        """The frame as it travels."""
+        """Encrypt a frame."""
         size = OVERHEAD + len(frame)
         out = np.empty(size, np.uint8).data if size > _LARGE else memoryview(bytearray(size))
         self._sent += 1
@@ -52,8 +52,8 @@ class Session:
         return out
 
     def opened(self, sealed: Bytes) -> tuple[memoryview, bool]:
-        """Return what was sealed, and whether more frames follow. It is opened where it lies, if that can be written
-        to."""
+        """Decrypt a frame, in place if its buffer is writable. Return it, and whether more frames of the message
+        follow."""
         inside = memoryview(sealed)
         if inside.readonly:
             inside = memoryview(bytearray(inside))
@@ -62,7 +62,7 @@ class Session:
         number = bytes(inside[8:_SEALED_AT])
         if (count := int.from_bytes(number, "big")) <= self._heard:
             raise WireError("a message came again, or too late")
-        if count > self._heard + 1:  # both ends number without gaps, so somebody on the way took one out
+        if count > self._heard + 1:  # Both ends number without gaps, so an attacker on the path has removed a message.
             raise WireError("a message before this one is missing")
         at = ffi.from_buffer(inside)
         size = len(inside) - _SEALED_AT

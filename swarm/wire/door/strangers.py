@@ -1,15 +1,15 @@
-"""Newcomers at a door: who is accepted, and connections whose handshake is under way: so many at a time, and who gives
-way to a newcomer.
+"""Acceptance of new connections, and a limit on concurrent handshakes that no single source can exhaust.
 
-The last ``RESERVE`` descriptors are not for newcomers. A process that has none left can neither write its files nor
-open the connections that it needs itself. The door then lets nobody in until it is opened again.
+The last ``RESERVE`` file descriptors are not used for new connections. A process without free descriptors can neither
+write its files nor open its own connections. When only those are left, accepting pauses until it is resumed.
 
-The one gives way that has waited for longest, of the source that has most of them: whoever knocks a thousand times
-pushes out itself, and others get through their handshakes meanwhile, also over a slow link. A source is an address; of
-IPv6 the half of it that names a network, for whoever has a machine there has all of its addresses.
+At the limit of concurrent handshakes, the oldest one of the source with most of them is dropped. A client that opens a
+thousand connections therefore displaces its own, and others complete their handshakes meanwhile, even over slow links.
+A source is an IP address; for IPv6 its network half, because a machine there can use all addresses of its network.
 
-A source from which handshakes fail again and again is hung up on before it says a word, which costs little: some are
-forgiven each second, and all as soon as one from there gets through. This machine's own addresses are always heard.
+Connections from a source whose handshakes fail again and again are closed right after accept, which costs little. Its
+count of failures decreases over time, and is reset as soon as one handshake from there succeeds. Connections from this
+machine are always allowed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from swarm.wire.door.mechanisms import Mechanism
 from swarm.wire.door.watch import Watch
 
 C = TypeVar("C", bound=Hashable)
-RESERVE: Final = 16
-_ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
-_KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
-_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # else a failed accept is that peer's matter
-_NETWORK_BITS: Final = 64
-_MOST_FAILED: Final = 64  # of one source, beyond those that are forgiven
-_FORGIVEN_A_SECOND: Final = 8
-_MOST_SOURCES: Final = 4096  # that are remembered; the one that began to fail first is forgotten
+RESERVE: Final = 16  # File descriptors.
+_ACCEPT_AT_ONCE: Final = 8  # Takes about a millisecond; a burst of connections must not delay a step for longer.
+_KNOCKS_AT_ONCE: Final = 64  # Including connections that are closed immediately because of their source.
+# Errors that concern this process; any other failure of accept concerns only that peer.
+_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NETWORK_BITS: Final = 64  # Of an IPv6 address.
+_MOST_FAILED: Final = 64  # Failed handshakes of one source before its connections are refused.
+_FORGIVEN_A_SECOND: Final = 8  # By which a source's count of failures decreases.
+_MOST_SOURCES: Final = 4096  # Sources with failures that are remembered; beyond that, the first one is dropped.
 _THIS_MACHINE: Final = ""
 
 
 def source_of(came_from: object) -> str:
-    """As whose a connection counts, by what ``accept`` says of it. Empty: of this machine."""
+    """Return the source that a connection counts for, given its remote address from ``accept``. Empty: this machine."""
     if not isinstance(came_from, tuple):
         return _THIS_MACHINE
     address = ipaddress.ip_address(str(came_from[0]).partition("%")[0])
@@ -51,16 +52,21 @@ def source_of(came_from: object) -> str:
 
 
 class GateClosed(NamedTuple):
-    """Nobody new is let in until ``let_in()``, for want of a descriptor or of memory, by this error number. Who is
-    connected stays so, and who knocks waits; the one who got a descriptor that is not for newcomers is hung up on."""
+    """Accepting has paused until ``let_in()``, for lack of a file descriptor or of memory; ``code`` is the errno.
+
+    Existing connections stay, and new ones wait in the kernel's queue; the connection that got one of the last
+    descriptors has been closed.
+    """
 
     code: int
 
 
 class Entrance:
-    """The sockets that listen, and for each what makes the mechanism by which the next newcomer there shows whether it
-    may be heard. ``begin``: with who came, the source that it counts as, and that; False: it is not heard. ``shut``:
-    nobody is let in any more, by this error number."""
+    """Accepts connections on listening sockets, each paired with a factory for the server-side handshake.
+
+    ``on_connection``: called with a new connection, its source and the handshake factory; returns False if it is
+    refused. ``on_paused``: called with the errno when accepting pauses.
+    """
 
     def __init__(
         self,
@@ -77,19 +83,19 @@ class Entrance:
         self.is_open = False
 
     def open(self) -> None:
-        """Accept whoever knocks (again)."""
+        """Start or resume accepting."""
         if not self.is_open:
             self.is_open = True
             for bound, asks in self._bound:
                 self._watch.add_reader(bound.fileno(), self._accept, bound, asks)
 
     def look(self) -> None:
-        """Accept whoever is there, without waiting to be told."""
+        """Accept the connections that are waiting, without a notification by the loop."""
         for bound, asks in self._bound if self.is_open else ():
             self._accept(bound, asks)
 
     def take(self, connected: socket.socket, came_from: object, asks: Callable[[], Mechanism]) -> bool:
-        """Begin with a newcomer, if there is a descriptor for it and its source is heard."""
+        """Start a new connection if a file descriptor is left for it and its source is allowed."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
             connected.close()
@@ -98,7 +104,7 @@ class Entrance:
         return self._begin(connected, source_of(came_from), asks)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop accepting and close the listening sockets."""
         self._stop()
         for bound, _ in self._bound:
             bound.close()
@@ -130,13 +136,14 @@ class Entrance:
 
 
 class Strangers(Generic[C]):
-    """See the module's text."""
+    """Limiter of handshakes in progress, by source; see the module's docstring."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._source: dict[C, str] = {}
-        self._of: dict[str, dict[C, None]] = {}  # the oldest first
-        self._failed: dict[str, tuple[float, float]] = {}  # how many, and when that was true
+        self._of: dict[str, dict[C, None]] = {}  # The oldest first.
+        # Count of failures, and the time at which that count was valid.
+        self._failed: dict[str, tuple[float, float]] = {}
 
     def __contains__(self, stranger: C) -> bool:
         return stranger in self._source
@@ -145,11 +152,12 @@ class Strangers(Generic[C]):
         return iter(self._source)
 
     def is_heard(self, source: str, now: float) -> bool:
-        """Have not too many handshakes failed from there?"""
+        """Whether this source has not had too many failed handshakes."""
         return source == _THIS_MACHINE or self._num_failed(source, now) < _MOST_FAILED
 
     def add(self, stranger: C, source: str, now: float) -> C | None:
-        """Take it in. Returns the one that has to give way for it, which is here no more; it may be itself."""
+        """Add a connection. Return the one that must be dropped for it, which is already removed here; it may be the
+        same one."""
         self._source[stranger] = source
         self._of.setdefault(source, {})[stranger] = None
         if len(self._source) <= self._most:
@@ -160,14 +168,14 @@ class Strangers(Generic[C]):
         return gives_way
 
     def passes(self, stranger: C) -> None:
-        """Let it through: its handshake is done."""
+        """Remove a connection whose handshake succeeded."""
         source = self._source.get(stranger)
         if source is not None:
             self._discard(stranger, source)
             self._failed.pop(source, None)
 
     def fails(self, stranger: C, now: float) -> None:
-        """Forget one that is gone or gives way: if its handshake was not through, that counts."""
+        """Remove a connection that ended or was dropped; an incomplete handshake counts as a failure of its source."""
         source = self._source.get(stranger)
         if source is None:
             return

@@ -1,5 +1,5 @@
-"""Who tells a door that a descriptor can be read or written: an asyncio loop, or ``Poll`` in a plain thread, which
-others wake with ``Wake``."""
+"""Notification when descriptors become readable or writable: an asyncio loop, or ``PollLoop`` in a plain thread, which
+other threads wake with ``WakeupFd``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import selectors
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-_MOST: Final = 256  # news of one turn
+_MOST: Final = 256  # Events of one turn.
 
 
 class Watch(Protocol):
-    """Calls back when a descriptor can be read or written. An asyncio loop is one."""
+    """Interface of an event loop: calls back when a descriptor is readable or writable. asyncio loops implement it."""
 
     def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> Any: ...
     def remove_reader(self, fd: int) -> Any: ...
@@ -24,18 +24,18 @@ class Watch(Protocol):
 
 
 class Poll:
-    """Serves a plain thread that only listens: what can be read is read when ``turn`` is called."""
+    """Event loop of a plain thread that only receives: ``run_ready`` runs the callbacks of readable descriptors."""
 
     def __init__(self) -> None:
         self._poll: _Epoll | _Selector = _Epoll() if hasattr(select, "epoll") else _Selector()
-        self._called: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._called: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}  # Callbacks by descriptor.
 
     def fileno(self) -> int:
-        """Readable while there is something to do."""
+        """Return a descriptor that is readable while there is something to do."""
         return self._poll.fileno()
 
     def turn(self) -> bool:
-        """Do what can be done without waiting; was there anything?"""
+        """Run the callbacks of all readable descriptors without waiting. Return whether there were any."""
         found = self._poll.readable()
         for fd in found:
             if (call := self._called.get(fd)) is not None:
@@ -64,7 +64,7 @@ class Poll:
 
 
 class _Epoll:
-    """Every hop asks it, so it is asked without the bookkeeping of ``selectors``."""
+    """Minimal epoll wrapper. Every hop uses it, so it avoids the bookkeeping of ``selectors``."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -74,7 +74,7 @@ class _Epoll:
         self._epoll.register(fd, select.EPOLLIN)
 
     def remove(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):  # Closed already.
             self._epoll.unregister(fd)
 
     def readable(self) -> list[int]:
@@ -82,7 +82,7 @@ class _Epoll:
 
 
 class _Selector:
-    """What other systems have."""
+    """Fallback for systems without epoll."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -98,13 +98,15 @@ class _Selector:
         return [key.fd for key, _ in self._selector.select(0)]
 
 
-_ONE: Final = (1).to_bytes(8, "little")  # an eventfd counts in 64-bit numbers; a pipe takes any bytes
+_ONE: Final = (1).to_bytes(8, "little")  # An eventfd counts in 64-bit numbers; a pipe takes any bytes.
 
 
 class Wake:
-    """Wakes a thread that waits in ``PullChannel.wait``. ``set()`` may be called from any thread, any number of times;
-    it stays set until ``clear()``. A descriptor, because who waits there waits for sockets. ``close()`` comes after the
-    last ``set()``."""
+    """Descriptor that wakes a thread waiting in ``PullChannel.wait``.
+
+    Any thread may call ``set()`` any number of times; it stays set until ``clear()``. It is a descriptor because the
+    waiting thread polls sockets. Call ``close()`` after the last ``set()``.
+    """
 
     def __init__(self) -> None:
         if hasattr(os, "eventfd"):
@@ -118,12 +120,12 @@ class Wake:
         return self._reads
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is set already
+        with contextlib.suppress(BlockingIOError):  # The buffer is full, so it is set already.
             os.write(self._writes, _ONE)
 
     def clear(self) -> None:
-        """Call it before looking at what was announced, so that no later ``set`` is lost."""
-        with contextlib.suppress(BlockingIOError):  # empty: it was not set
+        """Reset it. Call this before checking for the announced work, so that no later ``set`` is lost."""
+        with contextlib.suppress(BlockingIOError):  # Empty: it was not set.
             os.read(self._reads, 4096)
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""ZMTP 3.0 as a listening end speaks it: one connection's bytes become whole messages, within bounds.
+"""ZMTP 3.0 decoder of one connection: bytes become whole messages, within limits.
 
-No socket and no clock. ``Inlet`` is fed what came and hands out messages one at a time, only when it is asked: so a
-peer that sends a million of them at once gets no more turns than others. A message has so many frames, of so many bytes
-each, and what oversteps that is refused at the first byte that does: nothing of it is kept. (libzmq bounds single
-frames and whole messages only. It keeps the frames of a message that has no end until memory is full, and hands over a
-million frames as one message.)
+It has no socket and no clock. ``ZmtpDecoder`` is fed with received bytes and returns messages one at a time, on demand:
+a peer that sends a million of them gets no more turns than others. The number of frames of a message and their bytes
+are limited, and a violation is rejected at the first byte that commits it, before anything is stored. (libzmq limits
+only single frames and the message queue. It stores the frames of an endless message until memory is full, and delivers
+a million frames as one message.)
 
-Whom it hears is for its mechanism to find out (``mechanisms``), before the first message.
+The security mechanism (``server_handshake``) authenticates the peer before the first message.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from swarm.wire.door.sealing import OVERHEAD, Session
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
-MOST_FRAMES: Final = 2  # of a message: a header, and what it describes
-HANDSHAKE_BYTES: Final = 1024  # of a command; what peers say of themselves is far shorter
+MOST_FRAMES: Final = 2  # Of a message: a header, and what it describes.
+HANDSHAKE_BYTES: Final = 1024  # Of a handshake command; real ones are far shorter.
 GREETING_BYTES: Final = 64
-_FIRST_ROOM: Final = 64 << 10  # for a frame that a stranger announces; it grows with what comes
-_MORE, _LONG, _COMMAND = 1, 2, 4
-_LEAD: Final = -OVERHEAD % 64
+# Buffer for a large frame that an unauthenticated peer announces; it grows as bytes arrive.
+_FIRST_ROOM: Final = 64 << 10
+_MORE, _LONG, _COMMAND = 1, 2, 4  # Flags of a frame.
+_LEAD: Final = -OVERHEAD % 64  # Aligns the content of encrypted frames to 64 bytes.
 _NOTHING: Final = memoryview(b"")
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 
 
 def greeting(mechanism: bytes, *, listens: bool = True) -> bytes:
-    """Encode what both ends say first: version 3.0, the mechanism, and who asks the other one for proof."""
+    """Encode the greeting that both ends send first: version 3.0, the mechanism, and whether this end is the server."""
     asks = listens and mechanism != b"NULL"
     return (_SIGNATURE + b"\x03\x00" + mechanism.ljust(20, b"\0") + bytes([asks])).ljust(GREETING_BYTES, b"\0")
 
 
 def as_command(body: bytes) -> bytes:
-    """A command as it travels."""
+    """Encode a command as a frame."""
     if len(body) > 255:
         return bytes([_COMMAND | _LONG]) + len(body).to_bytes(8, "big") + body
     return bytes([_COMMAND, len(body)]) + body
 
 
 def framed(size: int, *, more: bool) -> bytes:
-    """Encode what stands before a frame of so many bytes."""
+    """Encode the header of a frame of this size."""
     if size > 255:
         return bytes([_LONG | more]) + size.to_bytes(8, "big")
     return bytes([more, size])
 
 
 def written(frames: Sequence[Bytes], session: Session | None) -> list[Bytes]:
-    """Encode a message, sealed in a session: what stands before each frame, and the frame."""
+    """Encode a message, encrypted if there is a session: alternating frame headers and frames."""
     out: list[Bytes] = []
     for index, frame in enumerate(frames):
         more = index + 1 < len(frames)
@@ -66,10 +67,10 @@ def written(frames: Sequence[Bytes], session: Session | None) -> list[Bytes]:
 
 
 class Inlet:
-    """What came over one connection. Raises WireError where a peer oversteps; no more is to be read from it then.
+    """Decoder of one connection's input. Raises WireError when a peer violates a limit; stop reading from it then.
 
-    ``identity`` is None until the handshake is through, then what the peer calls itself, maybe nothing. ``answer`` is
-    what the peer must be told for the handshake to go on.
+    ``identity`` is None until the handshake is complete, then the identity that the peer sent (possibly empty).
+    ``answer``: bytes to send to the peer so that the handshake can continue.
     """
 
     __slots__ = (
@@ -93,43 +94,48 @@ class Inlet:
         self.answer = b""
         self._limit_bytes = limit_bytes
         self._mechanism = mechanism
-        self._session: Session | None = None  # of sealed frames, once the handshake is through
+        self._session: Session | None = None  # Decrypts frames after the handshake; None without CURVE.
         self._greeted = False
-        self._rest, self._at = _NOTHING, 0  # what came and is not taken yet
-        self._frames: Frames = []  # of the message under way
-        self._body: memoryview | None = None  # of the frame under way, as far as there is room for it
-        self._filled = self._length = self._flags = 0
+        self._rest, self._at = _NOTHING, 0  # Received bytes that are not decoded yet, and the offset in them.
+        self._frames: Frames = []  # Of the message in progress.
+        self._body: memoryview | None = None  # Buffer of the frame in progress; it may be shorter than the frame.
+        self._filled = self._length = self._flags = 0  # Bytes of the frame received, its announced length, its flags.
 
     @property
     def num_held(self) -> int:
-        """Bytes of a message that isn't whole yet."""
+        """Return the bytes of the unfinished message."""
         body = 0 if self._body is None else len(self._body)
         return body + sum(map(len, self._frames)) + len(self._rest) - self._at
 
     @property
     def is_empty(self) -> bool:
-        """Has all that came been handed out?"""
+        """Whether all received bytes have been delivered as messages."""
         return self._rest is _NOTHING and self._body is None and not self._frames
 
     @property
     def key(self) -> str:
-        """The public key that the peer has shown; empty at doors without a lock."""
+        """Return the peer's authenticated public key; empty without CURVE."""
         return self._mechanism.key
 
     def written(self, frames: Sequence[Bytes]) -> list[Bytes]:
-        """The message as it travels to the peer: what stands before each frame, and the frame."""
+        """Encode a message for the peer: alternating frame headers and frames."""
         return written(frames, self._session)
 
     @property
     def is_believed(self) -> bool:
-        """Has the peer proved that it may speak here? Then it is believed in what it announces."""
+        """Whether the peer has proven that it is authorized. Then buffers of the announced sizes are allocated right
+        away."""
         return self._mechanism.proves and self.identity is not None
 
-    # --- what came ---------------------------------------------------------------------------------------------------
+    # --- receiving
+    # -------------------------------------------------------------------------------------------------------
 
     def room(self) -> memoryview | None:
-        """Where the next bytes belong if most of a large frame is still to come; ``filled`` says how many came. None:
-        ``feed`` them."""
+        """Return the buffer for the next bytes if most of a large frame is missing; call ``commit`` after reading into
+        it.
+
+        None: read elsewhere and ``feed`` the bytes.
+        """
         body = self._body
         if body is None or self._length - self._filled < _FIRST_ROOM:
             return None
@@ -141,21 +147,22 @@ class Inlet:
         self._filled += num_bytes
 
     def feed(self, data: Bytes) -> None:
-        """More bytes, which must stay as they are until ``keep``. To be called only when ``next`` has found no whole
-        message in those before."""
+        """Add received bytes, which must stay unchanged until ``copy_unread``. Call it only when ``next`` has returned
+        None."""
         if self._at < len(self._rest):
             data = bytes(self._rest[self._at :]) + bytes(data)
         self._rest, self._at = memoryview(data), 0
 
     def keep(self) -> None:
-        """Copy what is not taken yet, for what was fed will change."""
+        """Copy the bytes that are not decoded yet, because the buffer they were fed from is about to be reused."""
         if self._rest is not _NOTHING:
             self._rest, self._at = memoryview(bytes(self._rest[self._at :])), 0
 
-    # --- what is in it -----------------------------------------------------------------------------------------------
+    # --- decoding
+    # --------------------------------------------------------------------------------------------------------
 
     def shake(self) -> bool:
-        """Take what came of the handshake, and no message. Is it through?"""
+        """Decode the handshake, but no message. Return whether it is complete."""
         while self.identity is None:
             if self._greeted:
                 if not self._has_frame():
@@ -166,7 +173,7 @@ class Inlet:
         return True
 
     def next(self) -> Frames | None:
-        """The next whole message; None until more has come."""
+        """Return the next whole message; None until more has arrived."""
         if self.identity is None and not self.shake():
             return None
         while self._has_frame():
@@ -185,7 +192,7 @@ class Inlet:
         return None
 
     def _has_frame(self) -> bool:
-        """Is the frame under way whole?"""
+        """Whether the frame in progress is complete."""
         return (self._body is not None or self._begin_frame()) and (self._filled == self._length or self._fill())
 
     def _take_command(self) -> None:
@@ -201,22 +208,23 @@ class Inlet:
             self._session = self._mechanism.session
 
     def _greet(self) -> bool:
-        """The first 64 bytes. What differs is refused as soon as it does: it may be no ZMTP at all."""
+        """Decode the peer's greeting of 64 bytes. Rejects it at the first wrong byte: the peer may not speak ZMTP at
+        all."""
         rest = bytes(self._rest[:GREETING_BYTES])
         if rest[:1] not in (b"", b"\xff") or rest[9:10] not in (b"", b"\x7f"):
-            raise WireError("no ZMTP was spoken")
+            raise WireError("the peer does not use ZMTP")
         if len(rest) > 10 and rest[10] < 3:
-            raise WireError(f"ZMTP {rest[10]} was spoken, at least 3 is needed")
+            raise WireError(f"the peer uses ZMTP {rest[10]}, at least 3 is needed")
         if len(rest) < GREETING_BYTES:
             return False
         if (spoken := rest[12:32].rstrip(b"\0")) != self._mechanism.name:
-            raise WireError(f"the mechanism {spoken!r} is not spoken here, only {self._mechanism.name.decode()}")
+            raise WireError(f"the mechanism {spoken!r} is not accepted here, only {self._mechanism.name.decode()}")
         self._greeted = True
         self._at = GREETING_BYTES
         return True
 
     def _begin_frame(self) -> bool:
-        """Read what stands before a frame, and make room for the frame. False: it is not there yet."""
+        """Decode a frame header and allocate a buffer for the frame. Return False if the header is incomplete."""
         rest, at = self._rest, self._at
         left = len(rest) - at
         if left < 2:
@@ -231,7 +239,7 @@ class Inlet:
         self._check(flags, length)
         self._flags, self._length = flags, length
         end = at + length
-        if end <= len(rest):  # it has come with what stands before it, as a rule
+        if end <= len(rest):  # The usual case: the whole frame arrived together with its header.
             self._body = self._room(length)
             self._body[:] = rest[at:end]
             self._filled, self._at = length, end
@@ -248,12 +256,12 @@ class Inlet:
         if self.identity is None and (length > HANDSHAKE_BYTES or flags & _MORE):
             raise WireError(f"the handshake has {length} bytes, at most {HANDSHAKE_BYTES} are taken")
         if length > self._limit_bytes + (0 if self._session is None else OVERHEAD):
-            raise WireError(f"a frame of {length} bytes was announced, this door takes {self._limit_bytes}")
+            raise WireError(f"a frame of {length} bytes was announced, the limit is {self._limit_bytes}")
         if flags & _MORE and len(self._frames) + 1 >= MOST_FRAMES:
             raise WireError(f"a message has at most {MOST_FRAMES} frames, more were announced")
 
     def _fill(self) -> bool:
-        """Move what came into the frame under way. Is it whole?"""
+        """Copy received bytes into the frame in progress. Return whether it is complete."""
         assert self._body is not None
         while (count := min(len(self._rest) - self._at, self._length - self._filled)) > 0:
             if self._filled == len(self._body):
@@ -272,8 +280,10 @@ class Inlet:
         return larger
 
     def _room(self, size: int) -> memoryview:
-        """Reserve memory without writing to it, if it is much: what is announced and never comes takes none. What is in
-        a sealed frame begins at a round address when it is opened where it lies."""
+        """Allocate a buffer. Large ones are not initialised, so that announced bytes that never arrive use no memory.
+
+        In encrypted frames the content is aligned, because it is decrypted in place.
+        """
         lead = 0 if self._session is None else _LEAD
         room = np.empty(lead + size, np.uint8).data if size > _FIRST_ROOM else memoryview(bytearray(lead + size))
         return room[lead:] if lead else room

@@ -1,17 +1,17 @@
-"""What machines say to each other: one frozen struct per message.
+"""Messages between the processes of a swarm: one frozen struct per message.
 
-A message travels as a multipart ZeroMQ message. Frame 0 is a msgpack map: ``v`` (the version of the protocol that the
-kind is of), ``kind`` (the struct's name in snake case), ``epoch``, and the struct's own fields. A message with a
-``tensor`` (or ``payload``) field that is not None has exactly one more frame, the raw bytes that the field describes.
+A message travels as a multipart ZeroMQ message. Frame 0 is a msgpack map: ``v`` (the protocol version that the kind
+belongs to), ``kind`` (the message's wire name, in snake case), ``epoch``, and the struct's own fields. A message whose
+``tensor`` (or ``payload``) field is not None has exactly one more frame: the raw bytes that the field describes.
 
-Doors:
+Channels:
 
-* client door (``clients``): ``ClientMessage`` from clients and ``swarmctl``, ``ServerMessage`` back.
-* control door: ``WorkerMessage`` from workers (``workers``), ``Order`` back (``orders``).
-* beat door: ``Beat`` from workers (``workers``), nothing back.
-* data (``data``): ``Step`` along the stages, ``StepDone`` from the last one to the broker.
+* client (``clients``): ``ClientMessage`` from clients and ``swarmctl``, ``ServerMessage`` back.
+* control: ``WorkerMessage`` from workers (``workers``), ``Order`` back (``orders``).
+* heartbeat: ``Heartbeat`` from workers (``workers``), nothing back.
+* data (``data``): ``Step`` along the stages, ``StepDone`` from the last stage to the broker.
 
-What all of them share is in ``common``, ``records`` and ``manifest``.
+Shared types are in ``common``, ``records`` and ``manifest``; messages about keys in ``locks``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client door: what clients, ``swarmctl`` and hosts say, and what the broker answers."""
+"""Messages of the client channel: requests of clients, ``swarmctl`` and hosts, and the broker's answers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import Hop, LayerRange, TokenLogprob
 
 MAX_MEMO = 64 << 10  # characters
-MAX_KEEP_S = 86_400.0  # for which a request may run on without a reader
+MAX_KEEP_S = 86_400.0  # For which a request may continue without a reader.
 
 
 class Suppose(Record, frozen=True):
-    """What would the plan be without these workers, with this objective, with ``more`` workers like this one?"""
+    """Hypothetical changes for a plan preview: without these workers, with this objective, with ``more`` workers
+    similar to ``like``."""
 
     without: Names = ()
     objective: Literal["", "auto", "throughput", "latency"] = ""
@@ -39,10 +40,13 @@ class Suppose(Record, frozen=True):
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """A request. The same id with the same body is the same request; with another body it is a conflict. ``tenant``: on
-    whose account it is computed; tenants get equal shares. Empty: that of the connection. ``detached``: it runs on when
-    its client vanishes. ``keep_s``: each time that a reader leaves it, the broker lets it run on for so many seconds,
-    and cancels it if nobody has attached to it by then. 0: a reader that leaves has no such time."""
+    """Submission of a generation request. The same id with the same body is the same request; another body is a
+    conflict.
+
+    ``tenant``: account that the request is charged to; tenants get equal shares; empty: the tenant of the connection.
+    ``detached``: the request continues when its client disappears. ``keep_s``: whenever a reader leaves, the broker
+    keeps the request running for this time and cancels it if no reader has attached by then; 0: no such grace period.
+    """
 
     request_id: RequestId
     prompt: TokenIds
@@ -58,17 +62,17 @@ class Submit(Message, frozen=True, kw_only=True):
     v: Version = 3
 
 
-class Recall(Message, frozen=True):
-    """What request is that? Whoever reads on from another process must know what was asked for. The answer is
-    ``Recalled``, or a ``Report`` ("recall") that says why there is none."""
+class Recall(Message, frozen=True, tag="recall"):
+    """Query for the parameters of a request, for a client that resumes reading from another process. The answer is
+    ``RequestDetails``, or a ``Report`` ("recall") with the reason why there are none."""
 
     request_id: RequestId
 
 
 class LookUp(Message, frozen=True, kw_only=True):
-    """Read tokens of continuation ``index`` from ``start`` on, and change nothing: the request keeps its reader, and
-    the reader its place. The answer is a ``Snapshot``, or a ``Report`` ("look_up") that says why there is none.
-    ``question``: a number of the asker's own that comes back with the answer."""
+    """Query for the tokens of continuation ``index`` from ``start`` on. Nothing changes: the request keeps its reader,
+    and the reader its position. The answer is a ``TokensSnapshot``, or a ``Report`` ("look_up") with the reason why
+    there is none. ``question``: a number chosen by the client, which the answer repeats."""
 
     question: Whole
     request_id: RequestId
@@ -78,9 +82,9 @@ class LookUp(Message, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True):
-    """Send what comes from ``next_index[i]`` on of continuation ``i`` to me from now on; the latest attachment wins,
-    and the reader before it is told (``Rejected``, "superseded"). ``again``: I am a reader already, and only want to go
-    on, if nobody else has come meanwhile."""
+    """Request to receive everything from ``next_index[i]`` on of continuation ``i``. The latest attachment wins, and
+    the previous reader gets ``Rejected`` ("superseded"). ``again``: the sender was the reader before and attaches only
+    if no other reader has attached meanwhile."""
 
     request_id: RequestId
     next_index: Annotated[tuple[Position, ...], msgspec.Meta(max_length=64)]
@@ -88,7 +92,7 @@ class Attach(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """Everything before ``next_index`` of continuation ``index`` has arrived."""
+    """Acknowledgement: everything before ``next_index`` of continuation ``index`` has arrived."""
 
     request_id: RequestId
     index: Position
@@ -96,7 +100,8 @@ class Ack(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """A stop string was found in the text: tokens before ``at_index`` count, the reason is "stop"."""
+    """Report that a stop string was found in the text: only tokens before ``at_index`` count, and the finish reason is
+    "stop"."""
 
     request_id: RequestId
     index: Position
@@ -104,8 +109,8 @@ class Stop(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True, kw_only=True):
-    """End a request. ``if_reader``: only if nobody but this client reads it; else the answer is ``Rejected``
-    ("superseded")."""
+    """End of a request by its client. ``if_reader``: only if this client is the request's only reader; otherwise the
+    answer is ``Rejected`` ("superseded")."""
 
     request_id: RequestId
     if_reader: bool = False
@@ -113,28 +118,31 @@ class Cancel(Message, frozen=True, kw_only=True):
 
 
 class Detach(Message, frozen=True):
-    """I read no further. A detached request runs on; another one for its ``keep_s``, or without that for as long as a
-    client may be away."""
+    """Notice that the client stops reading. A detached request continues; another one continues for its ``keep_s``, or
+    without ``keep_s`` for as long as a client may be disconnected."""
 
     request_id: RequestId
 
 
 class Describe(Message, frozen=True):
-    """Ask for the model and the limits."""
+    """Query for the model and the limits."""
 
 
 class GetAsset(Message, frozen=True):
-    """Ask for a part of a tokenizer file."""
+    """Query for a part of a tokenizer file."""
 
     name: Name
     offset: Whole
 
 
 class Query(Message, frozen=True):
-    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins; for
-    ``requests``, the only one to be told of, by its whole id, if memory has it (none given: all).
-    ``suppose``: with ``plan``, the plan that would be made if things were so; nothing is changed. ``all``: with
-    ``requests``, as many of those that have ended as the journal still has and one answer holds."""
+    """Query by ``swarmctl`` for a report.
+
+    ``request_id``: for ``trace``, the id of the request or its prefix; for ``requests``, the full id of the only
+    request to report, if it is still in memory (empty: all). ``suppose``: with ``plan``, report the plan for these
+    hypothetical changes; nothing changes. ``all``: with ``requests``, include ended requests, as many as the journal
+    still has and one answer holds.
+    """
 
     what: Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "trace", "keys"]
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
@@ -143,15 +151,15 @@ class Query(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """``swarmctl`` asks a host (a running ``swarm up``) to start workers."""
+    """Request by ``swarmctl`` that a host (a running ``swarm up``) start workers."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=64)]
     memory_limit: Whole | None = None
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
-    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if nobody else can take them;
-    ``again``: to be started anew by whoever started it."""
+    """Request by ``swarmctl`` that a worker hand over its layers and leave. ``force``: even if no other worker can take
+    them. ``again``: its supervisor shall restart it."""
 
     worker: Name
     force: bool = False
@@ -160,21 +168,21 @@ class StopWorker(Message, frozen=True, kw_only=True):
 
 
 class Pin(Record, frozen=True):
-    """A worker gets exactly these layers."""
+    """Assignment of exactly these layers to a worker."""
 
     worker: Name
     layers: LayerRange
 
 
 class Cap(Record, frozen=True):
-    """A worker gets at most so many layers."""
+    """Upper limit for the number of layers of a worker."""
 
     worker: Name
     most: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
 class ByHand(Record, frozen=True):
-    """What an operator wants of plans, before the settings."""
+    """Operator's rules for plans; they take precedence over the settings."""
 
     pins: Annotated[tuple[Pin, ...], msgspec.Meta(max_length=1024)] = ()
     caps: Annotated[tuple[Cap, ...], msgspec.Meta(max_length=1024)] = ()
@@ -182,9 +190,10 @@ class ByHand(Record, frozen=True):
     objective: Literal["", "auto", "throughput", "latency"] = ""
 
 
-class Steer(Message, frozen=True):
-    """``swarmctl`` says who gets layers: ``worker`` is cordoned, drained or free again; plans go by ``by_hand``; or the
-    plan is made anew. ``force``: also if that makes nothing quicker. ``dry_run``: only tell what plan would be made."""
+class Steer(Message, frozen=True, tag="steer"):
+    """Command by ``swarmctl`` that changes placement: cordon, uncordon or drain ``worker``, replace the operator's
+    rules by ``by_hand``, or make a new plan. ``force``: even if the new plan is not faster. ``dry_run``: report the
+    plan without applying it."""
 
     verb: Literal["cordon", "uncordon", "drain", "rebalance", "plan"]
     worker: Annotated[str, msgspec.Meta(max_length=128)] = ""
@@ -194,22 +203,22 @@ class Steer(Message, frozen=True):
 
 
 class ShowSettings(Message, frozen=True):
-    """``swarmctl`` asks by which settings a process runs: the broker's own, or those of the worker of this name. The
-    answer is a ``Report`` ("settings")."""
+    """Query by ``swarmctl`` for the settings of a process: the worker of this name, or the broker (empty). The answer
+    is a ``Report`` ("settings")."""
 
     v: Version = 2
     worker: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class HostHello(Message, frozen=True):
-    """A running ``swarm up`` says that it can start workers."""
+    """Registration of a running ``swarm up`` as a host that can start workers."""
 
     host: Name
     pid: Whole
 
 
 class HostDone(Message, frozen=True):
-    """The host started (or could not start) what a ``StartWorkers`` asked for."""
+    """Result of a ``StartWorkers``: the names of the started workers, or an error."""
 
     ticket: Whole
     started: Names
@@ -233,19 +242,19 @@ ClientMessage = (
 
 
 class Accepted(Message, frozen=True):
-    """The request is in the journal; it will reach exactly one end."""
+    """Confirmation that the request is in the journal; it will end exactly once."""
 
     request_id: RequestId
 
 
-class Recalled(Message, frozen=True):
-    """The answer to ``Recall``: what was asked for."""
+class Recalled(Message, frozen=True, tag="recalled"):
+    """Answer to ``GetRequest``: the original submission."""
 
     submit: Submit
 
 
 class Rejected(Message, frozen=True):
-    """The request was not taken. ``code`` is a stable name; ``retry_after_s`` says when it may be."""
+    """Refusal of a request. ``code`` is a stable name; ``retry_after_s``: when to try again."""
 
     request_id: RequestId
     code: Name
@@ -254,7 +263,8 @@ class Rejected(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """Tokens ``start`` … of continuation ``index``. ``hops``: one entry per token if the request asked for them."""
+    """Tokens of continuation ``index``, the first of them at ``start``. ``hops``: one entry per token if the request
+    asked for them."""
 
     request_id: RequestId
     index: Position
@@ -265,10 +275,10 @@ class Tokens(Message, frozen=True):
 
 
 class Timing(Record, frozen=True):
-    """Seconds from the request's arrival: to its start, its first token, its end; and how often it was recomputed.
+    """Seconds from the request's arrival to its start, its first token and its end; and how often it was recomputed.
 
-    ``first_token_s`` is 0 where it isn't known: there is no token, or the first was drawn before the broker was started
-    again. Then ``queued_s`` isn't known, either, if it is 0. The total always is.
+    ``first_token_s`` is 0 if unknown: there is no token, or the first one was drawn before the broker restarted. In
+    that case ``queued_s`` 0 means unknown, too. ``total_s`` is always valid.
     """
 
     queued_s: Seconds
@@ -277,7 +287,7 @@ class Timing(Record, frozen=True):
     num_recomputed: Whole
 
 
-# Details of "failed" that clients know by their words.
+# Details of "failed" that clients recognise by their text.
 TOO_LATE = "the deadline passed before the request was finished"
 TOO_SHORT = "the deadline can't be kept any more, even by the quickest steps: allow more time, or ask for less"
 
@@ -285,8 +295,8 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
 class Finished(Message, frozen=True):
-    """Continuation ``index`` ended: ``num_tokens`` were generated. ``detail`` says why when the reason is "failed".
-    ``num_cached`` of the prompt's tokens were found in the prefix cache when it was first let in."""
+    """End of continuation ``index`` after ``num_tokens`` tokens. ``detail``: the cause if the reason is "failed".
+    ``num_cached``: prompt tokens that were found in the prefix cache at the first admission."""
 
     request_id: RequestId
     index: Position
@@ -298,10 +308,10 @@ class Finished(Message, frozen=True):
     num_cached: Position = 0
 
 
-class Snapshot(Message, frozen=True, kw_only=True):
-    """The answer to ``LookUp``: tokens ``start`` … of continuation ``index``, as many as one message holds.
-    ``num_tokens``: how many the continuation has. ``finished``: how it ended; given with its last tokens. ``submit``:
-    what was asked for; given with the first tokens of the first continuation."""
+class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
+    """Answer to ``LookUp``: tokens of continuation ``index`` from ``start`` on, as many as one message holds.
+    ``num_tokens``: length of the continuation. ``finished``: its end, sent with its last tokens. ``submit``: the
+    original submission, sent with the first tokens of the first continuation."""
 
     question: Whole
     request_id: RequestId
@@ -317,7 +327,7 @@ class Snapshot(Message, frozen=True, kw_only=True):
 
 
 class Description(Message, frozen=True):
-    """The model and the limits. ``manifest`` is None until a worker has brought one."""
+    """The model and the limits. ``manifest`` is None until a worker has supplied one."""
 
     manifest: Manifest | None
     state: Name
@@ -328,7 +338,7 @@ class Description(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The answer to ``Query``, ``Join``, ``StopWorker`` and ``Steer``. ``body`` is what ``--json`` prints."""
+    """Answer to ``Query``, ``Join``, ``StopWorker`` and ``PlanCommand``. ``body`` is what ``--json`` prints."""
 
     what: Name
     ok: bool
@@ -336,7 +346,7 @@ class Report(Message, frozen=True):
 
 
 class StartWorkers(Message, frozen=True):
-    """Broker → host: start workers."""
+    """Order from the broker to a host: start workers."""
 
     ticket: Whole
     count: Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -344,7 +354,7 @@ class StartWorkers(Message, frozen=True):
 
 
 class Malformed(Message, frozen=True):
-    """The answer to a message that can't be understood. ``field`` names what is wrong."""
+    """Answer to a message that can't be decoded. ``reason`` names the faulty field."""
 
     reason: Text
 

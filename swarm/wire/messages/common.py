@@ -1,7 +1,7 @@
-"""What all messages share: the protocol's version, the bounds, the types of fields, and the two roots.
+"""Definitions that all messages share: the protocol version, limits, field types, and the two base classes.
 
-Types and limits stand in the annotations; the codec refuses whatever does not fit them and names the field. Small
-records that repeat (rows, hops, positions) are arrays on the wire, everything else is a map with names.
+Types and limits are in the annotations; the codec rejects everything that violates them and names the field. Small
+records that repeat (rows, hops, positions) are arrays on the wire, everything else is a map with field names.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import msgspec
 
 PROTOCOL_VERSION: Final = 3
-OLDEST_VERSION: Final = 1  # that is spoken with, too; what each added is in ``wire.versions``
+OLDEST_VERSION: Final = 1  # The oldest supported version; ``wire.versions`` lists what each one added.
 
-# Bounds. They are generous for any real use; what matters is that there are some, checked before anything is allocated.
-MAX_HEADER_BYTES = 8 << 20  # a prompt of a million token ids is about 5 MB
+# Limits. They are generous for any real use; their purpose is that sizes are checked before memory is allocated.
+MAX_HEADER_BYTES = 8 << 20  # A prompt of a million token ids is about 5 MB.
 MAX_TENSOR_BYTES = 1 << 30
 MAX_TOKENS = 1 << 20
 MAX_ROWS = 4096
@@ -23,11 +23,12 @@ MAX_LAYERS = 1 << 12
 MAX_TEXT = 4096
 MAX_STAGES = 1 << 10
 MAX_NAME = 128
-# The part of what the weights leave that a worker gives to keys and values, if it doesn't say otherwise.
+# Default share of the memory left by the weights that a worker uses for keys and values.
 KV_SHARE: Final = 0.25
-BLOCK: Final = 32  # positions: the unit in which room for keys and values is counted, by broker and stages alike
+BLOCK: Final = 32  # Positions. Unit in which KV capacity is counted, by the broker and the stages alike.
 ASSET_PART_BYTES = 1 << 20
-MAX_ASSET_BYTES = 64 << 20  # of a tokenizer's file; brokers keep them in memory, and the largest known have some 30 MB
+# Of a tokenizer file. Brokers keep these in memory; the largest known ones have about 30 MB.
+MAX_ASSET_BYTES = 64 << 20
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Epoch = Whole
@@ -43,29 +44,34 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 RequestId = Name
 Incarnation = Name
 Endpoint = Annotated[str, msgspec.Meta(max_length=256)]
-Part = Annotated[float, msgspec.Meta(gt=0, le=1)]  # of a whole
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]  # A fraction of a whole.
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
-PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # of CURVE; its secret half stays where it was made
-Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]  # by which the relay knows a door; empty: no relay
+# CURVE public key. Its secret half never leaves the machine that made it.
+PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# Identifies a listening end at the relay; empty: no relay.
+Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
 Json = dict[str, object]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A small value inside messages; an array on the wire."""
+    """Base class of small values inside messages; an array on the wire."""
 
 
 class Lineage(Record, frozen=True):
-    """Whose life a message is of: which journal, and which opening of it. Numbers of epochs, steps and sequences mean
-    something within one life only. ``journal``: random, drawn when the journal was made. ``generation`` grows with
-    every opening, by a random amount: two journals one of which was a copy of the other don't come to the same."""
+    """Identity of the broker's life that a message belongs to: which journal, and which opening of it.
+
+    Numbers of epochs, steps and sequences are comparable within one lineage only. ``journal``: random, drawn when the
+    journal was created. ``generation`` grows with every opening by a random amount, so that two copies of one journal
+    never reach the same lineage.
+    """
 
     journal: Digest = ""
     generation: Whole = 0
 
 
-NOBODYS: Final = Lineage()
+NOBODYS: Final = Lineage()  # Lineage of messages outside of any broker's life.
 
 
 class Message(
@@ -76,11 +82,13 @@ class Message(
     tag_field="kind",
     tag=lambda name: "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_"),
 ):
-    """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door). ``cause``: the id of
-    the event at the broker that this message follows from, so that log lines of several machines can be told together;
-    empty where nobody would look for it. ``lineage``: of the broker's life that the epoch is of, between processes of
-    the swarm; a worker's Hello tells of which life it was told last. ``v``: the version of the protocol that gave this
-    kind the fields that it has."""
+    """Base class of all messages.
+
+    ``epoch`` is 0 where none applies (everywhere on the client channel). ``cause``: id of the broker's event that led
+    to this message, to correlate the logs of several machines; empty where that has no use. ``lineage``: the broker's
+    life that the epoch belongs to, between processes of the swarm; in a worker's Hello, the last lineage it was part
+    of. ``v``: the protocol version that introduced the current fields of this kind.
+    """
 
     v: Version = 1
     epoch: Epoch = 0
@@ -89,5 +97,5 @@ class Message(
 
 
 def num_blocks(positions: int) -> int:
-    """How many blocks hold so many positions."""
+    """Return the number of blocks that hold this many positions."""
     return -(-positions // BLOCK)

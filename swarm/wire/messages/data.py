@@ -1,4 +1,4 @@
-"""The data path: steps along the stages, what the last one answers, and what stages send each other in pieces."""
+"""Messages of the data path: steps along the stages, results of the last stage, and transfers between stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.records import Edge, Hop, LayerRange, SequencePosition, TensorSpec, TokenLogprob
 
-REPLAY_STEP: Final = 0  # of every step that is a replay: these have no number among the broker's
+REPLAY_STEP: Final = 0  # Step number of every replay: replays are not among the broker's numbered steps.
 
 
 class Row(Record, frozen=True):
@@ -38,10 +38,13 @@ class Row(Record, frozen=True):
 
 
 class Open(Record, frozen=True):
-    """A sequence enters the stages (or is told to them again, in a new epoch). ``tokens``: prompt and drawn ones, so
-    that penalties and grammars can be rebuilt; the first ``num_prompt`` of them are the prompt. ``limit``: the most
-    positions that the sequence can come to hold, which the broker has counted against every stage's capacity.
-    ``source``: begin with a copy of the first ``shared`` positions of this sequence, which every stage holds."""
+    """Entry of a sequence into the stages (repeated in a new epoch).
+
+    ``tokens``: prompt and generated tokens, so that penalties and grammars can be rebuilt; the first ``num_prompt`` are
+    the prompt. ``limit``: maximum number of positions of the sequence, which the broker has counted against every
+    stage's capacity. ``source``: begin with a copy of the first ``shared`` positions of this sequence, which every
+    stage holds.
+    """
 
     sequence: SequenceId
     params: SamplingParams
@@ -54,7 +57,7 @@ class Open(Record, frozen=True):
 
 
 class Sampled(Record, frozen=True):
-    """A drawn token and the position it will stand at. ``logprobs``: its own first, then the alternatives asked for."""
+    """A sampled token and its position. ``logprobs``: the token's own first, then the requested alternatives."""
 
     sequence: SequenceId
     position: Position
@@ -63,22 +66,25 @@ class Sampled(Record, frozen=True):
 
 
 class Failure(Record, frozen=True):
-    """A sequence that can't go on, and why."""
+    """A sequence that can't continue, with the reason."""
 
     sequence: SequenceId
     reason: Text
 
 
 class Leg(Record, frozen=True):
-    """A worker that computes some layers again, and where its data come in."""
+    """One worker of a recheck: the layers that it computes again, and its data endpoint."""
 
     to: Edge
     layers: LayerRange
 
 
 class Trial(Record, frozen=True):
-    """A check of what another worker computed: by whom it goes on, layers in order, the first of them now. The last one
-    tells the broker. ``drawn``: how many tokens it draws at the end, if these are the model's last layers."""
+    """Route of a recheck of another worker's results: the hops in layer order, beginning with the receiver.
+
+    The last hop reports to the broker. ``drawn``: number of tokens to sample at the end if the hops include the model's
+    last layer.
+    """
 
     ticket: Whole
     legs: Annotated[tuple[Leg, ...], msgspec.Meta(max_length=16)]
@@ -86,14 +92,13 @@ class Trial(Record, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """One micro-batch on its way. What must be ordered with it travels in it: opens, truncations, releases.
+    """One micro-batch on its way. Changes that must be ordered with it travel in it: opens, truncations, releases.
 
-    A stage applies ``retire`` (cut to this position and reserve no more than that), ``release``, ``open`` and
-    ``truncate`` in this order, then computes ``rows``. ``tokens``: ids of all
-    rows' positions, one after the other. ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0.
-    ``alone``: no other step was in flight when this one was sent, so every stage may use all cores of its host. A
-    replay's: its stages share cores, and take turns.
-    ``trial``: nothing of this is the receiver's to hold; it computes it again for a comparison, when it has time.
+    A stage applies ``retire`` (truncate to this position and shrink the reservation to it), ``release``, ``open`` and
+    ``truncate`` in this order, then computes ``rows``. ``tokens``: token ids of all rows' positions, concatenated.
+    ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0. ``alone``: no other step was in flight at
+    dispatch, so every stage may use all cores of its host; in a replay: its stages share cores and run one at a time.
+    ``trial``: the step is a recheck. The receiver computes it when idle, for a comparison, and stores nothing of it.
     """
 
     step: StepNumber
@@ -112,8 +117,8 @@ class Step(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """The last stage's answer to every step, also to one that samples nothing. ``late``: sequences whose grammar is not
-    compiled yet. They have computed their rows, and are drawn for when their last position comes again."""
+    """Result of the last stage for every step, even without sampled tokens. ``late``: sequences whose grammar is still
+    being compiled; their rows are computed, and a token is sampled when their last position is sent again."""
 
     step: StepNumber
     kv: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
@@ -124,7 +129,7 @@ class StepDone(Message, frozen=True):
 
 
 class KvPart(Message, frozen=True):
-    """One block of keys and values on its way to another stage."""
+    """One block of keys and values in transfer to another stage."""
 
     sequence: SequenceId
     layers: LayerRange
@@ -133,7 +138,7 @@ class KvPart(Message, frozen=True):
 
 
 class WeightPart(Message, frozen=True):
-    """A piece of a weight on its way to another worker."""
+    """A piece of a weight in transfer to another worker."""
 
     name: Name
     offset: Whole

@@ -1,4 +1,4 @@
-"""What is said of keys: invitations and members, and another key for a machine or for the broker itself."""
+"""Messages about keys: invitations, members, and key rotation of a machine or of the broker itself."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from swarm.wire.messages.common import Message, Name, PublicKey, Version
 
 
 class BrokerKey(Message, frozen=True):
-    """Broker → who knocked with a key: this is my public key from now on. The one that you knocked at is answered to
-    for a while."""
+    """Announcement from the broker to a peer that authenticated with a key: the broker's new public key. The key that
+    the peer has used remains valid for a while."""
 
     key: PublicKey
 
 
 class BrokerKeyKept(Message, frozen=True):
-    """The answer: the broker's key is on the disk here, and will be used at the next connection."""
+    """Confirmation that the broker's new key is stored on the peer's disk and will be used for the next connection."""
 
     key: PublicKey
 
 
-class RotateYours(Message, frozen=True):
-    """Broker → who knocked with a key: draw another one for your machine, and tell me (``Rotate``)."""
+class RotateYours(Message, frozen=True, tag="rotate_yours"):
+    """Order from the broker to a peer that authenticated with a key: generate a new key pair for the machine, and send
+    it with ``Rotate``."""
 
 
 Role = Literal["client", "gateway", "worker", "admin"]
 
 
 class Enrol(Message, frozen=True, kw_only=True):
-    """Who has an invitation, and knocked with its key, makes its own key known. ``name``: what it would like to be
-    called; empty: the broker finds one. ``proof``: in hexadecimal digits, that it holds the secret half of its key
-    (``swarm.lock.possession``)."""
+    """Registration of a machine's own key by a peer that connected with an invitation's key.
+
+    ``name``: the name it asks for; empty: the broker picks one. ``proof``: hexadecimal proof that the sender holds the
+    secret half of its key (``swarm.auth``).
+    """
 
     key: PublicKey
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -41,8 +44,8 @@ class Enrol(Message, frozen=True, kw_only=True):
 
 
 class Invite(Message, frozen=True):
-    """``swarmctl`` asks for an invitation, whose secret it has drawn itself: ``key`` is the public half. ``name``: what
-    who comes by it is called; empty: what it calls itself."""
+    """Request by ``swarmctl`` for an invitation. ``swarmctl`` has generated its secret; ``key`` is the public half.
+    ``name``: name of the machine that uses it; empty: the machine's own choice."""
 
     key: PublicKey
     role: Role
@@ -52,32 +55,33 @@ class Invite(Message, frozen=True):
 
 
 class Revoke(Message, frozen=True):
-    """``swarmctl`` takes a key or an invitation away, by its name or by how the key begins."""
+    """Request by ``swarmctl`` to revoke a key or an invitation, given by its name or by a prefix of the key."""
 
     name: Name
 
 
 class Rotate(Message, frozen=True):
-    """I shall knock with this key from now on: the one of this connection counts until I have."""
+    """Announcement of the sender's new key for future connections. The key of this connection is valid until the new
+    one has been used."""
 
     key: PublicKey
 
 
 class RotateBroker(Message, frozen=True):
-    """``swarmctl`` asks for another key for the broker itself, or how far that is. ``now``: the old one is put away,
-    whoever does not know the new one yet."""
+    """Request by ``swarmctl`` for a new key of the broker, or for the progress of that. ``now``: retire the old key
+    immediately, even if some members lack the new one."""
 
     now: bool = False
 
 
 class RotateMember(Message, frozen=True):
-    """``swarmctl`` asks for another key for a member's machine, which draws it itself."""
+    """Request by ``swarmctl`` for a new key of a member's machine. The machine generates it itself."""
 
     name: Name
 
 
 class Enrolled(Message, frozen=True):
-    """The answer to ``Enrol``. Whoever has it knocks with its own key from now on."""
+    """Answer to ``Enrol``. Its receiver uses its own key for all further connections."""
 
     name: Name
     role: Role

@@ -1,5 +1,5 @@
-"""The model, as everybody must know it: sizes, tokens that end an answer, its files by their digests, and how those
-that clients need are sent."""
+"""Description of the model that all processes must agree on: sizes, stop tokens and file digests; and the transfer of
+the files that clients need."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from swarm.wire.messages.records import LayerRange, PayloadSpec
 
 
 class Asset(Record, frozen=True):
-    """A file that clients need (tokenizer, chat template), by name, size and xxh3-128."""
+    """A file that clients need (tokenizer, chat template): name, size and xxh3-128."""
 
     name: Name
     num_bytes: Whole
     digest: Digest
 
 
-_OF_DTYPE = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")  # fields that follow from it
+# Fields that depend on the weights' type.
+_OF_DTYPE = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What everybody must agree on about the model; the broker has no other knowledge of it."""
+    """The facts about the model that all processes must agree on; the broker has no other information about it."""
 
     name: Name
     architecture: Name
@@ -41,7 +42,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
 
     def weight_bytes(self, layers: LayerRange) -> int:
-        """Sum what a stage with these layers loads, embedding on the first and head on the last counted."""
+        """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head
+        (last)."""
         total = sum(self.layer_bytes[layers.first : layers.stop])
         if layers.first == 0:
             total += self.embed_bytes
@@ -50,14 +52,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return total
 
     def differs_in_dtype_alone(self, other: Manifest) -> bool:
-        """Whether it is the same model with another type of weights, and so with other sizes in memory."""
+        """Whether it is the same model with another type of weights, and therefore with other sizes in memory."""
         sizes = {name: getattr(self, name) for name in _OF_DTYPE}
         return self.dtype != other.dtype and self.difference(msgspec.structs.replace(other, **sizes)) is None
 
     def difference(self, other: Manifest) -> str | None:
-        """Name the first field that differs, with both values; None if the two are the same.
+        """Return the first field that differs, with both values; None if the two are the same.
 
-        The name doesn't count: a model's folder may be called as one likes.
+        The name is not compared: users may name a model's folder freely.
         """
         for name in self.__struct_fields__[1:]:
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -70,7 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
-    """Which files are not the same; or can't be compared, because large ones are known by digests of two kinds."""
+    """Return which files differ; or that they can't be compared, because the two sides use different kinds of
+    digests."""
     mine_by, theirs_by = ({asset.name: asset for asset in side} for side in (mine, theirs))
     names = sorted(name for name in mine_by.keys() | theirs_by.keys() if mine_by.get(name) != theirs_by.get(name))
     if all(_are_of_two_kinds(mine_by.get(name), theirs_by.get(name)) for name in names):
@@ -88,7 +91,7 @@ def _are_of_two_kinds(mine: Asset | None, theirs: Asset | None) -> bool:
 
 
 class AssetPart(Message, frozen=True):
-    """Bytes of an asset from ``offset`` on (also worker → broker, when the broker asks for its assets)."""
+    """Bytes of an asset from ``offset`` on (from the broker; or from a worker, when the broker asks for its assets)."""
 
     name: Name
     offset: Whole

@@ -1,4 +1,4 @@
-"""What the broker tells workers at the control door."""
+"""Messages from the broker to workers, on the control channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from swarm.wire.messages.records import Edge, LayerRange, LayerRanges, SequenceP
 
 
 class Welcome(Message, frozen=True):
-    """The worker is a member. ``wants``: assets of the manifest that the broker asks this worker to send."""
+    """Admission of a worker as a member. ``wants``: assets of the manifest that the worker shall send to the broker."""
 
     beat_endpoint: Endpoint
     data_endpoint: Endpoint
@@ -38,7 +38,8 @@ class Welcome(Message, frozen=True):
 
 
 class Denied(Message, frozen=True, kw_only=True):
-    """The worker can't be a member; knocking again will not help. ``dtype``: it would, with weights of this type."""
+    """Refusal of a worker as a member; reconnecting will not help. ``dtype``: type of weights with which it would be
+    admitted."""
 
     reason: Text
     v: Version = 3
@@ -46,11 +47,13 @@ class Denied(Message, frozen=True, kw_only=True):
 
 
 class Prepare(Message, frozen=True):
-    """Load these layers beside what is held now. The old epoch runs on. ``standby``: leave room for these beside them,
-    without KV; what is warm of them stays so, the rest is asked for with ``Keep`` when nobody waits for it.
-    ``before``: the key of who sends the steps of this plan, for doors that go by keys; nobody else is heard once it is
-    in force. ``relay``: where its steps are waited for beside the own door, ``tcp://HOST:PORT/TICKET``; the host is
-    ``*`` for the broker's own machine."""
+    """Order to load these layers, in addition to what is loaded now. The old epoch continues meanwhile.
+
+    ``standby``: reserve memory for these layers, without KV. Those that are already warm stay loaded; the broker orders
+    the rest with ``KeepWarm`` when no request is waiting. ``before``: key of the upstream stage of this plan, where
+    keys are used; no other sender is accepted once the plan is active. ``relay``: where to wait for its steps in
+    addition to the own listener, ``tcp://HOST:PORT/TICKET``; host ``*`` means the broker's machine.
+    """
 
     layers: LayerRange
     standby: LayerRanges
@@ -60,34 +63,35 @@ class Prepare(Message, frozen=True):
     relay: Endpoint = ""
 
 
-class Expect(Message, frozen=True):
-    """Hear who has this key too, until the next fence: it will send a part of a recheck."""
+class Expect(Message, frozen=True, tag="expect"):
+    """Order to accept data from this key, too, until the next fence: its owner will send a part of a recheck."""
 
     key: PublicKey
 
 
-class Shun(Message, frozen=True):
-    """Whoever has this key is out: hear it no more, and send it nothing, also of what is under way. (A fence comes with
-    the next plan; there may be none.)"""
+class Shun(Message, frozen=True, tag="shun"):
+    """Order to block this key: its owner has left the swarm. Accept nothing more from it and send it nothing, not even
+    what is queued. (Blocking does not wait for the fence of the next plan: there may be no next plan.)"""
 
     key: PublicKey
 
 
-class Keep(Message, frozen=True):
-    """Load these layers, without KV, and keep them warm for the case that their holder dies; forget any others that no
-    plan needs. Steps, and plans, go before."""
+class Keep(Message, frozen=True, tag="keep"):
+    """Order to load these layers without KV and keep them warm, in case their holder dies; and to unload other layers
+    that no plan needs. Steps and plans have priority."""
 
     layers: LayerRanges
 
 
 class Fence(Message, frozen=True):
-    """From now on, only ``epoch`` and newer count."""
+    """From now on only messages of ``epoch`` and later epochs are valid."""
 
 
 class Activate(Message, frozen=True):
-    """The prepared plan of ``epoch`` is in force. Truncate ``live`` sequences to their positions, drop all others.
+    """The prepared plan of ``epoch`` becomes active. Truncate the ``live`` sequences to their positions, drop all
+    others.
 
-    Steps of this epoch are numbered from ``first_step`` on without a gap.
+    Steps of this epoch are numbered without gaps from ``first_step`` on.
     """
 
     first_step: StepNumber
@@ -95,7 +99,8 @@ class Activate(Message, frozen=True):
 
 
 class Replay(Message, frozen=True):
-    """Send the logged inputs of layer ``boundary`` at positions ``start`` … ``stop`` into the layers ``through``."""
+    """Order to send the logged inputs of layer ``boundary`` at positions ``start`` … ``stop`` through the layers
+    ``through``."""
 
     sequence: SequenceId
     boundary: LayerIndex
@@ -106,9 +111,11 @@ class Replay(Message, frozen=True):
 
 
 class Recheck(Message, frozen=True):
-    """Send the logged inputs of layer ``boundary`` at positions before ``stop`` to the first leg of the trial. At
-    boundary 0 that is the receiver itself, and the tokens are what goes in. ``open`` tells of the sequence, with the
-    tokens at all these positions, and nothing of it is opened."""
+    """Order to send the logged inputs of layer ``boundary`` at positions before ``stop`` to the first hop of the route.
+
+    At boundary 0 the receiver itself is the first hop, and the inputs are the tokens. ``open`` describes the sequence,
+    with the tokens at all these positions; no sequence is opened.
+    """
 
     boundary: LayerIndex
     stop: Position
@@ -116,8 +123,8 @@ class Recheck(Message, frozen=True):
     trial: Trial
 
 
-class TellDigest(Message, frozen=True):
-    """Tell the digest of the logged inputs of layer ``boundary`` at positions before ``stop``."""
+class TellDigest(Message, frozen=True, tag="tell_digest"):
+    """Query for the digest of the logged inputs of layer ``boundary`` at positions before ``stop``."""
 
     ticket: Whole
     sequence: SequenceId
@@ -126,7 +133,7 @@ class TellDigest(Message, frozen=True):
 
 
 class Copy(Message, frozen=True):
-    """Copy a sequence's KV of these layers to another stage."""
+    """Order to copy a sequence's KV of these layers to another stage."""
 
     sequence: SequenceId
     layers: LayerRange
@@ -134,29 +141,29 @@ class Copy(Message, frozen=True):
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """Leave: drop everything and end. ``again``: so that whoever started it starts it anew."""
+    """Order to drop everything and exit. ``again``: exit in a way that makes the worker's supervisor restart it."""
 
     reason: Text
     v: Version = 2
     again: bool = False
 
 
-class Alive(Message, frozen=True):
-    """The broker lives: the worker's lease is renewed."""
+class Alive(Message, frozen=True, tag="alive"):
+    """Renewal of the worker's lease: the broker is alive."""
 
 
-class Dismiss(Message, frozen=True):
-    """The plan of ``epoch`` does without this worker: forget all sequences and logs, keep the layers."""
+class Dismiss(Message, frozen=True, tag="dismiss"):
+    """The plan of ``epoch`` does not use this worker: drop all sequences and logs, keep the layers."""
 
 
 class Probed(Message, frozen=True):
-    """The answer to a probe."""
+    """Answer to a ``Probe``."""
 
     ticket: Whole
 
 
 class Rejoin(Message, frozen=True):
-    """The worker was declared out, yet it lives: it shall say Hello with what it holds."""
+    """The worker was declared out but is alive: it shall send Hello with everything it holds."""
 
     reason: Text
 

@@ -1,4 +1,4 @@
-"""Small values that messages of several doors carry."""
+"""Small values that messages of several channels contain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LayerRange(Record, frozen=True):
         return self.stop - self.first
 
     def __str__(self) -> str:
-        """Show people the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
+        """Return the first and the last layer for people. An empty range, which is a bug, shows its bounds."""
         if self.stop == self.first + 1:
             return str(self.first)
         return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
@@ -45,17 +45,17 @@ class LayerRange(Record, frozen=True):
 
 
 def layers_of(ranges: Iterable[LayerRange]) -> frozenset[int]:
-    """Return all layers of the ranges."""
+    """Return the set of all layers in the ranges."""
     return frozenset(layer for each in ranges for layer in range(each.first, each.stop))
 
 
 def loaded_layers(own: LayerRange | None, kept: Iterable[LayerRange]) -> frozenset[int]:
-    """Join what a worker has loaded: layers of its own part, and those that it keeps for others."""
+    """Return the layers that a worker has loaded: its own stage's, and those that it keeps warm as a standby."""
     return layers_of(kept if own is None else (own, *kept))
 
 
 def ranges_of(layers: Iterable[int]) -> tuple[LayerRange, ...]:
-    """Return these layers as ranges, in order."""
+    """Return these layers as contiguous ranges, in order."""
     found: list[LayerRange] = []
     for layer in sorted(layers):
         if found and found[-1].stop == layer:
@@ -69,8 +69,8 @@ LayerRanges = Annotated[tuple[LayerRange, ...], msgspec.Meta(max_length=64)]
 
 
 class TensorSpec(Record, frozen=True):
-    """The frame that follows: raw little-endian elements in C order. ``checksum``: the low 63 bits of the
-    bytes' xxh3-64, 0 if checksums are off."""
+    """Description of the next frame: raw little-endian elements in C order. ``checksum``: the low 63 bits of the bytes'
+    xxh3-64, 0 if checksums are off."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**40)], ...], msgspec.Meta(max_length=4)]
@@ -79,15 +79,15 @@ class TensorSpec(Record, frozen=True):
 
 
 class PayloadSpec(Record, frozen=True):
-    """The frame that follows: raw bytes of an asset."""
+    """Description of the next frame: raw bytes of an asset."""
 
     num_bytes: Annotated[int, msgspec.Meta(ge=0, le=ASSET_PART_BYTES)]
     checksum: Whole
 
 
 class Setting(Record, frozen=True):
-    """A setting of a process, as it is told to people: no password is in it. ``value``: as JSON. ``origin``: where the
-    value comes from, in words."""
+    """A setting of a process, as shown to people; passwords are removed. ``value``: as JSON. ``origin``: source of the
+    value, for people."""
 
     name: Name
     value: Text
@@ -105,9 +105,12 @@ class TokenLogprob(Record, frozen=True):
 
 
 class Hop(Record, frozen=True):
-    """One stage's share of one step. ``wait_s``: from arrival to the start of the work; ``idle_s``: how long the stage
-    had nothing to do before; ``wire_bytes``: what it received; ``held_s``: from arrival to handing on, all of it, so
-    that a step's time outside of the stages can be told."""
+    """One stage's share of one step.
+
+    ``wait_s``: from arrival to the start of the computation; ``idle_s``: how long the stage was idle before;
+    ``wire_bytes``: bytes received; ``held_s``: from arrival to handing on, in total, from which a step's time outside
+    of the stages follows.
+    """
 
     worker: Name
     layers: LayerRange
@@ -120,12 +123,12 @@ class Hop(Record, frozen=True):
 
     @property
     def whole_s(self) -> float:
-        """How long the stage had the step; never less than what it says to have spent on it."""
+        """Return how long the stage held the step; at least the sum of the reported parts."""
         return max(self.held_s, self.wait_s + self.compute_s + self.sample_s)
 
 
 class Edge(Record, frozen=True):
-    """Where a stage sends its output: the next stage's data endpoint, or the broker's after the last."""
+    """Destination of a stage's output: the next stage's data endpoint, or the broker's after the last stage."""
 
     to: Name
     endpoint: Endpoint

@@ -1,4 +1,5 @@
-"""What workers tell the broker: answers and news at the control door, the pulse at the beat door."""
+"""Messages from workers to the broker: answers and reports on the control channel, heartbeats on the heartbeat
+channel."""
 
 from __future__ import annotations
 
@@ -35,16 +36,18 @@ from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, Se
 
 
 class RangePosition(Record, frozen=True):
-    """How many positions of a sequence have keys and values in these layers."""
+    """Number of positions of a sequence for which these layers have keys and values."""
 
     layers: LayerRange
     position: Position
 
 
 class HeldSequence(Record, frozen=True):
-    """What a stage holds of one sequence: KV per range of layers. In a Hello also ``digests`` of the tokens that it was
-    computed from (``wire.digests``), and the ``limit`` that room was reserved for: keys and values count for these
-    tokens and a sequence of that limit, and for no others."""
+    """A sequence's keys and values on a stage, per range of layers.
+
+    In a Hello it also has ``digests`` of the tokens that they were computed from (``wire.digests``), and the ``limit``
+    that the reservation was made for: the keys and values are valid only for these tokens and a sequence of this limit.
+    """
 
     sequence: SequenceId
     kv: Annotated[tuple[RangePosition, ...], msgspec.Meta(max_length=MAX_LAYERS)]
@@ -53,7 +56,8 @@ class HeldSequence(Record, frozen=True):
 
 
 class LogRange(Record, frozen=True):
-    """A sender's log holds the inputs of layer ``boundary`` at positions ``start`` up to, not including, ``stop``."""
+    """Inputs of layer ``boundary`` at positions ``start`` up to, not including, ``stop`` that a sender's activation log
+    holds."""
 
     sequence: SequenceId
     boundary: LayerIndex
@@ -62,8 +66,8 @@ class LogRange(Record, frozen=True):
 
 
 class NotFinite(Record, frozen=True):
-    """Hidden states that are infinite or no numbers: who sent them, out of which layers, and in which sequences, with
-    the first such position of each."""
+    """Report of infinite or NaN hidden states: the sending worker, its layers, and the affected sequences with the
+    first such position of each."""
 
     worker: Name
     layers: LayerRange
@@ -71,8 +75,8 @@ class NotFinite(Record, frozen=True):
 
 
 class StepFailure(Record, frozen=True):
-    """A step that raised: out of which layers, and where each of its rows ends. ``is_memory``: the device had too
-    little memory for it, also after the worker had dropped what it could."""
+    """Report of a step that raised: the layers, and the end position of each of its rows. ``is_memory``: the device ran
+    out of memory, even after the worker had freed what it could."""
 
     layers: LayerRange
     rows: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
@@ -80,10 +84,13 @@ class StepFailure(Record, frozen=True):
 
 
 class LayerCost(Record, frozen=True):
-    """Measured at join. ``prefill``: seconds for one layer to take ``rows`` positions of one sequence with ``context``
-    positions before them. ``decode``: for one layer to take one more position of ``rows`` sequences of that length.
-    ``stage``: what a step of so many rows takes beside its layers. ``head``, ``embed``: for so many rows. ``alone``:
-    with all cores of the host, as in a step that is the only one."""
+    """A cost measured at join.
+
+    ``prefill``: seconds for one layer to process ``rows`` positions of one sequence after ``context`` earlier
+    positions. ``decode``: seconds for one layer to process one more position of ``rows`` sequences of length
+    ``context``. ``stage``: overhead of a step of ``rows`` rows in addition to its layers. ``head``, ``embed``: seconds
+    for ``rows`` rows. ``alone``: measured with all cores of the host, as in a step that is the only one in flight.
+    """
 
     kind: Literal["prefill", "decode", "stage", "head", "embed"]
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
@@ -92,24 +99,27 @@ class LayerCost(Record, frozen=True):
     alone: bool
 
 
-MEASURABLE_BYTES_PER_S: Final = 1e11  # more than this is a large message that took no longer than a small one
+# Above this the measurement is meaningless: a large message took no longer than a small one.
+MEASURABLE_BYTES_PER_S: Final = 1e11
 
 
 class LinkCost(Record, frozen=True):
-    """Measured at join between a worker and the broker, over the worker's own connection: there and back, and bytes."""
+    """Cost of the connection between a worker and the broker, measured at join over the worker's own connection: round
+    trip and throughput."""
 
     round_trip_s: Seconds
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """A worker introduces itself, at its first contact and after every reconnection, with all it holds. ``key``: by
-    which others know it when it knocks at their doors. ``ticket``: by which a relay knows its own door, if need be.
-    ``build``: of which version of Swarm it is. ``kv_share``: the part of what weights leave of ``memory_bytes`` that it
-    gives to keys and values. ``settings``: those that it runs by, for who asks.
+    """Introduction of a worker, at its first contact and after every reconnection, with everything it holds.
 
-    ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
-    whoever is welcomed by another life begins anew with that one's.
+    ``key``: its public key, by which other workers authenticate it. ``ticket``: identifies its listener at the relay,
+    if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
+    that it uses for keys and values. ``settings``: its settings, for operators who ask.
+
+    ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
+    worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
     """
 
     name: Name
@@ -139,16 +149,19 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Probe(Message, frozen=True):
-    """A worker measures its way to the broker: this is answered at once, before it is a member."""
+    """Measurement of the connection to the broker. The broker answers immediately, even before the worker is a
+    member."""
 
     ticket: Whole
     payload: PayloadSpec | None = None
 
 
 class Prepared(Message, frozen=True):
-    """The layers of ``epoch`` are loaded and warm. ``kv_capacity``: positions that fit, all sequences together.
-    ``kernels``: what multiplies here, in which dtype, exact or not. ``bits``: stages with equal ones compute the same
-    bits."""
+    """Report that the layers of ``epoch`` are loaded and warm.
+
+    ``kv_capacity``: positions that fit, over all sequences. ``kernels``: the matrix multiplication in use, its dtype,
+    and whether it is exact. ``bits``: stages with equal values compute bit-identical results.
+    """
 
     incarnation: Incarnation
     kv_capacity: Whole
@@ -161,8 +174,8 @@ class Prepared(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The plan of ``epoch`` can't be carried out here. ``cant_reach``: since the door of this one can't be reached from
-    here."""
+    """Report that this worker can't carry out the plan of ``epoch``. ``cant_reach``: the peer whose listener is
+    unreachable from here, if that is the cause."""
 
     incarnation: Incarnation
     reason: Text
@@ -170,8 +183,8 @@ class Refused(Message, frozen=True):
 
 
 class Activated(Message, frozen=True):
-    """The plan of ``epoch`` is in force here; this is what survived the truncation. ``kept``: layers that are warm here
-    beside those of the plan."""
+    """Report that the plan of ``epoch`` is active, with what survived the truncation. ``kept``: warm layers in addition
+    to the plan's."""
 
     incarnation: Incarnation
     held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
@@ -179,9 +192,9 @@ class Activated(Message, frozen=True):
     kept: LayerRanges = ()
 
 
-class Kept(Message, frozen=True):
-    """These layers are warm here beside those of the plan, and nothing else is. ``wanted`` and not among them could not
-    be loaded."""
+class Kept(Message, frozen=True, tag="kept"):
+    """Report of the standby layers: ``layers`` are warm in addition to the plan's, and no others. Layers in ``wanted``
+    that are not in ``layers`` could not be loaded."""
 
     incarnation: Incarnation
     layers: LayerRanges
@@ -190,7 +203,7 @@ class Kept(Message, frozen=True):
 
 
 class ReplayDone(Message, frozen=True):
-    """These layers now hold the sequence's keys and values up to ``kv``."""
+    """Report that these layers have the sequence's keys and values up to ``kv``."""
 
     incarnation: Incarnation
     sequence: SequenceId
@@ -199,7 +212,8 @@ class ReplayDone(Message, frozen=True):
 
 
 class ReplayMissing(Message, frozen=True):
-    """A replay can't be made here: the log starts only at ``has_from`` (or there is none: ``has_from`` is the stop)."""
+    """Report that a replay is impossible here: the log starts at ``has_from`` (equal to the stop if there is no
+    log)."""
 
     incarnation: Incarnation
     sequence: SequenceId
@@ -208,7 +222,7 @@ class ReplayMissing(Message, frozen=True):
 
 
 class CopyDone(Message, frozen=True):
-    """KV of a sequence has been copied to another stage."""
+    """Report that a sequence's KV has been copied to another stage."""
 
     incarnation: Incarnation
     sequence: SequenceId
@@ -218,15 +232,15 @@ class CopyDone(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """The worker wants to leave in good order."""
+    """Request of a worker to leave in an orderly way."""
 
     incarnation: Incarnation
     reason: Text
 
 
 class Rechecked(Message, frozen=True):
-    """What came out of layers that were computed again: ``digest`` of the hidden states, or after the model's last
-    layer the ``tokens`` drawn. If it could not be done, ``problem`` says why and all else is empty."""
+    """Result of a recheck: ``digest`` of the hidden states, or the ``tokens`` sampled after the model's last layer. If
+    the recheck was impossible, ``problem`` has the reason and the other fields are empty."""
 
     incarnation: Incarnation
     ticket: Whole
@@ -235,8 +249,8 @@ class Rechecked(Message, frozen=True):
     problem: Text = ""
 
 
-class Digested(Message, frozen=True):
-    """The digest of what the log holds; empty if it doesn't hold all of it."""
+class Digested(Message, frozen=True, tag="digested"):
+    """Digest of the logged inputs; empty if the log does not hold all of them."""
 
     incarnation: Incarnation
     ticket: Whole
@@ -244,7 +258,7 @@ class Digested(Message, frozen=True):
 
 
 class LoadProgress(Message, frozen=True):
-    """Loading goes on: bytes read of bytes to read."""
+    """Progress of loading: bytes read out of bytes to read."""
 
     incarnation: Incarnation
     loaded_bytes: Whole
@@ -252,18 +266,19 @@ class LoadProgress(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """Counters of a stage, for ``swarmctl stats``. They only grow within an incarnation, gauges aside."""
+    """Counters of a stage, for ``swarmctl stats``. Except for gauges they only grow within an incarnation."""
 
     incarnation: Incarnation
     values: Annotated[dict[Name, float], msgspec.Meta(max_length=256)]
 
 
-class Trouble(Message, frozen=True, kw_only=True):
-    """Something that can't be repaired in place happened on the data path: the broker shall make a new epoch.
+class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
+    """Report of an error on the data path that can't be repaired in place: the broker must start a new epoch.
 
-    ``damaged``: a message came that is not what was sent, or none did; that is nobody's work, and no request's fault.
-    ``not_finite``: what came was sent like that; its sender computed wrongly. ``failed``: a step, or a chunk of a
-    replay, raised here."""
+    ``damaged``: a message was altered or lost in transit; no worker and no request is to blame. ``not_finite``: the
+    received values were sent that way, so the sender computed wrongly. ``failed``: a step, or a chunk of a replay,
+    raised here.
+    """
 
     incarnation: Incarnation
     reason: Text
@@ -274,8 +289,8 @@ class Trouble(Message, frozen=True, kw_only=True):
 
 
 class SelfTested(Message, frozen=True, kw_only=True):
-    """A worker whose last step failed has tested its device. ``problem``: why the test failed; empty: it passed, and a
-    Hello follows."""
+    """Result of a device test that a worker runs after a failed step. ``problem``: why the test failed; empty: it
+    passed, and a Hello follows."""
 
     incarnation: Incarnation
     problem: Text = ""
@@ -304,10 +319,13 @@ WorkerMessage = (
 )
 
 
-class Beat(Message, frozen=True):
-    """A worker's pulse, from a thread of its own. ``progress`` grows with every piece of work that the compute thread
-    finishes (a layer, a loaded tensor); ``since_s``: how long the state has lasted; ``asleep_s``: for how long it has
-    been computing without progress while none of its threads ran or waited for a core."""
+class Beat(Message, frozen=True, tag="beat"):
+    """Heartbeat of a worker, sent by a thread of its own.
+
+    ``progress`` grows with every piece of work that the compute thread finishes (a layer, a loaded tensor).
+    ``since_s``: how long the state has lasted. ``asleep_s``: how long the worker has been computing without progress
+    while none of its threads ran or waited for a core.
+    """
 
     incarnation: Incarnation
     progress: Whole

@@ -70,7 +70,7 @@ async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypa
 
     async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
         asked.append(key)
-        raise ConfigError("nobody can be told on the network (NonUniqueNameException)")
+        raise ConfigError("announcing on the local network failed (NonUniqueNameException)")
 
     log = Mock()
     monkeypatch.setattr(lockkeeper, "announce", announce)

@@ -97,7 +97,7 @@ async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: Lock
     assert lost == [OWN]
     assert opened.account(NEXT) == opened.account(NEXT)
     assert opened.account(NEXT) is not None
-    assert "revoked" in str(await said(opened, OWN, Describe())) or "not known" in str(
+    assert "revoked" in str(await said(opened, OWN, Describe())) or "not registered" in str(
         await said(opened, OWN, Describe())
     )
 
@@ -407,7 +407,7 @@ async def test_a_brokers_key_of_systemd_is_not_changed_here(
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
     refused = await body(made, RotateBroker())
-    assert (refused["ok"], "where it comes from" in str(refused["error"])) == (False, True)
+    assert (refused["ok"], "change it there" in str(refused["error"])) == (False, True)
     assert made.own.former is None
 
 
@@ -424,7 +424,7 @@ async def test_a_member_that_is_off_is_told_to_change_its_key_when_it_knocks(ope
     await said(again, NEXT, Describe())
     assert again.to_say(NEXT) == []
     unknown = await body(again, RotateMember(name="nobody"))
-    assert (unknown["ok"], "nobody is called" in str(unknown["error"])) == (False, True)
+    assert (unknown["ok"], "there is no" in str(unknown["error"])) == (False, True)
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------

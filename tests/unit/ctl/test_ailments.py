@@ -59,9 +59,14 @@ def test_a_swarm_that_is_well() -> None:
     """Everything that was looked at has a line, and nothing is asked for."""
     assert [(each.about, each.level, each.text, each.remedy) for each in found()] == [
         ("serving", "ok", "village by 2 stages, epoch 3", ""),
-        ("queue", "ok", "nobody waits, 4 run", ""),
+        ("queue", "ok", "none wait, 4 run", ""),
         ("builds", "ok", f"all of {__version__}", ""),
-        ("w0", "ok", "well, with layers 0–3; its way to the broker: 0.2 ms there and back, 954 MiB a second", ""),
+        (
+            "w0",
+            "ok",
+            "well, with layers 0–3; its connection to the broker: 0.2 ms there and back, 954 MiB a second",
+            "",
+        ),
         ("predicted", "ok", "w0 10 ms a step, took 11", ""),
     ]
 
@@ -70,20 +75,20 @@ def test_a_swarm_that_is_well() -> None:
     ("changes", "about", "level", "says", "remedy"),
     [
         ({"status": {"state": "waiting", "waits_for": "2 workers"}}, "serving", "trouble", "for 2 workers", "nodes"),
-        ({"status": {"journal_problem": "disk full"}}, "journal", "trouble", "disk full", "make room"),
+        ({"status": {"journal_problem": "disk full"}}, "journal", "trouble", "disk full", "free space"),
         ({"status": {"journal_notes": ["3 records lost"]}}, "journal", "note", "3 records lost", "recovery.md"),
         ({"status": {"connections_problem": "no descriptors"}}, "doors", "trouble", "no descriptors", "ulimit"),
-        ({"status": {"connections_notes": ["kept waiting"]}}, "doors", "note", "kept waiting", "who knocks"),
+        ({"status": {"connections_notes": ["kept waiting"]}}, "doors", "note", "kept waiting", "that connect so often"),
         ({"status": {"num_queued": 9}}, "queue", "note", "9 wait", "worker helps"),
-        ({"status": {"num_queued": 9, "kv_reserved": 4000}}, "queue", "note", "no more room", "more memory"),
-        ({"worker": {"build": "0.0.1"}}, "builds", "note", "than the broker: w0", "upgrade --rolling"),
+        ({"status": {"num_queued": 9, "kv_reserved": 4000}}, "queue", "note", "is used up", "or memory"),
+        ({"worker": {"build": "0.0.1"}}, "builds", "note", "the broker's: w0", "upgrade --rolling"),
         ({"worker": {"verdict": "hung", "evidence": "no layer for 9 s"}}, "w0", "trouble", "no layer for 9 s", "log"),
         ({"worker": {"verdict": "slow", "evidence": "3 x"}}, "w0", "note", "slow: 3 x", "cores"),
         ({"worker": {"pace": 1.8}}, "w0", "note", "1.8 times as long", "cores"),
         ({"worker": {"lies": 2}}, "w0", "trouble", "proven wrong 2 times", "memory"),
         ({"worker": {"unreachable": "w1 can't reach it: refused"}}, "w0", "note", "w1 can't reach it", "firewall"),
         ({"worker": {"kernels": "torch; bfloat16, inexact"}}, "w0", "note", "not the same bits", "portable"),
-        ({"worker": {"loop_lag_s": 0.4}}, "w0", "note", "400 ms late", "swapped"),
+        ({"worker": {"loop_lag_s": 0.4}}, "w0", "note", "lags by 400 ms", "swapped"),
         ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "broker: 120 ms there and back", "nearer"),
         ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB a second", "MTU"),
         ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14: 40% slower", "what else uses"),
@@ -100,7 +105,7 @@ def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level
 
 def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
     (all_of_them, its_own) = [each for each in found(worker={"state": "out", "verdict": "dead"}) if each.level != "ok"]
-    assert (all_of_them.about, all_of_them.level, all_of_them.text) == ("workers", "trouble", "none is here")
+    assert (all_of_them.about, all_of_them.level, all_of_them.text) == ("workers", "trouble", "there are none")
     assert its_own.about == "w0"
 
 
@@ -108,13 +113,13 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
     ("row", "level", "says", "remedy"),
     [
         ({"state": "out", "verdict": "dead", "layers": [4, 8], "reason": "its connection closed"}, "trouble",
-         "is out, and layers 4–7 wait for another worker: its connection closed", "its log says why"),
+         "is out, and layers 4–7 wait for another worker: its connection closed", "its log shows why"),
         ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
-         "is out: no beat for 1.2 s", "the way to it"),
+         "is out: no beat for 1.2 s", "the network to it"),
         ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
-         "is out, others do its part (layer 5), and nobody has come in its place", "the way to it"),
+         "is out, others have its layers (layer 5), and no worker has joined in its place", "the network to it"),
         ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",
-         "is out", "its log says why"),
+         "is out", "its log shows why"),
         ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
         ({"state": "out", "verdict": "failed", "layers": None, "reason": "its last 2 steps failed"}, "trouble",
          "is out: its last 2 steps failed", "after a test"),
@@ -126,8 +131,8 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
         ({"steered": "drained", "layers": None}, "note", "drained by hand: it gets no layers, and has no layers",
          "swarmctl uncordon w1"),
         ({"steered": "excluded", "layers": None}, "note", "excluded by hand: it gets no layers, and has no layers",
-         "swarmctl plan --apply lets it have layers again"),
-        ({"state": "refused", "reason": "no room"}, "note", "could not load what it was asked to: no room", "again"),
+         "swarmctl plan --apply allows it to get layers again"),
+        ({"state": "refused", "reason": "no room"}, "note", "could not load its layers: no room", "again"),
         ({"state": "leaving", "layers": [4, 8]}, "note", "it is leaving, and has layers 4–7", "others have"),
     ],
 )  # fmt: skip
@@ -162,9 +167,9 @@ def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
         found = ailments(Reports(STATUS, {"workers": rows}, {}))
         return {each.about: (each.level, each.text) for each in found if each.about in ("a", "b")}
 
-    alone = "is out, others do its part (layers 4–7), and nobody has come in its place"
-    assert told(rows) == {"a": ("note", "is out, and c has come since"), "b": ("trouble", alone)}
-    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has come since")
+    alone = "is out, others have its layers (layers 4–7), and no worker has joined in its place"
+    assert told(rows) == {"a": ("note", "is out, and c has joined since"), "b": ("trouble", alone)}
+    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has joined since")
     assert told(rows[:3]) == {"a": ("trouble", alone), "b": ("trouble", alone)}
 
 
@@ -185,9 +190,9 @@ def test_a_swarm_that_one_death_would_stop_is_in_trouble() -> None:
     spare = told(DRAINED, DRAINED, CORDONED)["spare"]
     assert (spare.level, spare.text) == (
         "trouble",
-        "if a worker with layers dies, nobody may take them: w0, w1 are drained, w2 is cordoned",
+        "if a worker with layers dies, no other may take them: w0, w1 are drained, w2 is cordoned",
     )
-    assert spare.remedy == "swarmctl uncordon w0 (or w1, w2) lets them have layers again"
+    assert spare.remedy == "swarmctl uncordon w0 (or w1, w2) allows them to get layers again"
     assert told(CORDONED, {"steered": "excluded", "layers": None})["spare"].remedy.startswith(
         "swarmctl uncordon w0, swarmctl plan --apply"
     )
@@ -200,7 +205,7 @@ def test_a_swarm_that_waits_for_those_held_back_says_what_lets_them() -> None:
     waits = {"state": "waiting", "waits_for": "a worker"}
     assert told(DRAINED, DRAINED, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 (or w1) ")
     # Somebody may have layers, and it isn't that: by the broker's word alone.
-    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy == "swarmctl nodes says who is here"
+    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy == "see swarmctl nodes"
     waits["waits_for"] = "1 MiB more (w0 drained: swarmctl uncordon)"
     assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 ")
 
@@ -220,26 +225,26 @@ def test_a_process_that_was_sent_away_is_told() -> None:
     """Beside the one that has its name, which is well; until one of that name comes in, or an hour has passed."""
     found = told({"here_for_s": 900.0}, refused=(REFUSED,))["w0"]
     assert found.level == "note"
-    assert found.text == "a process (7 on a) was sent away 60 s ago, 3 times by now: taken"
+    assert found.text == "a process (7 on a) was refused 60 s ago, 3 times by now: taken"
     assert found.remedy == "call it otherwise"
     other = told({}, refused=({**REFUSED, "name": "w9", "reason": "another model"},))["w9"]
     assert (other.text.rpartition(": ")[2], other.remedy) == (
         "another model",
-        "mend that where it runs, and start it again there",
+        "fix that on its machine, and start it again there",
     )
     assert not told({"here_for_s": 50.0}, refused=(REFUSED,))
     assert not told({"here_for_s": 9000.0}, refused=({**REFUSED, "ago_s": 4000.0},))
 
 
 def test_draining_is_advised_only_where_it_helps() -> None:
-    """Not without layers, not without another one, and not where all are slow alike."""
+    """Not without layers, not without another one, and not where all are equally slow."""
     slow: Json = {"verdict": "slow", "evidence": "3 x"}
     assert "swarmctl drain w0" in told(slow, {})["w0"].remedy
     assert "swarmctl drain w0" in told({"pace": 1.8}, {})["w0"].remedy
     assert "drain" not in told({**slow, "layers": None}, {})["w0"].remedy
     assert "drain" not in told(slow, DRAINED)["w0"].remedy
     alike = told(slow, {"pace": 1.8})
-    assert {each.remedy.partition(":")[0] for each in alike.values()} == {"all are slow alike"}
+    assert {each.remedy.partition(":")[0] for each in alike.values()} == {"all are equally slow"}
 
 
 def test_one_stage_and_one_layer_are_told_so() -> None:
@@ -273,7 +278,7 @@ def test_ways_between_workers_are_told_as_they_were_seen() -> None:
         ((0.12, 1e9, False), "nearer machine"),
         ((2e-4, 4e4, False), "MTU"),
         ((4e-3, 1e9, False), "the others take 0.2 ms"),
-        ((2e-4, 2e7, False), "others pass 5 times as much"),
+        ((2e-4, 2e7, False), "others have 5 times the throughput"),
     ],
 )
 def test_a_slow_way_is_found_by_itself_and_beside_the_others(slow: tuple[float, float, bool], remedy: str) -> None:

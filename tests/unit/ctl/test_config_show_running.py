@@ -58,10 +58,10 @@ def test_a_gateway_s_are_asked_with_a_key(capsys: pytest.CaptureFixture[str], mo
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (403, b'{"error": {"message": "that takes an admin"}}', "says 403: that takes an admin"),
-        (404, b"<html>", "says 404: Not Found"),
+        (403, b'{"error": {"message": "that takes an admin"}}', "answers 403: that takes an admin"),
+        (404, b"<html>", "answers 404: Not Found"),
         (200, b"hello", "no gateway answers at"),
-        (200, b"[1]", "is no gateway of Swarm's"),
+        (200, b"[1]", "is not a gateway of Swarm"),
     ],
 )
 def test_what_else_answers_is_told_in_a_line(
@@ -89,7 +89,7 @@ def test_a_port_that_speaks_no_http_is_told_in_a_line(capsys: pytest.CaptureFixt
         thread.join()
     (line,) = capsys.readouterr().err.splitlines()
     assert "no gateway answers at" in line
-    assert "speaks no HTTP" in line
+    assert "is not an HTTP server" in line
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,18 @@ def test_a_table_of_workers_has_room_in_120_columns() -> None:
     ("rows", "told"),
     [
         ([{"layers": [0, 1], "standby": [[1, 2]]}, {"layers": [1, 2], "standby": [[0, 1]]}],
-         ["every layer is kept by somebody else, too"]),
+         ["every layer has a standby"]),
         ([{"layers": [0, 2]}, {"layers": [2, 3], "standby": [[0, 1]]}],
-         ["layers 1, 2 are kept by nobody, and would be loaded if the holder died"]),
+         ["layers 1, 2 have no standby, and would have to be loaded if the holder died"]),
         ([{"steered": "drained"}, {"steered": "drained"}, {"layers": [0, 2], "steered": "cordoned"}],
-         ["layers 0, 1 are kept by nobody, and nobody may take over if the holder dies: w0, w1 are drained, w2 is "
+         ["layers 0, 1 have no standby, and no worker may take over if the holder dies: w0, w1 are drained, w2 is "
           "cordoned (swarmctl uncordon w0 (or w1, w2))"]),
         ([{"layers": [0, 1]}, {"layers": [1, 2], "steered": "cordoned", "standby": [[0, 1]]}],
-         ["layer 1 is kept by nobody, and would be loaded if the holder died",
-          "layer 0 is kept by nobody, and nobody may take over if the holder dies: w1 is cordoned (swarmctl "
+         ["layer 1 has no standby, and would have to be loaded if the holder died",
+          "layer 0 has no standby, and no worker may take over if the holder dies: w1 is cordoned (swarmctl "
           "uncordon w1)"]),
         ([{"layers": [0, 1]}],
-         ["layer 0 is kept by nobody, and nobody may take over if the holder dies: no other worker is here"]),
+         ["layer 0 has no standby, and no worker may take over if the holder dies: there is no other worker"]),
         ([{"steered": "drained"}, {}], ["no worker has layers: there is nothing to keep"]),
         ([], ["no worker has layers: there is nothing to keep"]),
     ],

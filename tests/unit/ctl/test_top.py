@@ -147,7 +147,7 @@ def test_what_ends_something_asks_first(keys: str, orders: list[Order]) -> None:
 
 def test_a_question_names_what_it_is_about() -> None:
     assert press("-d")[0].said == "drain worker w1? y: yes, any other key: no"
-    assert press("-dn")[0].said == "left as it was"
+    assert press("-dn")[0].said == "cancelled"
     assert press("--d")[0].said == "drain: choose a worker first (↑↓)"
 
 

@@ -40,7 +40,7 @@ HERE = OUT | {"name": "w1", "incarnation": "w1-1", "state": "member"}
 
 def test_nobody_started_anew_is_no_success() -> None:
     """A script must not take silence for an upgrade."""
-    with pytest.raises(Unavailable, match="no worker to start anew: swarmctl nodes shows who is out"):
+    with pytest.raises(Unavailable, match="no worker to restart: swarmctl nodes shows which are out"):
         list(rolling(OUT).run(()))
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_name_stops_it_before_anybody_is_touched() -> None:
 def test_who_left_is_told_so_and_what_to_do() -> None:
     """As other verbs tell it; a name that nobody ever had is told beside it. Whoever is back under its name is here."""
     left = OUT | {"state": "left", "reason": "it was asked to leave", "pid": 7, "host": "a"}
-    words = r"w0 has left: it was asked to leave; it can be started again where it ran \(process 7 on a\)"
+    words = r"w0 has left: it was asked to leave; start it again where it ran \(process 7 on a\)"
     with pytest.raises(Unavailable, match=f"^{words}$"):
         list(rolling(left, HERE).run(("w0",)))
     with pytest.raises(Unavailable, match=f"^{words}; no worker w7: the workers are w1$"):
@@ -65,13 +65,13 @@ def test_who_is_out_is_told_and_left_as_it_was() -> None:
     frozen = OUT | {"reason": "no beat for 704 ms: frozen or cut off"}
     done = list(rolling(HERE, frozen).run(()))
     assert [told(each).split(" after")[0] for each in done] == [
-        "w0 is out and was left as it was: no beat for 704 ms: frozen or cut off",
+        "w0 is out and was skipped: no beat for 704 ms: frozen or cut off",
         "w1 is back",
     ]
-    assert summed_up(done) == "1 upgraded, 1 out and left as it was"
+    assert summed_up(done) == "1 upgraded, 1 out and skipped"
     demand_named((), done)
     demand_named(("w1",), done)
-    with pytest.raises(Unavailable, match="w0 could not be started anew: swarmctl nodes shows why"):
+    with pytest.raises(Unavailable, match="w0 could not be restarted: swarmctl nodes shows why"):
         demand_named(("w0", "w1"), done)
 
 

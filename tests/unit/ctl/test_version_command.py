@@ -47,7 +47,7 @@ def test_all_of_one_build() -> None:
     lines = shown(body)
     assert [line.split()[0] for line in lines[2:-1]] == ["broker", "w0", "w1", "swarmctl"]
     assert all(__version__ in line and schema() in line for line in lines[2:-1])
-    assert lines[-1] == "· all of them are of one build"
+    assert lines[-1] == "· all have the same build"
 
 
 def test_who_is_out_is_missing() -> None:
@@ -56,8 +56,8 @@ def test_who_is_out_is_missing() -> None:
     body = asked(worker("w0"), *out)
     assert (unlike(body), body["out"]) == ({}, ["w1", "w2"])
     assert shown(body)[-2:] == [
-        "· all of them are of one build",
-        "· not here, so that nothing is known of it: w1 and w2 (swarmctl nodes says why)",
+        "· all have the same build",
+        "· out, so their builds are unknown: w1 and w2 (see swarmctl nodes)",
     ]
 
 
@@ -66,8 +66,8 @@ def test_unlike_ones_are_pointed_out() -> None:
     body = asked(worker("w0"), worker("w1", build="0.0.9"), worker("w2", messages="00ff", protocol=[7]))
     assert unlike(body) == {"w1": ["version"], "w2": ["protocol", "messages"]}
     assert shown(body)[-2:] == [
-        "· w1 is of another build than the broker, by version",
-        "· w2 is of another build than the broker, by protocol and messages",
+        "· w1 has another build than the broker: other version",
+        "· w2 has another build than the broker: other protocol and messages",
     ]
 
 
@@ -79,8 +79,8 @@ def test_this_one_may_be_the_stranger() -> None:
 def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
     body = versions({}, {"workers": [{"name": "w0", "state": "member"}]})
     assert unlike(body) == {}
-    assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["not", "told"] * 3)]]
-    assert shown(body)[-1] == "· of before that was told: broker and w0"
+    assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["unknown"] * 3)]]
+    assert shown(body)[-1] == "· too old to report their messages: broker and w0"
 
 
 def test_gateways_that_were_asked_stand_beside_the_workers() -> None:
@@ -95,8 +95,8 @@ def test_gateways_that_were_asked_stand_beside_the_workers() -> None:
         *("broker", "w0", "gateway http://a:8000", "gateway http://b:8000", "swarmctl")
     ]
     assert shown(body)[-2:] == [
-        "· gateway http://b:8000 is of another build than the broker, by version",
-        "· of before that was told: gateway http://b:8000",
+        "· gateway http://b:8000 has another build than the broker: other version",
+        "· too old to report their messages: gateway http://b:8000",
     ]
 
 
@@ -124,5 +124,5 @@ def test_a_gateway_is_asked_with_a_key(monkeypatch: pytest.MonkeyPatch, capsys: 
     with server(401, b'{"error": {"message": "that takes a key"}}') as (url, _):
         assert run(["version", "--gateway", url]) == 1
     said = capsys.readouterr()
-    assert said.err == f"swarmctl: the gateway at {url} says 401: that takes a key\n"
+    assert said.err == f"swarmctl: the gateway at {url} answers 401: that takes a key\n"
     assert said.out == ""

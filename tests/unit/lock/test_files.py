@@ -148,7 +148,7 @@ def test_a_disk_that_refuses_leaves_the_brokers_keys(tmp_path: Path, monkeypatch
     both = own.pairs
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(ConfigError, match=r"No space left.*both are answered to"):
+        with pytest.raises(ConfigError, match=r"No space left.*both stay valid"):
             own.finish()
     assert own.pairs == OwnKeys(tmp_path / "locked").pairs == both
     own.finish()
@@ -161,7 +161,7 @@ def test_a_brokers_key_that_was_handed_over_is_not_changed_here(
     (tmp_path / "swarm.key").write_text(new_pair().secret)
     (tmp_path / "swarm.key").chmod(0o400)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    with pytest.raises(ConfigError, match="where it comes from"):
+    with pytest.raises(ConfigError, match="change it there"):
         OwnKeys(tmp_path / "locked").demand_own()
 
 
@@ -205,18 +205,18 @@ def test_a_half_written_roll_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes().rstrip()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="no roll of keys"):
+        with pytest.raises(ConfigError, match="is not a key registry"):
             RollFile(path)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[]", "no roll"),
-        (b"\xff", "no roll"),
+        (b"[]", "not a key registry"),
+        (b"\xff", "not a key registry"),
         (b'{"version": 2}', "of version 2"),
-        (b'{"version": 1, "members": [], "invited": [], "more": 1}', "no roll"),
-        (b'{"version": 1, "members": [{"name": "a/b", "role": "admin", "key": "x", "since": 1}]}', "no roll"),
+        (b'{"version": 1, "members": [], "invited": [], "more": 1}', "not a key registry"),
+        (b'{"version": 1, "members": [{"name": "a/b", "role": "admin", "key": "x", "since": 1}]}', "not a key registry"),
     ],
 )
 def test_what_is_no_roll_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -296,7 +296,7 @@ def test_what_does_not_say_what_was_joined_is_refused(tmp_path: Path, content: s
     _, own = join(tmp_path, "a")
     [path] = (tmp_path / "joined").iterdir()
     path.write_text(content, encoding="latin-1")
-    with pytest.raises(ConfigError, match="does not say what was joined"):
+    with pytest.raises(ConfigError, match="is not a valid membership"):
         known.find(tmp_path, own.name)
 
 

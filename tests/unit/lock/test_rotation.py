@@ -114,7 +114,7 @@ def test_a_key_that_was_handed_over_is_not_changed_here(
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
     assert the_one(tmp_path) == joined
     broker = Broker(joined, stops_at="nothing")
-    with pytest.raises(ConfigError, match="change it where it comes from"):
+    with pytest.raises(ConfigError, match="change it there"):
         rotate(Home(tmp_path, joined), broker.tell, broker.knock)
 
 
@@ -146,7 +146,7 @@ def test_where_the_brokers_key_cant_be_kept_that_is_said(
     (credentials / known.CREDENTIAL).write_bytes(file.read_bytes())
     (credentials / known.CREDENTIAL).chmod(0o600)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
-    with pytest.raises(ConfigError, match="change it where it comes from"):
+    with pytest.raises(ConfigError, match="change it there"):
         Home(tmp_path, joined).broker_is("cd" * 32)
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
     assert the_one(tmp_path) == joined

@@ -13,6 +13,7 @@ from msgspec import inspect
 
 from swarm.params import _RANGES, SamplingParams
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.schema import published_name
 
 _SHARED = ("v", "epoch", "lineage", "cause")  # of every message; told once
 
@@ -64,7 +65,8 @@ def _inside(shape: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def _snake(struct: type) -> str:
-    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in struct.__name__).lstrip("_")
+    name = published_name(struct.__name__)
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def _type_of(struct: type[msgspec.Struct], field: inspect.Field) -> str:

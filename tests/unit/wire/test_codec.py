@@ -90,11 +90,11 @@ def test_the_payload_is_not_copied() -> None:
         ([DATA.seal(bytes(DATA.unseal(header())) + b"\x00")], "no message: MessagePack data is malformed: trailing"),
         ([DATA.seal(bytes(DATA.unseal(header()))[:-1])], "truncated"),
         ([header()[:-1]], "the header's checksum does not fit"),
-        ([header(v=70)], "protocol version 70 is not spoken here, only 1 and 2"),
+        ([header(v=70)], "protocol version 70 is not supported here, only 1 and 2"),
         ([header(v=None)], "step: Object missing required field `v`"),
         ([header(v="1")], "step.v: Expected `int`, got `str`"),
-        ([header(kind="leap")], "kind: 'leap' does not pass the data door"),
-        ([header(kind="beat")], "kind: 'beat' does not pass the data door"),
+        ([header(kind="leap")], "kind: 'leap' is not allowed on the data channel"),
+        ([header(kind="beat")], "kind: 'beat' is not allowed on the data channel"),
         ([header(kind=None)], "Object missing required field `kind`"),
         ([header(tokens=None)], "step: Object missing required field `tokens`"),
         ([header(extra=1)], "step: Object contains unknown field `extra`"),
@@ -193,7 +193,7 @@ def test_headers_over_the_limit_are_not_even_looked_at() -> None:
     """The size comes first: what is too long is refused whatever it says."""
     with pytest.raises(WireError, match=f"the header has {MAX_HEADER_BYTES + 1} bytes"):
         DATA.decode([bytes(MAX_HEADER_BYTES + 1)])
-    with pytest.raises(WireError, match="the beat door takes 4096"):
+    with pytest.raises(WireError, match="the limit of the beat channel is 4096"):
         BEAT.decode([bytes(4097)])
 
 
@@ -204,7 +204,7 @@ def test_headers_over_the_limit_are_not_even_looked_at() -> None:
         (Fence(epoch=2**63), "fence.epoch: Expected `int` <= "),
         (Fence(epoch=-1), "fence.epoch: Expected `int` >= 0"),
         (Fence(epoch="a"), "fence.epoch: Expected `int`, got `str`"),  # type: ignore[arg-type]
-        (Describe(), "kind: 'describe' does not pass the order door"),
+        (Describe(), "kind: 'describe' is not allowed on the order channel"),
     ],
 )
 def test_what_no_peer_would_accept_is_not_sent(message: Any, says: str) -> None:
@@ -219,7 +219,7 @@ def test_what_can_not_be_written_is_refused_on_the_data_door_too() -> None:
     with pytest.raises(WireError, match="Step can't be encoded"):
         DATA.encode(Step(epoch=2**64, step=1, rows=(), tokens=()))
     many = (Hop("w" * 100, LayerRange(0, 1), 0.0, 0.0, 0.0, 0.0, 0),) * 100_000
-    with pytest.raises(WireError, match="the data door takes"):
+    with pytest.raises(WireError, match="the limit of the data channel is"):
         DATA.encode(Step(step=1, rows=(), tokens=(), hops=many))
 
 

@@ -126,7 +126,7 @@ def test_nobody_speaks_for_another() -> None:
 
 
 def test_who_knocks_for_another_door_is_refused() -> None:
-    with pytest.raises(WireError, match="does not open"):
+    with pytest.raises(WireError, match="be decrypted"):
         mechanism().take(Knocker(door=new_pair().public).hello())
 
 
@@ -277,7 +277,7 @@ def test_bounds_hold_for_what_is_inside() -> None:
         door.next()
     door = inlet(Knocker())
     door.feed(framed(LIMIT + 34, more=False))
-    with pytest.raises(WireError, match="this door takes"):
+    with pytest.raises(WireError, match="the limit is"):
         door.next()
     door = inlet(Knocker())
     door.feed(bytes([1, 40]) + bytes(40))
@@ -303,6 +303,6 @@ def test_a_door_that_has_two_keys_answers_to_both() -> None:
     welcome = curve.take(began.hello()).command
     pairs.remove(DOOR)
     curve.take(began.initiate(welcome))
-    with pytest.raises(WireError, match="another key than this door's"):
+    with pytest.raises(WireError, match="another server key"):
         Curve(PULL, lock).take(Knocker().hello())
     Curve(PULL, lock).take(Knocker(door=new.public).hello())

@@ -62,10 +62,10 @@ def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
     (ours, _), (theirs, _) = said(CLIENT.encode(usual)), said(CLIENT.encode(usual, version=1))
     assert ours == theirs | {"v": 2, "again": False}
     with pytest.raises(
-        WireError, match=r"stop_worker\.again is of version 2 of the protocol, the peer speaks 1: upgrade it"
+        WireError, match=r"stop_worker\.again needs version 2 of the protocol, the peer supports 1: upgrade it"
     ):
         CLIENT.encode(StopWorker(worker="w0", again=True), version=1)
-    with pytest.raises(WireError, match=r"release\.again is of version 2"):
+    with pytest.raises(WireError, match=r"release\.again needs version 2"):
         ORDER.encode(Release(reason="", again=True), version=1)
 
 
@@ -84,7 +84,7 @@ def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatc
     said = msgspec.msgpack.decode(versions.as_of(1, "submit", header))
     assert said == {"v": 1, "params": {"top_k": 3}}
     monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": False}})
-    with pytest.raises(WireError, match=r"submit\.params\.seed is of version 2"):
+    with pytest.raises(WireError, match=r"submit\.params\.seed needs version 2"):
         versions.as_of(1, "submit", header)
     bare = msgspec.msgpack.encode({"v": 2})
     assert msgspec.msgpack.decode(versions.as_of(1, "submit", bare)) == {"v": 1}
@@ -98,7 +98,7 @@ def test_a_message_within_a_message_is_of_the_older_version_too() -> None:
     assert isinstance(inner, dict)
     assert inner["v"] == 2
     assert "keep_s" not in inner
-    with pytest.raises(WireError, match=r"submit\.keep_s is of version 3"):
+    with pytest.raises(WireError, match=r"submit\.keep_s needs version 3"):
         CLIENT.encode(asked, version=2)
 
 

@@ -1,6 +1,7 @@
-"""Doors of those who can only connect outwards: a relay joins who sends with who receives.
+"""Relay for listeners that can only make outgoing connections: it joins senders with receivers.
 
-``rendezvous`` decides who meets whom, ``passing`` is the relay itself, ``outreach`` the receiver's end of it.
+``rendezvous`` decides which connections are joined, ``relay`` is the relay itself, ``receiver`` the receiver's client
+of it.
 """
 
 from swarm.wire.door.relay.passing import Relay

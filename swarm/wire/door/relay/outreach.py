@@ -1,7 +1,7 @@
-"""Reaching out from a door that nobody can knock at: connections that are opened outwards, to a relay, and waited on
-until a sender is joined with them (``rendezvous``). From then on they are like any that came in.
+"""Receiver's client of a relay: opens connections to the relay and waits there until a sender is joined
+(``rendezvous``). From then on they are handled like accepted connections.
 
-A thread keeps one of them waiting there.
+A thread keeps one connection waiting at the relay.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from swarm.wire.door.relay.passing import KEEPALIVE_S
 from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble
 from swarm.wire.door.watch import Wake
 
-_MOST_HANDED: Final = 8  # to a door that does not look; beyond that, hung up on
+_MOST_HANDED: Final = 8  # Joined connections that the listener has not taken yet; further ones are closed.
 _CLOSE_S: Final = 1.0
 
 
 class Outreach:
-    """See the module's text. For one thread, which looks when ``arrived`` is set."""
+    """Receiver's client of a relay, for one owning thread, which calls ``take_joined`` when ``ready`` is set."""
 
     def __init__(self) -> None:
         self.arrived = Wake()
-        self._wake = Wake()
-        self._handed: deque[socket.socket] = deque()
-        self._wanted = ""
+        self._wake = Wake()  # Wakes the background thread.
+        self._handed: deque[socket.socket] = deque()  # Joined connections for the owner.
+        self._wanted = ""  # Address of the relay with the ticket; empty: none.
         self._is_over = False
         self._thread: threading.Thread | None = None
 
     def aim(self, relay: str) -> None:
-        """Wait at ``tcp://HOST:PORT/TICKET`` from now on; empty: nowhere. Raises ConfigError if it is none."""
+        """Wait at ``tcp://HOST:PORT/TICKET`` from now on; empty: stop. Raises ConfigError for an invalid address."""
         if relay:
             _parsed(relay)
         if relay == self._wanted:
@@ -49,7 +49,7 @@ class Outreach:
             self._thread.start()
 
     def take(self) -> list[socket.socket]:
-        """Who was joined with us since."""
+        """Return the connections joined since the last call."""
         self.arrived.clear()
         taken = []
         while self._handed:
@@ -88,7 +88,7 @@ class Outreach:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _joined(self, relay: str) -> socket.socket:
-        """Connect, and wait until a sender is joined with us. Raises OSError."""
+        """Connect and wait until a sender is joined. Raises OSError."""
         place, ticket = _parsed(relay)
         made = dialled(place, self._await)
         try:
@@ -97,7 +97,7 @@ class Outreach:
             made.send(preamble(Side.WAITS, ticket))
             self._await(made, select.POLLIN, None)
             if made.recv(len(JOINED)) != JOINED:
-                raise ConnectionResetError(errno.ECONNRESET, "hung up on")
+                raise ConnectionResetError(errno.ECONNRESET, "disconnected")
         except OSError:
             made.close()
             raise
@@ -106,12 +106,12 @@ class Outreach:
     def _await(self, made: socket.socket, event: int, give_up_at: float | None) -> None:
         news = wait_for(give_up_at, self._wake, (made, event))
         if made.fileno() not in news:
-            raise TimeoutError(errno.ETIMEDOUT, "no answer, or called off")
+            raise TimeoutError(errno.ETIMEDOUT, "no answer, or cancelled")
 
     def _hand_over(self, joined: socket.socket) -> None:
         if len(self._handed) >= _MOST_HANDED:
             joined.close()
-            raise BlockingIOError(errno.EAGAIN, "the door does not look")
+            raise BlockingIOError(errno.EAGAIN, "the listener does not take connections")
         self._handed.append(joined)
         self.arrived.set()
 

@@ -1,14 +1,14 @@
-"""A relay: where who sends meets who receives, if the receiver can only connect outwards.
+"""Relay that forwards bytes between a sender and a receiver that can only make outgoing connections.
 
-Both connect here, each says which ``rendezvous`` it wants, and when they are joined, what one says is passed on to the
-other, byte for byte. It is the ends that shake hands: with a lock at the receiver's door, nothing but sealed bytes
-passes here. Backpressure is TCP's: what the receiver does not take fills one pipe, and then stays with the sender.
+Both connect here and send a ticket (``rendezvous``). When they are joined, bytes are forwarded unchanged in both
+directions. The handshake is between the two ends: if the receiver requires CURVE, only encrypted bytes pass the relay.
+Back-pressure is TCP's: what the receiver does not read fills one pipe, and then stays with the sender.
 
-It has a thread of its own, and large messages go from socket to socket inside the kernel (``splice``) without a stop in
-Python, so that they don't hold up the rest of the process.
+The relay has a thread of its own, and large messages move from socket to socket inside the kernel (``splice``), so that
+they don't delay the rest of the process.
 
-Bounds: who has not said its line yet is a stranger, as at any door (``strangers``), for ``_PREAMBLE_S``; who waits and
-who is joined, ``rendezvous`` says. The last ``RESERVE`` descriptors are not used.
+Limits: a connection without a complete ticket counts as a handshake in progress (``accept``) and has ``_PREAMBLE_S``;
+``rendezvous`` limits waiting and joined ones. The last ``RESERVE`` file descriptors are not used.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from swarm.wire.door.relay.rendezvous import JOINED, PREAMBLE_BYTES, Rendezvous,
 from swarm.wire.door.strangers import RESERVE, Strangers, source_of
 from swarm.wire.door.watch import Wake
 
-KEEPALIVE_S: Final = 20  # of who waits: routers forget a connection on which nothing passes, and tell nobody
+KEEPALIVE_S: Final = 20  # TCP keepalive of waiting connections: routers silently drop idle ones.
 _PREAMBLE_S: Final = 3.0
 _MOST_STRANGERS: Final = 256
 _ACCEPT_AT_ONCE: Final = 64
 _SWEEP_S: Final = 1.0
 _CLOSE_S: Final = 2.0
-_COPIED: Final = 64 << 10  # a reading that fills as much goes on by a pipe
+_COPIED: Final = 64 << 10  # A read that fills this buffer switches the direction to a pipe.
 _PIPE_BYTES: Final = 256 << 10
 _SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ
-_TURNS: Final = 8  # readings of one way before others have theirs
+_TURNS: Final = 8  # Reads of one direction before others get their turn.
 _READS, _WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Relay:
-    """See the module's text. ``bound``: sockets that listen, which it closes. Nothing passes before ``admit``.
-    ``failed`` is called, from its thread, if that ends by a bug."""
+    """The relay. ``bound``: listening sockets, which it closes. It joins no connections before ``admit``. ``on_error``:
+    called from its thread if that ends by a bug."""
 
     def __init__(self, bound: Sequence[socket.socket], failed: Callable[[BaseException], None]) -> None:
         self._bound = tuple(bound)
         self._failed = failed
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
-        self._wanted: frozenset[str] = frozenset()
+        self._wanted: frozenset[str] = frozenset()  # Admitted tickets.
         self._is_over = False
         self._meets: Rendezvous[_End] = Rendezvous()
         self._strangers: Strangers[_End] = Strangers(_MOST_STRANGERS)
-        self._ends: set[_End] = set()
+        self._ends: set[_End] = set()  # All open connections.
         self._scratch = memoryview(bytearray(_COPIED))
-        self._accepts = False
-        self._clock = 0.0  # of time in which we looked
+        self._accepts = False  # Whether new connections are accepted.
+        self._clock = 0.0  # Seconds in which this process was running and swept.
         self._swept_at = time.monotonic()
         self._num_refused = 0
         self._num_bytes = self._num_joined = self._num_waiting = 0
@@ -69,13 +69,14 @@ class Relay:
         self._thread.start()
 
     def admit(self, tickets: frozenset[str]) -> None:
-        """Pass on under these tickets from now on, and under no others: what is joined under another is cut at once.
-        From any thread."""
+        """Join connections with these tickets from now on, and disconnect all others immediately. Callable from any
+        thread."""
         self._wanted = tickets
         self._wake.set()
 
     def figures(self) -> dict[str, float]:
-        """Pairs that are joined and receivers that wait now; bytes passed on and who was hung up on, ever since."""
+        """Return the current numbers of joined pairs and waiting receivers, and totals of forwarded bytes and refused
+        connections."""
         return {
             "joined": self._num_joined,
             "waiting": self._num_waiting,
@@ -84,7 +85,7 @@ class Relay:
         }
 
     def close(self) -> None:
-        """Hang up on everybody, and listen no more."""
+        """Close all connections and stop listening."""
         self._is_over = True
         self._wake.set()
         self._thread.join(_CLOSE_S)
@@ -108,7 +109,7 @@ class Relay:
             self._selector.close()
 
     def _turn(self) -> None:
-        """Wait for news, and do what is to be done."""
+        """Wait for events and handle them."""
         for key, events in self._selector.select(_SWEEP_S):
             if isinstance(key.data, _End):
                 self._serve(key.data, events)
@@ -124,7 +125,7 @@ class Relay:
         self._num_joined, self._num_waiting = self._meets.num_joined, self._meets.num_waiting
 
     def _sweep(self, now: float) -> None:
-        """Hang up on who takes too long."""
+        """Close connections that missed a deadline."""
         self._clock += min(now - self._swept_at, 2 * _SWEEP_S)
         self._swept_at = now
         for end in [end for end in self._strangers if self._clock - end.since > _PREAMBLE_S]:
@@ -140,7 +141,7 @@ class Relay:
                 self._selector.register(bound, _READS)
 
     def _shut(self) -> None:
-        """Let nobody in until the next sweep: there is no descriptor."""
+        """Stop accepting until the next sweep: there is no free descriptor."""
         if self._accepts:
             self._accepts = False
             for bound in self._bound:
@@ -154,7 +155,7 @@ class Relay:
                 connected, came_from = bound.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no descriptor, no memory, or it is gone
+            except OSError:  # No descriptor, no memory, or the peer is gone.
                 self._shut()
                 return
             source = source_of(came_from)
@@ -170,7 +171,7 @@ class Relay:
     def _begin(self, connected: socket.socket, source: str) -> None:
         try:
             set_options(connected)
-        except OSError:  # gone already
+        except OSError:  # Gone already.
             connected.close()
             return
         end = _End(connected, self._clock)
@@ -180,8 +181,8 @@ class Relay:
             self._refuse(gives_way)
 
     def _serve(self, end: _End, events: int) -> None:
-        """Something can be read from this end, or written to it."""
-        if end not in self._ends:  # closed in this turn
+        """Handle a readable or writable connection."""
+        if end not in self._ends:  # Closed in this turn.
             return
         if end.goes_out is None or end.comes_in is None:
             self._hear(end)
@@ -195,7 +196,8 @@ class Relay:
             self._end(end)
 
     def _hear(self, end: _End) -> None:
-        """An end that is not joined: it says its line, and then nothing. Else it is hung up on."""
+        """Read from a connection that is not joined. It may send its preamble and nothing else; otherwise it is
+        closed."""
         try:
             came = end.socket.recv(PREAMBLE_BYTES + 1 - len(end.said))
         except (BlockingIOError, InterruptedError):
@@ -228,7 +230,7 @@ class Relay:
                 self._end(receiver)
 
     def _pass_on(self, way: _Way) -> None:
-        """Raises OSError if either end is gone."""
+        """Forward data in one direction. Raises OSError if either end is gone."""
         self._num_bytes += way.pass_on()
         if way.is_over:
             self._end(way.source)
@@ -252,7 +254,7 @@ class Relay:
         self._end(end)
 
     def _end(self, end: _End) -> None:
-        """End one that is gone or has to go, and who is joined with it."""
+        """Close a connection, and the one that is joined with it."""
         ticket = self._meets.ticket_of(end)
         other = self._meets.leaves(end)
         self._close(end)
@@ -269,17 +271,17 @@ class Relay:
 
 
 class _End:
-    """A connection that came in."""
+    """An accepted connection."""
 
     __slots__ = ("comes_in", "goes_out", "said", "since", "socket", "watched")
 
     def __init__(self, connected: socket.socket, now: float) -> None:
         self.socket = connected
         self.since = now
-        self.said = b""
-        self.goes_out: _Way | None = None  # once it is joined
+        self.said = b""  # Received part of the preamble.
+        self.goes_out: _Way | None = None  # Set when it is joined.
         self.comes_in: _Way | None = None
-        self.watched = 0
+        self.watched = 0  # Events that the selector watches for.
 
     def say(self, words: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -288,7 +290,7 @@ class _End:
 
     @property
     def wants(self) -> int:
-        """Tell what to watch a joined one for."""
+        """Return the selector events to watch for on a joined connection."""
         assert self.goes_out is not None
         assert self.comes_in is not None
         return (0 if self.goes_out.num_held else _READS) | (_WRITES if self.comes_in.num_held else 0)
@@ -300,19 +302,20 @@ class _End:
 
 
 class _Way:
-    """From one end to the other. Nothing is read while something is held that the other end has not taken."""
+    """One direction of a joined pair. Nothing is read while the target has not accepted everything read before."""
 
     def __init__(self, source: _End, target: _End, scratch: memoryview) -> None:
         self.source, self.target = source, target
         self._scratch = scratch
-        self._rest = b""  # copied, and not taken yet
+        self._rest = b""  # Copied bytes that the target has not accepted yet.
+        # Set when large messages pass: the kernel moves their bytes through it.
         self._pipe: tuple[int, int] | None = None
         self._may_splice = hasattr(os, "splice")
-        self.num_held = 0
-        self.is_over = False  # the source has said all, and all of it was passed on
+        self.num_held = 0  # Bytes that the target has not accepted yet.
+        self.is_over = False  # The source has closed, and everything was forwarded.
 
     def pass_on(self) -> int:
-        """Pass on what can be, in turns with others; how many bytes were taken. Raises OSError."""
+        """Forward what is possible within one turn. Return how many bytes were read. Raises OSError."""
         num_taken = 0
         for _ in range(_TURNS):
             with contextlib.suppress(BlockingIOError, InterruptedError):
@@ -326,7 +329,7 @@ class _Way:
         return num_taken
 
     def _take(self) -> int:
-        """Read, and give at once what is copied."""
+        """Read from the source, and write copied bytes to the target immediately."""
         if self._pipe is not None:
             count = os.splice(self.source.socket.fileno(), self._pipe[1], _PIPE_BYTES, flags=os.SPLICE_F_NONBLOCK)
             self.num_held = count
@@ -351,14 +354,14 @@ class _Way:
             self.num_held = len(self._rest)
 
     def _make_pipe(self) -> None:
-        """If there are descriptors for it."""
+        """Switch to a pipe if file descriptors are available for it."""
         self._may_splice = False
         with contextlib.suppress(OSError):
             self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._pipe is not None and not _is_free(max(self._pipe)):
             self.close()
         if self._pipe is not None:
-            with contextlib.suppress(OSError):  # the kernel's own size is enough
+            with contextlib.suppress(OSError):  # The kernel's default size is enough.
                 fcntl.fcntl(self._pipe[1], _SET_PIPE_SIZE, _PIPE_BYTES)
 
     def close(self) -> None:
@@ -369,7 +372,7 @@ class _Way:
 
 
 def _is_free(fd: int) -> bool:
-    """Is this descriptor none of those that are left for others?"""
+    """Whether this descriptor is not one of the last ``RESERVE``."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit == resource.RLIM_INFINITY or fd < limit - RESERVE
 

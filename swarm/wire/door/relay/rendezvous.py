@@ -1,10 +1,10 @@
-"""Who meets whom at a relay: what an end asks for when it comes there, and the bounds of who waits and who is joined.
+"""Rendezvous at a relay: decides which connections are joined, and limits how many wait and are joined.
 
-It decides, and touches no connection: ``relay`` does what is said here.
+It only decides and touches no connection: ``relay`` carries out the results.
 
-An end begins with one line of a fixed length, which no beginning of ZMTP can be taken for: on which side it is, and a
-ticket. The first that waits on each side under the same ticket are joined, and each is told so by one byte. A ticket is
-no secret that opens anything: what is said from then on is sealed between the ends.
+A connection begins with a preamble of fixed length, which can't be mistaken for a ZMTP greeting: its side and a ticket.
+The first waiting sender and receiver with the same ticket are joined, and both are notified by one byte. A ticket is
+not a secret that grants access: everything after it is encrypted between the two ends.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from swarm.errors import WireError
 
 JOINED: Final = b"+"
 TICKET_DIGITS: Final = 32
-WAIT_S: Final = 3.0  # of who sends, for who receives; it knocks again by itself
-MOST_RECEIVERS: Final = 2  # that wait under one ticket; the older one may be a mapping that a router has forgotten
+WAIT_S: Final = 3.0  # How long a sender waits for a receiver; it reconnects by itself.
+MOST_RECEIVERS: Final = 2  # Waiting under one ticket; the older one may be a mapping that a NAT router has forgotten.
 MOST_SENDERS: Final = 4
-MOST_JOINED: Final = 8  # under one ticket: an epoch's connection beside the last one's, and rechecks
+MOST_JOINED: Final = 8  # Under one ticket: connections of the current and the previous epoch, and rechecks.
 _HEAD: Final = b"SWRL1 "
 PREAMBLE_BYTES: Final = len(_HEAD) + 1 + TICKET_DIGITS + 1
 _PREAMBLE: Final = re.compile(_HEAD + rb"([TW])([0-9a-f]{%d})\n" % TICKET_DIGITS)
@@ -32,32 +32,32 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Side(Enum):
-    """Who knocks, by its letter."""
+    """Role of a connection, by its letter in the preamble."""
 
     SENDS = b"T"
     WAITS = b"W"
 
 
 class Asked(NamedTuple):
-    """What an end has asked for."""
+    """Decoded preamble."""
 
     side: Side
     ticket: str
 
 
 def preamble(side: Side, ticket: str) -> bytes:
-    """The line with which an end begins."""
+    """Encode the preamble of a connection."""
     return _HEAD + side.value + ticket.encode() + b"\n"
 
 
 def read_preamble(said: bytes) -> Asked | None:
-    """Read it; None: more must come. Raises WireError as soon as it can't be one any more."""
+    """Decode a preamble; None if it is incomplete. Raises WireError at the first byte that makes it invalid."""
     if not said.startswith(_HEAD[: len(said)]) or len(said) > PREAMBLE_BYTES:
-        raise WireError("who comes to a relay begins with a ticket")
+        raise WireError("a connection to a relay must begin with a ticket")
     if len(said) < PREAMBLE_BYTES:
         return None
     if (found := _PREAMBLE.fullmatch(said)) is None:
-        raise WireError("that is no ticket")
+        raise WireError("the ticket is invalid")
     return Asked(Side(found[1]), found[2].decode())
 
 
@@ -67,11 +67,11 @@ def is_ticket(text: str) -> bool:
 
 @dataclass
 class _Meeting(Generic[C]):
-    """Who is there under one ticket; the oldest first."""
+    """Connections with one ticket; the oldest first."""
 
     receivers: dict[C, None] = field(default_factory=dict)
-    senders: dict[C, float] = field(default_factory=dict)  # since when each waits
-    joined: dict[C, C] = field(default_factory=dict)  # both ways
+    senders: dict[C, float] = field(default_factory=dict)  # Arrival time of each.
+    joined: dict[C, C] = field(default_factory=dict)  # In both directions.
 
     def everybody(self) -> Iterator[C]:
         yield from self.receivers
@@ -80,7 +80,8 @@ class _Meeting(Generic[C]):
 
 
 class Rendezvous(Generic[C]):
-    """See the module's text. Who is named in a list of those to hang up on is here no more."""
+    """Matching of senders and receivers by ticket. Methods that return connections to close have removed them
+    already."""
 
     def __init__(self) -> None:
         self._admitted: frozenset[str] = frozenset()
@@ -89,16 +90,16 @@ class Rendezvous(Generic[C]):
 
     @property
     def num_joined(self) -> int:
-        """Counts pairs."""
+        """Return the number of joined pairs."""
         return sum(len(meeting.joined) for meeting in self._meetings.values()) // 2
 
     @property
     def num_waiting(self) -> int:
-        """Counts receivers."""
+        """Return the number of waiting receivers."""
         return sum(len(meeting.receivers) for meeting in self._meetings.values())
 
     def admit(self, tickets: frozenset[str]) -> list[C]:
-        """Under these, ends are joined from now on, and under no others. Whom to hang up on."""
+        """Allow these tickets and no others from now on. Return the connections to close."""
         self._admitted = tickets
         cut: list[C] = []
         for ticket in [ticket for ticket in self._meetings if ticket not in tickets]:
@@ -111,7 +112,7 @@ class Rendezvous(Generic[C]):
         return ticket in self._admitted
 
     def comes(self, end: C, asked: Asked, now: float) -> list[C]:
-        """Have it wait from now on. Returns whom to hang up on, which may be itself."""
+        """Add a connection that waits to be joined. Return the connections to close, possibly this one."""
         if asked.ticket not in self._admitted:
             return [end]
         meeting = self._meetings.setdefault(asked.ticket, _Meeting())
@@ -129,8 +130,8 @@ class Rendezvous(Generic[C]):
         return gives_way
 
     def joins(self, ticket: str) -> tuple[C, C] | None:
-        """The next two that are joined from now on, the sender first: the one that has waited for longest, with the
-        receiver that has come last."""
+        """Return the next pair to join, sender first: the sender that has waited longest, and the receiver that arrived
+        last."""
         meeting = self._meetings.get(ticket)
         if meeting is None or not (meeting.senders and meeting.receivers) or len(meeting.joined) >= 2 * MOST_JOINED:
             return None
@@ -140,11 +141,11 @@ class Rendezvous(Generic[C]):
         return sender, receiver
 
     def ticket_of(self, end: C) -> str:
-        """Under which it is here; empty: it is not."""
+        """Return the ticket of a connection; empty if it is not registered."""
         return self._ticket.get(end, "")
 
     def leaves(self, end: C) -> C | None:
-        """Forget it. Returns who was joined with it, and goes too."""
+        """Remove a connection. Return the one joined with it, which must be closed, too."""
         ticket = self._ticket.pop(end, None)
         if ticket is None:
             return None
@@ -159,7 +160,7 @@ class Rendezvous(Generic[C]):
         return other
 
     def overdue(self, now: float) -> list[C]:
-        """Senders that have waited for long enough."""
+        """Return senders that have waited too long."""
         return [
             end for meeting in self._meetings.values() for end, since in meeting.senders.items() if now - since > WAIT_S
         ]
