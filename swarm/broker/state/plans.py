@@ -133,8 +133,8 @@ class Return:
     (``is_over``) once a plan has been made."""
 
     awaited: set[str] = field(default_factory=set)  # names of workers of the last plan that have not joined yet
-    until: float = 0.0  # time until which the broker waits for them
-    gathered_at: float = 0.0  # time at which the first plan may be made without the workers that are still missing
+    until: float = 0.0  # time at which waiting ends if workers that have joined hold sequences
+    gathered_at: float = 0.0  # time at which waiting ends if too few workers have joined
     is_over: bool = True
     model_is_remembered: bool = False  # the model is known from the journal only: no worker that has it has joined yet
 
