@@ -1,19 +1,19 @@
-"""Whom an order or a question means, and what it is told if that one is no member: what became of it, what to do."""
+"""Lookup of a worker by name, and the error text if it is no member: what happened to it, and what to do."""
 
 from __future__ import annotations
 
 from swarm.broker.state import State, Worker, WorkerState
 
-MINUTES_FROM_S = 120.0  # on, a time is told in minutes
+MINUTES_FROM_S = 120.0  # from this value on, times are shown in minutes
 
 
 def member(state: State, name: str) -> Worker | None:
-    """Find the worker of this name that is here."""
+    """Return the member with this name."""
     return next((w for w in state.workers.values() if w.name == name and not w.is_gone), None)
 
 
 def why_none(state: State, name: str) -> str:
-    """Say why there is no member of this name."""
+    """Return the reason why there is no member with this name."""
     former = [worker for worker in state.workers.values() if worker.name == name]
     if not former:
         here = ", ".join(sorted(w.name for w in state.workers.values() if not w.is_gone))

@@ -1,4 +1,4 @@
-"""The report for ``swarmctl config show --worker``: by which settings a worker runs, as it told the broker."""
+"""The report for ``swarmctl config show --worker``: a worker's settings, as it sent them to the broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def of_worker(name: str, settings: Iterable[Setting]) -> Json:
 
 
 def _value(text: str) -> object:
-    """What is no JSON is told as the text that came."""
+    """Decode a JSON value; return text that is no JSON unchanged."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

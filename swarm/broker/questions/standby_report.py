@@ -1,4 +1,4 @@
-"""How far a worker has come with the layers that it keeps warm for others, and when it will be through."""
+"""Progress of a worker in loading the layers that it keeps warm for others, and the expected end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Warming:
 
     wanted_bytes: int
     warm_bytes: int
-    ready_in_s: float | None  # at the rate since the broker asked; None: no layer was loaded since
+    ready_in_s: float | None  # at the rate since the broker's order; None: no layer was loaded since
 
     @property
     def in_words(self) -> str:
@@ -25,7 +25,7 @@ class Warming:
 
 
 def warming_of(worker: Worker, manifest: Manifest, now: float) -> Warming | None:
-    """Return how far the worker has come; None if it lacks nothing."""
+    """Return the worker's progress; None if nothing is missing."""
     wanted = layers_of(worker.kept if worker.asked_to_keep is None else worker.asked_to_keep)
     warm = wanted & layers_of(worker.kept)
     if worker.is_gone or warm == wanted:

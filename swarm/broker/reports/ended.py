@@ -1,4 +1,4 @@
-"""Requests that have ended and are in the journal, but no longer in memory: what is told of them."""
+"""Reports about ended requests that are in the journal but no longer in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TIMES = (
 
 
 def row_of(record: RequestRecord) -> Json:
-    """Make a line of ``swarmctl requests``, with what a trace of it can still tell."""
+    """Return a row for ``swarmctl requests``, with the data that a trace can still show."""
     submit = record.submit
     return {
         "request_id": submit.request_id,
@@ -47,13 +47,13 @@ def row_of(record: RequestRecord) -> Json:
 
 
 def listed(rows: Iterable[Json], under_way: Iterable[str]) -> list[Json]:
-    """Keep the rows that memory does not know better."""
+    """Return the rows of requests that are not in memory, which has newer data."""
     known = set(under_way)
     return [row | {"sequences": []} for row in rows if row["request_id"] not in known]
 
 
 def trace(asked: str, rows: Sequence[Json]) -> Json:
-    """Tell what the journal has of the request whose id begins so; "" is the one that ended last."""
+    """Return the trace of the request whose id begins with ``asked``; "" is the one that ended last."""
     exact = [row for row in rows if row["request_id"] == asked]
     found = exact or list(rows)
     if not found:
