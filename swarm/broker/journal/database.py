@@ -61,7 +61,7 @@ DROP TABLE IF EXISTS steps;           -- versions 2 and 3 kept times of steps fo
 """
 
 _PIECE = 1 << 20  # bytes copied at a time
-_REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
+_REMEDY = "free disk space or grant write permission there, or name another directory with --state-dir"
 _STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # migrations from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
 _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
@@ -203,10 +203,10 @@ def in_words(path: Path, error: sqlite3.Error) -> JournalError:
     if _is_unsynced(error):
         why = "the disk is full" if is_full(path.parent) else _reason(error)
         return UnsyncedJournal(
-            f"the journal {path} could not be synced, so it is not known what is on the disk ({why})"
+            f"the journal {path} could not be synced, so the content of the disk is uncertain ({why})"
         )
     if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that one")
+        return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that process")
     kind = FullDisk if _is_full(path, error) else JournalError
     return kind(f"the journal {path} can't be written ({_reason(error)}): {_REMEDY}")
 

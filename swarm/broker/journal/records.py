@@ -34,13 +34,13 @@ def past(db: sqlite3.Connection, now: Moment, retained_s: float) -> Past:
     """Read the state that a starting broker needs: all requests that have not ended, and those that ended within
     ``retained_s``."""
     facts = dict(db.execute("SELECT name, value FROM facts"))
-    counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "its generation")
+    counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "the generation")
     rows = db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
     gathered = recent.read(db, Part)
     return Past(
-        epoch=counted(_fact(facts, "epoch", int, 0), "its epoch"),
+        epoch=counted(_fact(facts, "epoch", int, 0), "the epoch"),
         workers=_fact(facts, "workers", tuple[str, ...], ()),
-        next_sequence=counted(_fact(facts, "next_sequence", int, 1), "its next sequence's number"),
+        next_sequence=counted(_fact(facts, "next_sequence", int, 1), "the next sequence's number"),
         manifest=_fact(facts, "manifest", Manifest, None),
         blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
         requests=tuple(_record(db, row, now, gathered) for row in rows),

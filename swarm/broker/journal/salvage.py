@@ -88,7 +88,7 @@ def renewed(old: Store, reason: str) -> Renewal:
     """Replace a journal that can't be trusted any more, keeping what can still be read from it. What is only in memory
     is not in the new one yet. Raises JournalError; then it may be retried."""
     directory, bounds = old.path.parent, old.bounds
-    note = f"{reason}: it was begun anew"
+    note = f"{reason}: it was replaced by a new one"
     if not old.is_closed:
         _make(directory)
         with old.reading() as db:
@@ -97,7 +97,7 @@ def renewed(old: Store, reason: str) -> Renewal:
         _put_aside(directory, aside)
         old.close()  # closing deletes the write-ahead log of this name, so it must happen neither before nor later
         note += f" with {saved} rows of the old one, {lost} parts could not be read"
-        note += f"; what was there is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
+        note += f"; the old file is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
     store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # also finishes an interrupted replacement
     # Whatever was read: this is the same broker process. Its numbers must not be assigned twice, and what workers hold
     # must remain valid for the next broker. That broker raises the generation, as at every start, and detects missing
@@ -114,7 +114,7 @@ def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise JournalError(f"the directory {directory} can't be made again ({error.strerror})") from None
+        raise JournalError(f"the directory {directory} can't be created again ({error.strerror})") from None
 
 
 def _aside(directory: Path) -> Path:
@@ -138,7 +138,7 @@ def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | Non
     except sqlite3.Error as error:
         raise in_words(directory / FILE, error) from None
     except OSError as error:
-        raise JournalError(f"a new journal can't be made in {directory} ({error.strerror})") from None
+        raise JournalError(f"a new journal can't be created in {directory} ({error.strerror})") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return counts
@@ -152,7 +152,7 @@ def _change_places(directory: Path, aside: Path) -> None:
         (directory / BESIDE / FILE).rename(directory / FILE)
         _sync(directory)
     except OSError as error:
-        raise JournalError(f"the new journal in {directory} can't be put in its place ({error.strerror})") from None
+        raise JournalError(f"the new journal in {directory} can't replace the old one ({error.strerror})") from None
     shutil.rmtree(directory / BESIDE, ignore_errors=True)
 
 
@@ -164,7 +164,7 @@ def _put_aside(directory: Path, aside: Path) -> None:
             if path.exists():
                 path.rename(Path(f"{aside}{suffix}"))
     except OSError as error:
-        raise JournalError(f"the damaged journal in {directory} can't be put aside ({error.strerror})") from None
+        raise JournalError(f"the damaged journal in {directory} can't be moved aside ({error.strerror})") from None
     for name in _names_aside(directory)[:-MAX_ASIDE]:
         for suffix in _SUFFIXES:
             Path(f"{name}{suffix}").unlink(missing_ok=True)
@@ -268,8 +268,7 @@ class _reader:
 
 
 def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, ...] | None]:
-    """Read rows from both ends, so that rows behind a bad page are reached backwards. Yields None for unreadable parts.
-    """
+    """Read rows from both ends: rows behind a bad page are reached backwards. Yield None for an unreadable part."""
     if db is None:
         yield None
         return

@@ -53,8 +53,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of the journal. ``keep_s``: seconds for which an ended request is kept; ``max_bytes``: size of the file.
-    """
+    """Limits of the journal. ``keep_s``: seconds for which ended requests are kept; ``max_bytes``: file size."""
 
     keep_s: float = 86_400.0
     max_bytes: int = 1 << 30
@@ -98,7 +97,7 @@ class Store:
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
         if is_busy:
-            raise JournalError(f"another process holds the journal {self.path}: end that one")
+            raise JournalError(f"another process holds the journal {self.path}: end that process")
 
     def examine(self) -> None:
         """Check the content after another process has written into the files. Raises DamagedJournal. The log is
@@ -116,7 +115,7 @@ class Store:
             problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             found = dict(db.execute("SELECT name, value FROM facts"))
         if problem == "ok" and any(found.get(name) != value for name, value in facts.items()):
-            problem = "it does not tell what was written last"
+            problem = "it lacks the values that were written last"
         if problem != "ok":
             raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
         self.past(Moment.now(), retained_s=0.0)  # ended requests are verified when they are read

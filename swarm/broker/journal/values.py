@@ -80,7 +80,7 @@ def unsealed(data: object, kind: type[T]) -> T:
 def counted(value: int, what: str) -> int:
     """Return the number if counting can have reached it. Raises Damaged."""
     if not 0 <= value < HIGHEST:
-        raise Damaged(f"it says that {what} is {value}, which no swarm comes to")
+        raise Damaged(f"{what} is {value}, which no count can reach")
     return value
 
 

@@ -154,7 +154,7 @@ class JournalWriter:
 
     def _serve(self) -> None:
         if not self.store.reserve.fill():
-            self._broke("the disk is full: what is kept free there for epochs was used and can't be had again")
+            self._broke("the disk is full: the space reserved for epochs was used and can't be reserved again")
         self._doubts.left(seen(self.store.path))
         while True:
             self._take_batch()
@@ -218,7 +218,9 @@ class JournalWriter:
             self._doubts.examined(began, self.clock.now(), done=False)
             log.warning("journal_not_examined", reason=str(error))
         else:
-            log.warning("journal_touched", what="somebody else wrote into the journal's files; it is as it should be")
+            log.warning(
+                "journal_touched", what="another process wrote into the journal's files; their content is intact"
+            )
             self._doubts.examined(began, self.clock.now(), done=True)
 
     def _renew(self) -> None:
@@ -253,7 +255,7 @@ class JournalWriter:
             return
         if open_still:
             log.warning(
-                "journal_ends_not_taken", sequences=sorted(open_still), reason="not all of their tokens are there"
+                "journal_ends_not_taken", sequences=sorted(open_still), reason="some of their tokens are missing"
             )
         if failpoints.armed:
             failpoints.reached("journal.written")

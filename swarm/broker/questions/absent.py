@@ -22,10 +22,10 @@ def why_none(state: State, name: str) -> str:
     process = f"process {worker.hello.pid} on {worker.hello.host}"
     passed = _passed(0.0 if worker.judged is None else max(0.0, state.now - worker.judged.since))
     if worker.state is WorkerState.LEFT:
-        return f"{name} left {passed} ago: {worker.reason}; it can be started again where it ran ({process})"
+        return f"{name} left {passed} ago: {worker.reason}; it can be restarted where it ran ({process})"
     return (
-        f"{name} has been out for {passed}: {worker.reason}; it is taken in again as soon as it answers, and so is "
-        f"another process of its name: if it doesn't answer, end it ({process})"
+        f"{name} has been out for {passed}: {worker.reason}; it rejoins as soon as it answers, and another process of "
+        f"its name can join; if it doesn't answer, end it ({process})"
     )
 
 

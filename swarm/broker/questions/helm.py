@@ -23,7 +23,7 @@ from swarm.broker.state.plans import Steering
 from swarm.wire.messages import ByHand, Json, Report, Steer
 
 LASTS = (
-    "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
+    "until this broker restarts; to make it permanent, set plan.exclude, plan.pins, plan.caps or plan.objective in its "
     "settings"
 )
 ANYWAY = -1.0  # a margin that accepts any other plan
@@ -69,7 +69,7 @@ class Helm:
                 self._say(client, self._stands(worker.name))
                 return
             why = problem or "there is no model yet"
-            reason = f"whether the swarm can do without {worker.name} is not known: {why}"
+            reason = f"it could not be determined whether the swarm can do without {worker.name}: {why}"
             if isinstance(found, Shortage):
                 reason = f"the swarm can't do without {worker.name}, it would wait for {found.text}"
             self._say(client, {"error": reason})
@@ -140,18 +140,20 @@ class Helm:
         return {"worker": name, "state": "free"}
 
     def _notes(self, name: str) -> Iterator[str]:
-        """Yield side effects of holding this worker back: a suspended pin, or no worker left that may take over layers.
-        """
+        """Yield side effects of holding this worker back: a suspended pin, or no worker left to take over layers."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
         pin = known.pins.get(name, rules.pins.get(name))
         if pin is not None and pin != known.cordoned[name]:
-            yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
+            yield f"its pin to {pin.in_words} is suspended until swarmctl uncordon {name}"
         out = known.exclude | rules.exclude | known.cordoned.keys()
         if all(
             worker.is_gone or worker.state is WorkerState.LEAVING or worker.name in out
             for worker in self.state.workers.values()
         ):
-            yield "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
+            yield (
+                "no worker is left that may get layers: if one dies, requests wait for swarmctl uncordon "
+                "or a new worker"
+            )
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

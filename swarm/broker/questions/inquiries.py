@@ -153,8 +153,7 @@ class Inquiries:
         self._helm.steer(client, message)
 
     def show_settings(self, client: bytes, message: ShowSettings) -> None:
-        """Send a worker's settings as it reported them when it joined. The broker's own settings come from its process.
-        """
+        """Send a worker's settings as reported when it joined. The broker's own settings come from its process."""
         if not message.worker:
             self._out.append(ShowOwnSettings(client))
             return
@@ -162,7 +161,7 @@ class Inquiries:
         if worker is None:
             body: Json = {"error": absent.why_none(self._state, message.worker)}
         elif not worker.hello.settings:
-            body = {"error": f"{message.worker} is of an older build, which does not tell its settings"}
+            body = {"error": f"{message.worker} runs an older version, which does not report its settings"}
         else:
             body = settings_report.of_worker(message.worker, worker.hello.settings)
         self._out.append(SayClient(client, Report(what="settings", ok="error" not in body, body=body)))
@@ -176,7 +175,7 @@ class Inquiries:
         if message.again:
             if max(worker.hello.wire_versions) < _TELLS_AGAIN:
                 error = (
-                    f"{worker.name} is of an older build, which can't be told to come again: restart it where it runs"
+                    f"{worker.name} runs an older version, which can't be restarted remotely: restart it where it runs"
                 )
                 self._stopped(client, {"error": error})
                 return
@@ -194,11 +193,11 @@ class Inquiries:
     def _stop(self, client: bytes, asked: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
         """Stop a worker if a plan without it is possible; otherwise send the reason."""
         if (shortage or problem) and not worker.is_gone:
-            reason = f"whether the swarm can do without {worker.name} is not known: {problem}"
+            reason = f"it could not be determined whether the swarm can do without {worker.name}: {problem}"
             if shortage:
                 reason = f"the swarm can't do without {worker.name}, it would wait for {shortage}"
             self._stopped(
-                client, {"error": f"{reason} (--force {'starts it anew' if asked.again else 'stops it'} anyway)"}
+                client, {"error": f"{reason} (--force {'restarts it' if asked.again else 'stops it'} anyway)"}
             )
             return
         self._members.leave(worker, self._state.now)

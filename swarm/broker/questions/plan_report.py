@@ -72,7 +72,7 @@ def _why(plan: Plan, state: State) -> list[str]:
         together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
         said.append(f"{together}, and each stage uses all of them in turn")
     if plan.back:
-        said.append(f"after a loss, sequences go on soonest so: {plan.back}")
+        said.append(f"quickest way to continue after the loss: {plan.back}")
     said += [_kept(state, who, ranges, manifest) for who, ranges in plan.standby if who in state.workers]
     said += () if plan.forecast is None else of_one_more(plan.forecast)
     return [*said, *_unlike_kernels(state), *_tightest(state.book)]
@@ -102,8 +102,8 @@ def _tightest(book: PlanBook) -> list[str]:
         return []
     (least, name), (next_, other) = room[:2]
     return [
-        f"{name} binds all to {least} positions of KV, {other} would hold {next_}: give {name} more memory or fewer "
-        "layers (plan.caps), or leave it out (plan.exclude)"
+        f"{name} limits all stages to {least} KV positions, {other} could hold {next_}: give {name} more memory or "
+        "fewer layers (plan.caps), or leave it out (plan.exclude)"
     ]
 
 
@@ -113,9 +113,9 @@ def _unlike_kernels(state: State) -> list[str]:
     if len(kinds) < 2:
         return []
     return [
-        "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
-        "change, and with them, now and then, a token not drawn yet (worker.bits = portable for all makes them the "
-        "same on unlike processors; worker.dtype can be set alike)"
+        "the stages' kernels differ: when layers move from one worker to another, the last bits of their results "
+        "change, and occasionally a token that is not drawn yet (worker.bits = portable on all workers gives equal "
+        "bits on different processors; worker.dtype can be set to one value)"
     ]
 
 
@@ -161,8 +161,7 @@ def _seen(gauge: StageGauge) -> Json:
 
 
 def _measured(gauge: PlanGauge) -> Json:
-    """Return the times of whole steps. ``outside_s``: time outside of the stages, so networks, sockets and the broker.
-    """
+    """Return the times of whole steps. ``outside_s``: time outside of the stages: networks, sockets, the broker."""
     num = gauge.num_steps
     return {
         "steps": num,

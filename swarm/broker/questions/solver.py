@@ -29,8 +29,8 @@ log = get_logger(__name__)
 
 
 class Solver:
-    """Answers questions in subprocesses; ``on_solved`` is called with the answers, in the event loop. The core limits the
-    number of questions."""
+    """Answers questions in subprocesses; ``on_solved`` is called with the answers, in the event loop. The core limits
+    the number of questions."""
 
     def __init__(self, told: Callable[[Solved], None]) -> None:
         self._told = told
@@ -55,9 +55,9 @@ class Solver:
             async with asyncio.timeout(LIMIT_S):
                 return Solved(number, pickle.loads(await _in_a_process(question)))
         except TimeoutError:
-            problem = f"it was not found out within {LIMIT_S:.0f} s"
+            problem = f"the search took longer than {LIMIT_S:.0f} s"
         except (OSError, EOFError, *_UNREADABLE) as error:
-            problem = f"it could not be found out ({type(error).__name__}: {error})"
+            problem = f"the search failed ({type(error).__name__}: {error})"
         log.warning("question_not_solved", reason=problem)
         return Solved(number, None, problem)
 

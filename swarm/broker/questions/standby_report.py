@@ -20,7 +20,7 @@ class Warming:
     def in_words(self) -> str:
         done = f"{100 * self.warm_bytes / max(1, self.wanted_bytes):.0f} % of it is loaded"
         if self.ready_in_s is None:
-            return f"{done}, the rest as steps leave time for it"
+            return f"{done}, the rest as far as steps leave time for it"
         return f"{done}, the rest in about {max(1.0, self.ready_in_s):.0f} s at the rate so far"
 
 

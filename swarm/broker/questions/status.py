@@ -159,9 +159,9 @@ def _unreachable(state: State, target: str, now: float) -> str:
     for source, name in sources.items():
         way, why = state.ways.to(source, target, now), state.ways.reason(source, target)
         if way is not Way.OPEN:
-            said.append(f"{name} can't reach it{', but by relay' if way is Way.RELAYED else ''}: {why}")
+            said.append(f"{name} can't reach it{' except through the relay' if way is Way.RELAYED else ''}: {why}")
     if state.ways.to(target, BROKER, now) is Way.SHUT:
-        said.append(f"it can't reach the broker's data door: {state.ways.reason(target, BROKER)}")
+        said.append(f"it can't reach the broker's data endpoint: {state.ways.reason(target, BROKER)}")
     return "; ".join(said)[:2000]
 
 

@@ -31,7 +31,7 @@ MAX_ASKERS = 64  # clients per question
 MAX_REMEMBERED = 64  # cached answers
 MAX_WHOLE = 1024  # maximum number of workers in a question
 MAX_AGAIN = 3  # repetitions of a question about a departure
-TOO_MANY = "too many ask what the plan would be: try again in a moment"
+TOO_MANY = "too many plan previews are under way: try again in a moment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Suppositions:
         elif asker.times_asked < MAX_AGAIN:
             self.departure(replace(asker, times_asked=asker.times_asked + 1))
         else:
-            asker.told("", "workers come and go: try again in a moment")
+            asker.told("", "workers keep joining and leaving: try again in a moment")
 
     def _ask(self, key: object, client: bytes, query: Query) -> None:
         too_large = len(self.state.workers) > MAX_WHOLE

@@ -10,8 +10,8 @@ from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Json
 
 NO_TIMES = (
-    "where the time of its tokens went is not known any more: the times of steps are kept in memory alone, for "
-    "broker.retain_s after a request's end and until the broker starts again"
+    "the times of its tokens are not available any more: times of steps are only kept in memory, for "
+    "broker.retain_s after a request's end and until the broker restarts"
 )
 
 
@@ -57,8 +57,8 @@ def trace(asked: str, rows: Sequence[Json]) -> Json:
     exact = [row for row in rows if row["request_id"] == asked]
     found = exact or list(rows)
     if not found:
-        what = f"no request {asked!r} is known: it is not" if asked else "no request is known: none is"
-        return {"error": f"{what} under way, nor in the journal (any more)"}
+        what = f"no request {asked!r} is" if asked else "no request is"
+        return {"error": f"{what} running or in the journal (any more)"}
     if len(found) > 1:
         return {"error": f"several requests begin with {asked!r}: give more of the id"}
     names = ("request_id", "state", "age_s", "ended_age_s", "sequences")

@@ -43,8 +43,7 @@ MAX_ENDED = 256  # forgotten requests that still have a trace
 MAX_LISTED = 1000  # tokens in one answer; sums cover all recorded tokens
 
 RESTORED = (
-    "the times of steps are kept in memory alone: where the time of tokens went that were made before the broker "
-    "started again is not known, and they are in no sum"
+    "times of steps are only kept in memory: tokens drawn before the broker restarted have no times and are in no sum"
 )
 PARTS = ("queue_s", "wire_s", "wait_s", "compute_s", "sample_s", "broker_s", "unaccounted_s")
 
@@ -160,8 +159,8 @@ class Tracer:
         if not found:
             what = f"no request {asked!r}" if asked else "no request"
             return {
-                "error": f"{what} is known: it would have to be under way (swarmctl requests lists those) or have "
-                f"ended less than {self.retain_s:g} s ago, or later with a journal (--state-dir)"
+                "error": f"{what} found: there are traces of requests that are running (swarmctl requests lists them) "
+                f"or ended less than {self.retain_s:g} s ago; with a journal (--state-dir), reports of older ones too"
             }
         if len(found) > 1:
             return {"error": f"{len(found)} requests begin with {asked!r}: give more of the id"}

@@ -134,7 +134,7 @@ class Intake:
 
 def no_journal(reason: str) -> Refusal:
     """Return the refusal for requests while the journal cannot be written."""
-    return Refusal("journal", f"no request can be accepted, since it could not be written down: {reason}", RETRY_S)
+    return Refusal("journal", f"no request can be accepted, because the journal can't be written: {reason}", RETRY_S)
 
 
 def tenant_of(submit: Submit, client: bytes, account: Account | None = None) -> str:
@@ -184,8 +184,7 @@ def limit_of(submit: Submit, manifest: Manifest) -> int:
 
 
 def too_large(limit: int, kv_blocks: int) -> Refusal | None:
-    """Return a refusal if stages with this many blocks, even if empty, cannot hold a sequence of ``limit`` positions.
-    """
+    """Return a refusal if stages with this many blocks cannot hold a sequence of ``limit`` positions even if empty."""
     if num_blocks(limit) <= kv_blocks:
         return None
     reason = (

@@ -106,7 +106,7 @@ class Shelf:
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
         total = sum(self.weights.values())
-        return None if self.weight == total else f"ended requests weigh {total}, and {self.weight} is counted"
+        return None if self.weight == total else f"the weight of ended requests is {total}, counted is {self.weight}"
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class Archive:
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
         total = sum(map(len, self._asked.values()))
-        return None if self.num_asked == total else f"{total} messages wait, and {self.num_asked} are counted"
+        return None if self.num_asked == total else f"{total} messages wait, counted are {self.num_asked}"
 
     def note_dropped(self, request: Request) -> None:
         if request.client is None:
@@ -215,28 +215,27 @@ def _replaces(later: About, earlier: About) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a request is not available: ``code`` is a stable name for programs, ``reason`` a sentence for people.
-    """
+    """Reason why a request is not available: ``code`` is a stable name for programs, ``reason`` a text for people."""
 
     code: str
     reason: str
     retry_after_s: float | None = None
 
 
-SUPERSEDED = Refusal("superseded", "somebody else reads this answer now")
+SUPERSEDED = Refusal("superseded", "another client reads this answer now")
 _UNKNOWN = Refusal("unknown", "this request is not known: its id is wrong, or it ended too long ago to be kept")
 _READ = Refusal(
     "superseded", "another client has attached to this request and read it to its end, and it is not kept any more"
 )
 _NOT_KEPT = Refusal(
     "unknown",
-    "this request has ended and is not kept any more: a broker without a journal has room for a few in memory only; "
+    "this request has ended and is not kept any more: a broker without a journal keeps only a few in memory; "
     "one with --state-dir keeps them for journal.keep_s",
 )
 _NOT_WRITTEN = Refusal(
     "unknown",
-    "this request has ended, and its tokens are lost: for too long the journal could not be written, and memory had no "
-    "more room for them; submit it again, and the same are computed again",
+    "this request has ended, and its tokens are lost: the journal could not be written for too long, and memory was "
+    "full; submit it again to compute the same tokens again",
 )
 
 
@@ -289,7 +288,7 @@ class Gone:
         """Return the reason for a request that was not found, or was found without its end."""
         of_tenants = self._num_unwritten.get(request_id, Counter())
         if any(num and may_see(account, tenant) for tenant, num in of_tenants.items()):
-            why = journal_problem or "it has much to write"
+            why = journal_problem or "it has a backlog of writes"
             reason = f"the request has ended, and can be read again once the journal has it: {why}"
             return Refusal("journal", reason, RETRY_S)
         tenant, answer = self._answers.get(request_id, ("", _UNKNOWN))

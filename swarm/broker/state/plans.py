@@ -232,9 +232,9 @@ class PlanBook:
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
         if self.phase is PlanPhase.SERVING and (self.current is None or self.fallen is not None):
-            return "a plan serves, and is not in force or has fallen"
+            return "a plan serves, but is not active or has failed"
         if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.coming is not None):
-            return "a plan is activated, and is not in force, or another is to come"
+            return "a plan is being activated, but is not the current one, or another is being prepared"
         return None
 
     def begin_above(self, epoch: int) -> None:

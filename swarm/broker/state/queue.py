@@ -233,8 +233,7 @@ class Queue:
         self._num_open -= entry.num_open
 
     def _sweep(self) -> None:
-        """Drop all tombstones. It runs when there are more of them than sequences, so the cost per removal is constant.
-        """
+        """Drop all tombstones. Runs when there are more tombstones than sequences: constant cost per removal."""
         self._num_husks = 0
         for priority, group in list(self._classes.items()):
             for name, heap in list(group.heaps.items()):

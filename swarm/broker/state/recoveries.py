@@ -116,8 +116,7 @@ class Recovery:
         }
 
     def measured(self) -> Json:
-        """Return the seconds of each part. ``detect_s`` counts from the last sign of life, so the true time is shorter.
-        """
+        """Return the seconds of each part. ``detect_s`` counts from the last sign of life: the true time is shorter."""
         return {
             "detect_s": _between(self.heard_at, self.detected_at),
             "plan_s": _between(self.detected_at, self.planned_at),

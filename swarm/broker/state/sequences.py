@@ -116,9 +116,9 @@ class Sequence:
         """Return the first broken invariant as text, or None."""
         wrong = self._wrong_length()
         if wrong is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
-            wrong = "it has no room for what is dispatched"
+            wrong = "it has too few blocks for its dispatched positions"
         if wrong is None and self.state is not SequenceState.RUNNING and self.blocks:
-            wrong = "it holds room and does not run"
+            wrong = "it holds blocks but does not run"
         return None if wrong is None else f"{wrong}: {self.story()}"
 
     def _wrong_length(self) -> str | None:
@@ -131,7 +131,7 @@ class Sequence:
         if sampled > max(self.limit, self.num_prompt):
             return "it has grown past its limit"
         if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
-            return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) are uneven"
+            return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
 
     def _move(self, to: SequenceState) -> None:

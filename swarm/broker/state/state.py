@@ -64,7 +64,8 @@ class DoorBook:
         often = "once" if self.times == 1 else f"{self.times} times"
         ago_s = now - self.opened_at
         return [
-            f"newcomers were kept waiting {often}, {self.closed_s:.1f} s in all, until {ago_s:.0f} s ago: {self.reason}"
+            f"new connections were kept waiting {often}, {self.closed_s:.1f} s in all, until {ago_s:.0f} s ago: "
+            f"{self.reason}"
         ]
 
 
@@ -93,14 +94,13 @@ class HostBook:
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
         if any(ticket.host not in self.connected for ticket in self.tickets.values()):
-            return "somebody waits for a host that is gone"
+            return "a join waits for a host that is gone"
         return None
 
 
 @dataclass(slots=True)
 class KeyBook:
-    """Public keys that the broker's own listeners accept (``members.keyring``), and what each listener was last sent.
-    """
+    """Public keys that the broker's own listeners accept (``members.keyring``), and the keys last sent to each."""
 
     known: OrderedDict[str, None] = field(default_factory=OrderedDict)
     has_changed: bool = False  # the listeners must be sent the keys again
@@ -198,19 +198,19 @@ class State:
             yield f"{num_running} sequences run, {len(self.running)} are in the list"
         waiting = sum(s.state is SequenceState.WAITING and s.request.accepted for s in self.sequences.values())
         if waiting != len(self.waiting) + len(self.hopeless):
-            yield f"{waiting} accepted sequences wait for room, {len(self.waiting)} are in the queue"
+            yield f"{waiting} accepted sequences wait for blocks, {len(self.waiting)} are in the queue"
         if any(s.state is not SequenceState.WAITING for s in self.waiting):
-            yield "somebody waits for room who has it or has ended"
+            yield "a sequence waits that runs or has ended"
         if len({s.id for s in self.waiting}) != len(self.waiting):
-            yield "somebody waits twice"
+            yield "a sequence waits twice"
         if self.running.blocks != sum(s.blocks for s in self.running):
             yield f"{self.running.blocks} blocks are counted, and should be {sum(s.blocks for s in self.running)}"
         if self.flights and self.book.current is None:
-            yield "steps are under way without a plan"
+            yield "steps are in flight without a plan"
         if self.book.serving and (wrong := self.running.check()):
             yield wrong
         if self.book.serving and self.running.blocks + self.prefix.num_blocks > self.book.kv_blocks:
-            yield f"{self.running.blocks + self.prefix.num_blocks} blocks are promised of {self.book.kv_blocks}"
+            yield f"{self.running.blocks + self.prefix.num_blocks} blocks are reserved of {self.book.kv_blocks}"
         if self.book.serving and len(self.running) > self.book.max_sequences:
             yield f"{len(self.running)} sequences run, the stages hold {self.book.max_sequences}"
         yield from self._wrong_books()
@@ -220,16 +220,16 @@ class State:
         current, rebuilding = self.book.current, self.rebuilding
         gone = {i for i in current.members if i not in self.workers or self.workers[i].is_gone} if current else set()
         if gone:
-            yield f"the plan in force counts on {sorted(gone)}, who are gone"
+            yield f"the active plan includes {sorted(gone)}, which are gone"
         if current is None and not rebuilding.is_idle:
-            yield "layers are brought level without a plan"
+            yield "layers are rebuilt without a plan"
         if len({s.id for s in rebuilding.under_way}) != len(rebuilding.under_way):
-            yield "somebody's layers are brought level twice"
+            yield "the layers of a sequence are rebuilt twice"
         strange = [i for i in self.shelf.weights if i not in self.requests or not self.requests[i].ended]
         if strange:
-            yield f"{strange} stand among the ended, and are not"
+            yield f"{strange} are listed as ended, but are not"
         if bool(self.doors.closed) is not bool(self.doors.problem):
-            yield f"the doors {sorted(self.doors.closed)} are closed, and it is told: {self.doors.problem!r}"
+            yield f"listeners {sorted(self.doors.closed)} are closed, the reported problem is {self.doors.problem!r}"
         if wrong := self.book.check() or self.hosts.check() or self.shelf.check() or self.archive.check():
             yield wrong
 
@@ -306,8 +306,7 @@ class State:
             self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
 
     def give_way(self, sequence: Sequence) -> None:
-        """Preempt a running sequence: all its blocks are freed with the next step, and it waits to be computed again.
-        """
+        """Preempt a running sequence: its blocks are freed with the next step, and it waits to be computed again."""
         self.running.remove(sequence)
         self.unfork(sequence)
         self.prefix.index.forget(sequence.id)

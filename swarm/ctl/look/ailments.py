@@ -68,7 +68,7 @@ def _queue(status: Row) -> Iterator[Finding]:
         yield Finding("queue", "ok", f"nobody waits, {number(status, 'num_running'):.0f} run")
     elif capacity and number(status, "kv_reserved") >= FULL * capacity:
         text = f"{waiting:.0f} wait: there is no more room for keys and values ({capacity:.0f} positions)"
-        yield Finding("queue", "note", text, "another worker, or more memory (swarmctl plan: who binds all)")
+        yield Finding("queue", "note", text, "another worker, or more memory (swarmctl plan: which stage limits all)")
     else:
         yield Finding("queue", "note", f"{waiting:.0f} wait", "swarmctl stats says for what; another worker helps")
 

@@ -155,7 +155,7 @@ def test_it_is_not_asked_for_ever(asked: Bench) -> None:
         asked.join(f"v{number}")
         actions = solve(asked, question)
     (report,) = reports(actions)
-    assert "workers come and go" in str(report.body["error"])
+    assert "workers keep joining and leaving" in str(report.body["error"])
 
 
 def test_a_worker_that_has_gone_meanwhile(asked: Bench) -> None:
