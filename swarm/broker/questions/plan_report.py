@@ -177,7 +177,7 @@ def unknown_worker(state: State, suppose: Suppose) -> str | None:
 
 
 def supposed(state: State, found: Proposal | Shortage, said: Steering) -> Json:
-    """Report a plan preview. ``steering``: the operator's constraints it is based on."""
+    """Report a plan preview. ``constraints``: the operator's constraints it is based on."""
     if isinstance(found, Shortage):
         return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
     body = as_json(found.forecast)

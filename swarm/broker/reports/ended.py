@@ -53,7 +53,7 @@ def listed(rows: Iterable[Json], under_way: Iterable[str]) -> list[Json]:
 
 
 def trace(asked: str, rows: Sequence[Json]) -> Json:
-    """Return the trace of the request whose id begins with ``asked``; "" is the one that ended last."""
+    """Return the trace of the request whose id begins with ``prefix``; "" is the one that ended last."""
     exact = [row for row in rows if row["request_id"] == asked]
     found = exact or list(rows)
     if not found:

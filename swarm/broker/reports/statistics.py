@@ -84,7 +84,7 @@ class PipelineStatistics(Profiled):
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
         if not done.hops or not done.kv:
             return False
-        wait = compute = sample = away = 0.0  # ``away``: seconds in stages
+        wait = compute = sample = away = 0.0  # ``in_stages_s``: seconds in stages
         num_bytes = 0
         for hop in done.hops:
             wait += hop.wait_s

@@ -146,7 +146,7 @@ class Tracer:
             self.ended.popitem(last=False)
 
     def report(self, asked: str, requests: Mapping[str, Request], now: float, account: Account | None = None) -> Json:
-        """Return the trace of the request whose id is ``asked`` or begins with it; "" is the newest. The result has an
+        """Return the trace of the request whose id is ``prefix`` or begins with it; "" is the newest. The result has an
         ``error`` if there is none, or none of this account."""
         known = self._known(requests, account)
         if self.max_steps == 0:
@@ -169,7 +169,7 @@ class Tracer:
         return _trace(times, self.steps, now)
 
     def knows(self, asked: str, requests: Mapping[str, Request], account: Account | None = None) -> bool:
-        """Whether at least one request with a trace has an id that begins with ``asked``."""
+        """Whether at least one request with a trace has an id that begins with ``prefix``."""
         return any(name.startswith(asked) for name in self._known(requests, account))
 
     def _known(self, requests: Mapping[str, Request], account: Account | None) -> dict[str, RequestTimes | Request]:

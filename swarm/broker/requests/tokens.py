@@ -23,7 +23,7 @@ End = Callable[[Sequence, FinishReason, float], None]
 
 
 class Growth:
-    """Takes tokens from the last stage. Methods append actions to ``out``; the callback ``end`` ends a sequence."""
+    """Takes tokens from the last stage. Methods append actions to ``out``; the callback ``on_end`` ends a sequence."""
 
     def __init__(self, state: State, out: Outbox, *, delivery: Delivery, end: End, latencies: Latencies) -> None:
         self._state = state

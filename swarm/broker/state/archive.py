@@ -147,7 +147,7 @@ class Archive:
         return all(isinstance(message, Question) for _, message, _ in self._asked.get(request_id, []))
 
     def overdue(self, now: float) -> list[tuple[bytes, Question]]:
-        """Remove and return the questions that have waited longer than ``PATIENCE_S``."""
+        """Remove and return the questions that have waited longer than ``JOURNAL_TIMEOUT_S``."""
         late: list[tuple[bytes, Question]] = []
         for request_id, asked_at in self._asked_at.items():
             waiting = self._asked[request_id]

@@ -279,7 +279,7 @@ class Unwritten:
         return self._nums[tenant]
 
 
-FEW = 1024  # with fewer timers, ``tidy`` does nothing
+FEW = 1024  # with fewer timers, ``drop_stale`` does nothing
 MAX_TURNED_AWAY = 256  # clients whose retry time is remembered
 
 

@@ -51,7 +51,7 @@ class Sequence:
     not_finite: list[str] = field(default_factory=list)
     num_recomputed: int = 0  # times that keys and values were computed again
     num_passed: int = 0  # later sequences admitted while this one was first in line for KV blocks
-    passed_since: float | None = None  # since when ``num_passed`` is counted; None while it is not first in line
+    passed_since: float | None = None  # since when ``num_overtaken`` is counted; None while it is not first in line
     unfit_s: float = 0.0  # seconds it has waited under plans that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
@@ -378,7 +378,7 @@ class Request:
         return self.submit.request_id
 
     def be_left(self, for_s: float, now: float) -> None:
-        """Run on without a reader for ``for_s`` seconds."""
+        """Run on without a reader for ``grace_s`` seconds."""
         self.client, self.stuck = None, False
         self.detached_at, self.left_for_s = now, for_s
 

@@ -38,7 +38,7 @@ class Decided:
     mode: str = ""  # active mode: "batch" or "overlapped"
     depth: int = 0  # maximum number of steps in flight
     budget: int = 0  # tokens that a step may have in addition to the next tokens of running answers
-    prefill: int = 0  # prompt tokens within ``budget``
+    prefill: int = 0  # prompt tokens within ``step_budget``
     throttle: str = "none"  # what limits prompts: "none", "pending" (shared out over the pipeline), "kv" or "time"
 
 

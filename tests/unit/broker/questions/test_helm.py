@@ -29,7 +29,7 @@ def test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new(serving: Benc
     before = layers(serving)
     body = steer(serving, "cordon", "w0")
     assert (body["worker"], body["state"]) == ("w0", "cordoned")
-    assert "until this broker is started again" in str(body["lasts"])
+    assert "until this broker restarts" in str(body["lasts"])
     serving.tick(1.0)
     assert layers(serving) == before
     serving.join("w2")

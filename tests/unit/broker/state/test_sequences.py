@@ -142,10 +142,10 @@ WRONG = {
     due_and_under_way: "due are",
     room_without_running: "holds blocks but does not run",
     counted_on_though_gone: "which are gone",
-    levelled_without_a_plan: "level without a plan",
-    levelled_twice: "level twice",
+    levelled_without_a_plan: "rebuilt without a plan",
+    levelled_twice: "rebuilt twice",
     running_among_the_ended: "are listed as ended",
-    shelf_of_another_weight: "ended requests weigh",
+    shelf_of_another_weight: "weight of ended requests",
     no_plan: "without a plan",
 }
 
