@@ -68,8 +68,8 @@ _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 
 
 def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
-    """Open the file, creating or migrating it if necessary. ``reserve`` is disk space to use if the disk is full, because
-    a restarted broker must be able to open its journal. Raises JournalError."""
+    """Open the file, creating or migrating it if necessary. ``reserve`` is disk space to use if the disk is full,
+    because a restarted broker must be able to open its journal. Raises JournalError."""
     while True:
         try:
             return _opened(path)

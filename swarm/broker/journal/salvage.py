@@ -197,7 +197,7 @@ def _finished(directory: Path) -> tuple[str, ...]:
 
 
 def _copy(old: sqlite3.Connection | None, store: Store, ahead: int) -> tuple[int, int]:
-    """Copy everything readable. ``num_skipped``: number of sequence numbers to skip, because they may have been assigned."""
+    """Copy everything readable. ``num_skipped``: sequence numbers to skip, because they may have been assigned."""
     saved = lost = 0
     with store.raw() as new:
         has_epoch = False

@@ -16,8 +16,8 @@ MOST_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Division of the ``num_places`` places of the queue. An accepted request is never removed in favour of a better one, so
-    some places are reserved for requests that may still come:
+    """Division of the ``num_places`` places of the queue. An accepted request is never removed in favour of a better one,
+    so some places are reserved for requests that may still come:
 
     * one tenant holds at most three quarters of the places;
     * the last twentieth is for classes above "normal";

@@ -80,8 +80,8 @@ class StepCosts:
         return self._least_s or 0.0
 
     def budget(self, target_s: float, most: int) -> int:
-        """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at least
-        a chunk unless ``max_tokens`` is smaller."""
+        """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at
+        least a chunk unless ``max_tokens`` is smaller."""
         if target_s <= 0:
             return most
         below: _Size | None = None
