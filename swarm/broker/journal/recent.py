@@ -76,7 +76,7 @@ def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
 
 
 def _is_shorter(db: sqlite3.Connection, sequence: int, first: int, run: RawPart) -> bool:
-    """Whether it is shorter than the stored part with the same first token."""
+    """Whether these tokens are fewer than in the stored part with the same first token."""
     row = db.execute("SELECT part FROM tokens WHERE sequence = ? AND first = ?", (sequence, first)).fetchone()
     try:
         return row is not None and len(unsealed(row[0], RawPart).ids) > len(run.ids)

@@ -138,8 +138,8 @@ class JournalWriter:
         self.store.close()
 
     def _shed(self) -> None:
-        """Drop queued tokens, which can be drawn again, and keep the rest: the disk has been full or slow for long.
-        ``JournalBroke`` was reported before, so the loop does not wait for their facts."""
+        """Drop queued token writes (these tokens can be drawn again) and keep the rest: the disk has been full or slow
+        for long. ``JournalBroke`` was reported before, so the loop does not wait for their facts."""
         self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteTokens))
 
     # --- in the thread -----------------------------------------------------------------------------------------------

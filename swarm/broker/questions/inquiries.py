@@ -88,7 +88,7 @@ class Inquiries:
         self._tell(client, query, self._report(query, account, now))
 
     def found(self, found: ListRead | Solved, now: float) -> None:
-        """Answer with a result that was waited for."""
+        """Answer a query with the result that it was waiting for."""
         if isinstance(found, Solved):
             self._suppositions.solved(found)
         else:

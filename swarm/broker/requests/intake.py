@@ -16,8 +16,8 @@ MOST_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Division of the ``num_places`` places of the queue. An accepted request is never removed in favour of a better one,
-    so some places are reserved for requests that may still come:
+    """Division of the ``num_places`` places of the queue. An accepted request is never removed for a better one, so
+    some places are reserved for requests that may still come:
 
     * one tenant holds at most three quarters of the places;
     * the last twentieth is for classes above "normal";
@@ -34,7 +34,7 @@ class Places:
         return -(-3 * self.num // 4)
 
     def of_class(self, priority: int) -> int:
-        """Return the maximum number of waiting sequences, of any class, up to which this class may be added."""
+        """Return the maximum total of waiting sequences up to which a sequence of this class may be added."""
         if priority > PRIORITIES["normal"]:
             return self.num
         kept = self.num // 20 if priority > PRIORITIES["low"] else max(1, self.num // 10)

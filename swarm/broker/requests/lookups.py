@@ -45,7 +45,7 @@ class LookUps:
         self._out.append(SayClient(client, Report(what=what, ok=False, body=body)))
 
     def _snapshot(self, asked: LookUp, sequence: Sequence) -> Snapshot:
-        """Return a page of the committed tokens, which are those that a client may see."""
+        """Return a page of the committed tokens; only these may be seen by clients."""
         submit = sequence.request.submit
         num_tokens = sequence.committed - sequence.num_prompt
         start = min(asked.start, num_tokens)

@@ -225,7 +225,7 @@ class Requests:
                 request.stuck = True
 
     def tick(self, now: float) -> None:
-        """Retry blocked clients: one that reads again may have no reason to send a message. Then handle everything that
+        """Retry blocked clients, since a client that reads again may have no reason to send a message. Then handle what
         is due."""
         for client in [client for client, due in self._state.stuck.items() if now >= due]:
             del self._state.stuck[client]

@@ -129,7 +129,7 @@ class Delivery:
             self.say(request, finished(sequence))
 
     def is_safe(self, sequence: Sequence) -> bool:
-        """Whether its end is durable: in the journal, if there is one that can be written."""
+        """Whether the sequence's end is durable: in the journal, or there is no journal that can be written."""
         return sequence.end_written or not self._has_journal or bool(self._state.journal_problem)
 
     def _end_is_due(self, sequence: Sequence) -> bool:

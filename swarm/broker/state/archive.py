@@ -251,7 +251,7 @@ class Gone:
     _num_unwritten: dict[str, Counter[str]] = field(default_factory=dict)
 
     def read_by_another(self, request: Request) -> None:
-        """Note that another client than the submitter has read it to its end."""
+        """Note that a client other than the submitter has read the request to its end."""
         self._note(request.id, request.tenant, _READ)
 
     def dropped(self, request: Request, *, has_journal: bool) -> None:

@@ -81,7 +81,7 @@ class Sequence:
 
     @property
     def most_to_come(self) -> int:
-        """Maximum number of tokens that can still be added."""
+        """Maximum number of tokens that the sequence can still grow by."""
         return self.limit - len(self.tokens)
 
     @property
@@ -122,7 +122,7 @@ class Sequence:
         return None if wrong is None else f"{wrong}: {self.story()}"
 
     def _wrong_length(self) -> str | None:
-        """Return what is inconsistent about its lengths: positions, tokens, log probabilities and hops."""
+        """Return what is inconsistent about positions, tokens, log probabilities and hops; None if nothing is."""
         sampled = len(self.tokens)
         if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
             return "kv <= scheduled <= sampled does not hold"
@@ -158,7 +158,7 @@ class Sequence:
                 self.num_cached = min(self.kv, self.num_prompt)
 
     def start(self, now: float) -> bool:
-        """Stop counting overtakes. Return whether it runs for the first time."""
+        """Stop counting overtakes. Return whether the sequence runs for the first time."""
         self._allow("start")
         self.num_passed, self.passed_since = 0, None
         if self.started_at is not None:
@@ -169,7 +169,7 @@ class Sequence:
         return True
 
     def take_back(self, position: int, now: float) -> None:
-        """Resume from what the workers still hold of it, after a restart of the broker."""
+        """Resume from what the workers still hold of the sequence, after a restart of the broker."""
         self._move(SequenceState.RUNNING)
         self.kv = self.scheduled = position
         self.told, self.truncate = False, True
@@ -177,7 +177,7 @@ class Sequence:
             self.started_at = now
 
     def be_first_to_wait(self, now: float) -> None:
-        """Note that it is first in line and lacks KV blocks: from now on overtakes are counted."""
+        """Note that the sequence is first in line and lacks KV blocks: from now on overtakes are counted."""
         self._allow("be_first_to_wait")
         self.passed_since = now if self.passed_since is None else self.passed_since
 
@@ -187,12 +187,12 @@ class Sequence:
         self.num_passed += 1
 
     def fit(self) -> None:
-        """Note that the plan could hold it."""
+        """Note that the plan could hold the sequence."""
         self._allow("fit")
         self.unfit_s = 0.0
 
     def not_fit(self, passed_s: float) -> None:
-        """Add to the time during which the plan could not hold it even alone."""
+        """Add to the time during which the plan could not hold the sequence even alone."""
         self._allow("not_fit")
         self.unfit_s += passed_s
 
@@ -221,7 +221,7 @@ class Sequence:
         return start
 
     def acknowledge(self, position: int) -> None:
-        """Note that every stage has computed it up to ``position``."""
+        """Note that every stage has computed the sequence up to ``position``."""
         self._allow("acknowledge")
         self.kv = min(max(self.kv, position), self.scheduled)
 
@@ -279,7 +279,7 @@ class Sequence:
         self.num_deaths += times
 
     def be_not_finite(self, worker: str) -> None:
-        """Record the worker that sent NaN or infinite hidden states of it."""
+        """Record the worker that sent NaN or infinite hidden states of this sequence."""
         self._allow("be_not_finite")
         self.not_finite.append(worker)
 
@@ -321,12 +321,12 @@ class Sequence:
         self.unsure = True
 
     def tell_end(self) -> None:
-        """Note that the client has been sent the end."""
+        """Note that the end was sent to the client."""
         self._allow("tell_end")
         self.finish_sent = True
 
     def end_is_written(self) -> None:
-        """Note that the journal has its end and all its tokens."""
+        """Note that the journal has the sequence's end and all its tokens."""
         self._allow("end_is_written")
         self.end_written = True
 

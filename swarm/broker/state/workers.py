@@ -166,7 +166,7 @@ class Worker:
     judged: Judgement | None = None  # the last verdict; of a worker that is gone, the reason
 
     def __post_init__(self) -> None:
-        """Start a new heartbeat history at Hello: earlier heartbeats of the process do not count."""
+        """Start a new heartbeat history at Hello: earlier heartbeats of this process do not count."""
         self.pulse = Pulse(self.joined_at)
         self.waits_since = self.joined_at
 
@@ -180,46 +180,46 @@ class Worker:
 
     @property
     def layers(self) -> LayerRange | None:
-        """Layers that it has loaded, as far as reported."""
+        """Layers that the worker has loaded, as far as reported."""
         return self.planned if self.planned is not None else self.hello.held_layers
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is excluded from plans and its messages are ignored."""
+        """Whether the worker is excluded from plans and its messages are ignored."""
         return self.state in (WorkerState.LEFT, WorkerState.OUT)
 
     def forgive(self, pause_s: float, now: float) -> None:
-        """Move its times forward by a pause of the broker, during which no messages were read."""
+        """Move the worker's times forward by a pause of the broker, during which no messages were read."""
         self.pulse.forgive(pause_s, now)
         self.waits_since = min(now, self.waits_since + pause_s)
 
     def ask_to_keep(self, layers: tuple[LayerRange, ...], now: float) -> None:
-        """Note the layers that it must keep warm from now on."""
+        """Note the layers that the worker must keep warm from now on."""
         self.asked_to_keep, self.warms_since, self.warmed_bytes = layers, now, 0
 
     def warm(self, layers: tuple[LayerRange, ...], num_bytes: int) -> None:
-        """Note the layers that it keeps warm by now, and the bytes that are new."""
+        """Note the layers that the worker keeps warm by now, and the bytes that are new."""
         self.kept = layers
         self.warmed_bytes += num_bytes
 
     def hold(self, kept: tuple[LayerRange, ...], believed: dict[int, int] | None) -> None:
-        """Note the layers it keeps warm, and the usable positions of the sequences that it held before."""
+        """Note the layers that the worker keeps warm, and the usable positions of the sequences that it held before."""
         self.kept, self.believed = kept, believed
 
     def be_called(self, now: float) -> None:
-        """Note the time at which it was sent an order to rejoin, or an answer."""
+        """Note the time at which the worker was sent an order to rejoin, or an answer."""
         self.called_at = now
 
     def start_leaving(self) -> None:
-        """Let it serve until a plan no longer needs it."""
+        """Let the worker serve until a plan no longer needs it."""
         self.state = WorkerState.LEAVING
 
     def leave(self, reason: str) -> None:
-        """Note that it was released in good order."""
+        """Note that the worker was released in good order."""
         self.state, self.reason = WorkerState.LEFT, reason
 
     def come_again(self) -> None:
-        """Note that its supervisor should restart it as a new process."""
+        """Note that the worker's supervisor should restart it as a new process."""
         self.comes_again = True
 
     def told_to_go(self, epoch: int) -> Release:
@@ -227,11 +227,11 @@ class Worker:
         return Release(epoch=epoch, reason=self.reason, again=self.comes_again)
 
     def fall_out(self, reason: str) -> None:
-        """Put it out: it is gone without having been asked to leave."""
+        """Put the worker out: it is gone without having been asked to leave."""
         self.state, self.reason = WorkerState.OUT, reason
 
     def revoke(self) -> None:
-        """Note that its key was revoked."""
+        """Note that the worker's key was revoked."""
         self.is_revoked = True
 
     def be_judged(self, judgement: Judgement) -> None:
@@ -244,16 +244,17 @@ class Worker:
 
     @property
     def is_believed(self) -> bool:
-        """Whether what it holds may be used: none of its results was wrong, and none of its steps raised."""
+        """Whether the state that the worker holds may be used: none of its results was wrong, and none of its steps
+        raised."""
         return not (self.num_lies or self.num_faults)
 
     def fail_test(self, problem: str, now: float) -> None:
-        """Put it out because a test of its device failed."""
+        """Put the worker out because a test of its device failed."""
         self.fall_out(f"its steps failed, and so did a test of its device: {problem}")
         self.be_judged(Judgement(Verdict.FAILED, self.reason, now))
 
     def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
-        """Note that it can't load these layers. It is asked again with exponential backoff."""
+        """Note that the worker can't load these layers. It is asked again with exponential backoff."""
         if not self.refusals:
             self.num_retries += 1
         self.retry_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (self.num_retries - 1))
@@ -262,7 +263,7 @@ class Worker:
         self.reason = reason
 
     def refuses(self, layers: LayerRange) -> bool:
-        """Whether it has refused layers within this range, or a range that is no longer than this one."""
+        """Whether the worker has refused layers within this range, or a range that is no longer than this one."""
         return any((layers.first <= r.first and r.stop <= layers.stop) or len(r) <= len(layers) for r in self.refusals)
 
     def forget_refusals(self) -> None:
@@ -271,7 +272,7 @@ class Worker:
             self.state = WorkerState.MEMBER
 
     def comply(self) -> None:
-        """Note that it can load the layers that it was asked to."""
+        """Note that the worker can load the layers it was asked to load."""
         if not self.refusals:
             self.num_retries = 0
         if self.state is WorkerState.REFUSED:
@@ -372,7 +373,7 @@ class Ways:
         return {target: why for target, why in found.items() if self.to(source, target, now) is kind}
 
     def reason(self, source: str, target: str) -> str:
-        """Return why the route is not open."""
+        """Return why the route from ``source`` to ``target`` is not open."""
         shut = self.found.get((source, target))
         return self.avoided.get(target, "") if shut is None else shut.reason
 
@@ -395,7 +396,7 @@ class Ways:
         return by_relay(worker.hello.endpoint, self.relay, worker.hello.ticket)
 
     def hurry(self, now: float) -> None:
-        """Try the blocked routes again soon: no plan is possible without them."""
+        """Try blocked routes again soon, because no plan is possible without them."""
         for way in self.found.values():
             if not way.is_relayed:
                 way.until = min(way.until, now + HURRY_S)

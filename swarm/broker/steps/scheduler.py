@@ -205,7 +205,7 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
 
 def _can_be_told(sequence: Sequence, told: int) -> bool:
     """Whether the step's header has space to open the sequence. Grammars are long, and each sequence of a request
-    carries its own copy. One that exceeds the limit alone gets a step of its own."""
+    carries its own copy. A sequence whose record exceeds the limit alone gets a step of its own."""
     more = _telling_bytes(sequence)
     return not more or not told or told + more <= MOST_TELLING_BYTES
 
