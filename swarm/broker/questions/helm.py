@@ -59,7 +59,7 @@ class Helm:
     def _cordon(self, worker: Worker) -> None:
         current, known = self.state.book.current, self.state.steering
         stage = None if current is None else current.stage_of(worker.incarnation)
-        if worker.name not in known.drained:
+        if worker.name not in known.drained:  # a drained worker must not keep the layers that it still has
             self._count(known.cordon(worker.name, None if stage is None else stage.layers))
 
     def _drain(self, client: bytes, worker: Worker) -> None:
@@ -87,7 +87,7 @@ class Helm:
                 text = found.text if isinstance(found, Shortage) else problem
                 self._say(client, {"error": f"nothing was changed: the swarm would wait for {text}"})
                 return
-            said = self._as_said(message)
+            said = self._as_said(message)  # computed again, because the constraints may have changed since the question
             body = plan_report.supposed(self.state, found, said)
             if message.dry_run:
                 self._say(client, body)
@@ -102,7 +102,7 @@ class Helm:
     def _as_said(self, message: Steer) -> Steering:
         known, hand = self.state.steering, message.by_hand
         if message.verb == "rebalance":
-            return replace(known, margin=ANYWAY if message.force else 0.0)
+            return replace(known, margin=ANYWAY if message.force else 0.0)  # 0: any gain is enough
         return replace(
             known,
             pins={pin.worker: pin.layers for pin in hand.pins},

@@ -179,7 +179,7 @@ class Inquiries:
                 )
                 self._stopped(client, {"error": error})
                 return
-            worker.come_again()
+            worker.come_again()  # stays set even if the worker is not released now
 
         def told(shortage: str, problem: str) -> None:
             self._stop(client, message, worker, shortage, problem)

@@ -98,7 +98,7 @@ def _tightest(book: PlanBook) -> list[str]:
     room = sorted(
         (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := book.capacity.get(stage.incarnation))
     )
-    if len(room) < 2 or 2 * room[0][0] > room[1][0]:
+    if len(room) < 2 or 2 * room[0][0] > room[1][0]:  # only warn if it has less than half of the next one
         return []
     (least, name), (next_, other) = room[:2]
     return [

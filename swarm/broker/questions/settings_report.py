@@ -11,6 +11,7 @@ from swarm.wire.messages import Json, Setting
 
 
 def of_worker(name: str, settings: Iterable[Setting]) -> Json:
+    # same layout as ``swarm config show``
     return report(name, [Shown(each.name, _value(each.value), each.origin) for each in settings])
 
 

@@ -34,7 +34,7 @@ class Solver:
 
     def __init__(self, told: Callable[[Solved], None]) -> None:
         self._told = told
-        self._asked: deque[tuple[int, bytes]] = deque()
+        self._asked: deque[tuple[int, bytes]] = deque()  # (number, pickled question)
         self._has_work = asyncio.Event()
 
     def ask(self, number: int, question: Question) -> None:

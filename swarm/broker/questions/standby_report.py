@@ -26,6 +26,7 @@ class Warming:
 
 def warming_of(worker: Worker, manifest: Manifest, now: float) -> Warming | None:
     """Return the worker's progress; None if nothing is missing."""
+    # before the first order, what it has is what it should have
     wanted = layers_of(worker.kept if worker.asked_to_keep is None else worker.asked_to_keep)
     warm = wanted & layers_of(worker.kept)
     if worker.is_gone or warm == wanted:

@@ -62,7 +62,7 @@ def _loading(state: State) -> list[Json]:
     for stage in coming.stages:
         worker = state.workers[stage.incarnation]
         done = stage.incarnation in state.book.prepared
-        total = worker.total_bytes or stage.weight_bytes
+        total = worker.total_bytes or stage.weight_bytes  # 0 until the worker has reported its progress
         loaded = total if done else min(worker.loaded_bytes, total)
         found.append({"worker": stage.name, "loaded_bytes": loaded, "total_bytes": total, "done": done})
     return found

@@ -58,7 +58,7 @@ class Order:
 class _Open:
     """A question that waits or is being solved, and its askers."""
 
-    key: object
+    key: object  # everything that the answer depends on; equal keys share an answer
     epoch: int | None  # of the active plan when it was asked
     askers: list[tuple[bytes, Query] | Departure | Order]
 
@@ -70,7 +70,8 @@ class Suppositions:
     state: State
     wanted: Wanted
     out: Outbox
-    _open: dict[int, _Open] = field(default_factory=dict)
+    _open: dict[int, _Open] = field(default_factory=dict)  # by the number under which the solver answers
+    # by everything that an answer depends on; the newest last
     _known: OrderedDict[object, Found] = field(default_factory=OrderedDict)
     _num_asked: int = 0
 
@@ -80,7 +81,7 @@ class Suppositions:
         if problem is not None:
             self._say(client, query, {"error": problem})
             return
-        key = (*self.wanted.rests_on, query.suppose)
+        key = (*self.wanted.rests_on, query.suppose)  # the first part changes with everything that plans depend on
         if key in self._known or not self._is_question(query):
             self._answer(client, query, self._known.get(key))
         else:

@@ -46,7 +46,7 @@ class PipelineStatistics(Profiled):
     # micro-batches in flight, which equals the number of busy stages
     micro_batches: Series = field(default_factory=Series)
     queue_depth: Series = field(default_factory=Series)
-    bytes_bridged: Series = field(default_factory=Series)
+    bytes_bridged: Series = field(default_factory=Series)  # bytes received by all stages, per step
     total: Series = field(default_factory=Series)
     bridge: Series = field(default_factory=Series)  # seconds between stages
     wait: Series = field(default_factory=Series)  # seconds in stages, waiting for other micro-batches
@@ -55,12 +55,12 @@ class PipelineStatistics(Profiled):
     spread: dict[str, Histogram] = field(default_factory=_histograms)
     stages: dict[str, Series] = field(default_factory=dict)  # seconds of computation by worker, under the active plan
     _epoch: int = 0
-    _in_flight_rows: int = 0
+    _in_flight_rows: int = 0  # rows of all steps in flight
 
     def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
         """Count a dispatched step; ``num_in_flight`` includes it."""
         if step.epoch != self._epoch:
-            self._epoch, self._in_flight_rows = step.epoch, 0
+            self._epoch, self._in_flight_rows = step.epoch, 0  # steps of the old epoch will never be answered
             self.stages.clear()
         num_rows = len(step.rows)
         if num_rows == 0:  # the step only carries releases

@@ -129,6 +129,7 @@ class Tracer:
 
     def forgotten(self, request: Request) -> None:
         """Keep a short record of a request that is dropped from memory. It replaces an older one with the same id."""
+        # a request read from the journal has no times
         if self.max_steps == 0 or not request.ended or request.read_at is not None:
             return
         self.ended.pop(request.id, None)
@@ -211,7 +212,7 @@ def _steps_of(wanted: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tu
 def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], most: int) -> Json:
     tokens = list(_tokens(sequence, steps))
     sums = {part: round(sum(token[part] for token in tokens), 6) for part in ("total_s", *PARTS)}  # type: ignore[misc]
-    listed = tokens if len(tokens) <= most else [tokens[0], *tokens[1 - most :]]
+    listed = tokens if len(tokens) <= most else [tokens[0], *tokens[1 - most :]]  # the first token and the last ones
     return {
         "index": sequence.index,
         "state": sequence.state,
@@ -262,7 +263,7 @@ def _token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -
     finished = steps[-1].finished_at
     parts = dict.fromkeys(PARTS, 0.0)
     stages: dict[tuple[str, int, int], dict[str, float]] = {}
-    free_at = began
+    free_at = began  # until then, earlier steps of this token account for the time
     for number, step in enumerate(steps):
         later = steps[number + 1].dispatched_at if number + 1 < len(steps) else step.finished_at
         stop = min(step.finished_at, later)

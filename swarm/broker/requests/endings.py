@@ -129,6 +129,7 @@ class Ends:
         return now - request.detached_at >= request.left_for_s
 
     def _is_old(self, request: Request, now: float) -> bool:
+        # a request read from the journal is kept from that time on
         kept_from = request.ended_at if request.read_at is None else request.read_at
         return now - kept_from >= self._settings.retain_s
 
