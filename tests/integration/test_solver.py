@@ -55,7 +55,7 @@ async def test_what_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for an answer that never comes."""
     monkeypatch.setattr(solver.sys, "executable", "/bin/false")
     (found,) = await _answers(1)
-    assert "could not be found out" in found.problem
+    assert "the search failed" in found.problem
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ async def test_an_answer_of_another_build_is_no_end(monkeypatch: pytest.MonkeyPa
         return answer
 
     monkeypatch.setattr(solver, "_in_a_process", other)
-    assert ["could not be found out" in each.problem for each in await _answers(2)] == [True, True]
+    assert ["the search failed" in each.problem for each in await _answers(2)] == [True, True]

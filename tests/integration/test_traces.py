@@ -58,7 +58,7 @@ async def test_killed_after_the_end(swarm: Processes, client: AsyncClient, retai
     assert len(held) == 3
     shown = await asyncio.to_thread(swarmctl, "trace", request_id, "--url", swarm.url)
     assert shown.returncode == 0, shown.stderr
-    assert "kept in memory alone" in shown.stdout
+    assert "only kept in memory" in shown.stdout
 
 
 async def test_killed_in_the_middle(swarm: Processes, client: AsyncClient) -> None:

@@ -105,7 +105,7 @@ async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path,
         assert await builds(client) == {"w0": "0.2.0", "w1": None if version == 1 else "0.2.0"}
         assert await asyncio.to_thread(generated, old, swarm.url) == tokens
         if version == 1:
-            with pytest.raises(RequestFailed, match="w1 is of an older build, which can't be told to come again"):
+            with pytest.raises(RequestFailed, match="w1 runs an older version, which can't be restarted remotely"):
                 await client.stop_worker("w1", again=True)
         await client.stop_worker("w0", again=True)
         assert await asyncio.to_thread(swarm.workers.pop("w0").wait, 60) == 75

@@ -1,9 +1,12 @@
-"""The durable record: what must not be forgotten before somebody is told of it.
+"""Durable journal: records what must not be lost before it is announced.
 
-Comes in: writes that the core asks for. Goes out: facts that they are done. Dispatch never waits. ``store`` is the
-file (``database``: its tables; ``records``: what they tell; ``disk``: the room that it takes), ``writer`` the thread
-that writes it, ``reader`` those that read it. ``doubts`` says whether it can still be believed, ``salvage`` makes a new
-one of what is left.
+In: write actions of the core. Out: facts that confirm them. Dispatch of steps never waits for the journal.
+
+- ``store``: the file; ``database``: its schema and errors; ``records``: reading requests from it; ``token_buffer``: the
+  tokens of the last steps; ``disk``: the disk space it uses
+- ``writer``: the thread that writes; ``reader``: the threads that read
+- ``integrity``: whether the files can still be trusted; ``salvage``: builds a new journal from a damaged one
+- ``values``: encoding with checksums; ``timestamps``: age of records over reboots and clock changes
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from swarm.broker.events import AcceptanceWritten, EndWritten, EpochWritten, Jou
 
 Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd | WriteAnew
 Written = EpochWritten | AcceptanceWritten | TokensWritten | EndWritten | JournalRewritten
-Lasting = WriteEpoch | WriteAcceptance | WriteAnew  # what must be synced before its fact is told
+Lasting = WriteEpoch | WriteAcceptance | WriteAnew  # writes that must be synced to disk before they are confirmed
 
 
 def written(write: Write) -> Written:
-    """The fact that a write is done."""
+    """Return the fact that confirms a write."""
     match write:
         case WriteEpoch(epoch):
             return EpochWritten(epoch)

@@ -1,4 +1,4 @@
-"""The journal's SQLite file: how it is opened, what tables it has in which version, and what its errors mean."""
+"""The journal's SQLite file: opening, schema and migrations, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.errors import JournalError
 
 FILE = "journal.db"
 VERSION = 4
-BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
+BUSY_S = 1.0  # seconds to wait for a lock; there is no other writer, but a reader may hold one
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -60,16 +60,16 @@ _NO_STEPS = """
 DROP TABLE IF EXISTS steps;           -- versions 2 and 3 kept times of steps for traces
 """
 
-_PIECE = 1 << 20
-_REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
-_STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # from version n to n + 1
+_PIECE = 1 << 20  # bytes copied at a time
+_REMEDY = "free disk space or grant write permission there, or name another directory with --state-dir"
+_STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # migrations from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
 _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 
 
 def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
-    """Open the file, made or brought to this version if need be. ``kept``: room to take from if the disk is full, since
-    a broker that died must be able to come back. Raises JournalError."""
+    """Open the file, creating or migrating it if necessary. ``reserve`` is disk space to use if the disk is full,
+    because a restarted broker must be able to open its journal. Raises JournalError."""
     while True:
         try:
             return _opened(path)
@@ -97,8 +97,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Keep others from reading: a new file is its owner's alone before anything is in it, and SQLite makes its log and
-    the log's index like it. What an older version has made is mended."""
+    """Make the journal readable for its owner only. A new file gets its mode before anything is in it, and SQLite
+    creates the write-ahead log and its index with the same mode. Files of older versions are corrected."""
     with suppress(FileExistsError):  # opened only if it is new: closing a file drops this process's locks on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for each in (path, log_of(path), path.with_name(f"{path.name}-shm")):
@@ -106,7 +106,7 @@ def _make_private(path: Path) -> None:
 
 
 def take_from_others(path: Path) -> None:
-    """Keep others from reading this file, if it is ours; where that can't be had, leave it as it is."""
+    """Remove the permissions of other users from a file of ours; on failure leave it as it is."""
     with suppress(OSError):
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
@@ -114,7 +114,7 @@ def take_from_others(path: Path) -> None:
 
 
 def opened_for_reading(path: Path) -> sqlite3.Connection:
-    """Open another connection, which can't write: for another thread. Raises JournalError."""
+    """Open a read-only connection for another thread. Raises JournalError."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -134,10 +134,10 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``disk``
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # the store checkpoints by itself, see ``disk``
     db.execute(f"PRAGMA journal_size_limit = {checkpoint_pages(path.parent) * PAGE}")
     _migrate(db, version)
-    # What a killed process has written, and perhaps not synced, is about to be believed: from here on it lasts.
+    # Data that a killed process has written, but perhaps not synced, is about to be used: make it durable first.
     _make_last(path, db)
     problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
@@ -145,7 +145,7 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _make_last(path: Path, db: sqlite3.Connection) -> None:
-    """Write all of the log into the file, synced. If there is no room for that, it stays in the log, synced."""
+    """Checkpoint and sync the whole write-ahead log. If the disk has no space for that, sync the log itself."""
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
@@ -155,8 +155,8 @@ def _make_last(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _sync_log(path: Path) -> None:
-    """Write the log once more, in its place, and sync it. A sync may have failed in the hands of a broker that was
-    killed then: what it had written is read, though it is not on the disk, and another sync does nothing for it."""
+    """Rewrite the log in place and sync it. A sync may have failed in a broker that was killed afterwards; what it had
+    written can be read but is not on the disk, and another sync alone does not write it."""
     try:
         log = os.open(log_of(path), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -164,7 +164,7 @@ def _sync_log(path: Path) -> None:
             os.fsync(log)
         finally:
             os.close(log)
-    except FileNotFoundError:  # then there is nothing in it
+    except FileNotFoundError:  # no log, nothing to sync
         return
     except OSError as error:
         raise _no_access(path, error) from None
@@ -182,12 +182,12 @@ def _no_access(path: Path, error: Exception) -> JournalError:
 
 
 def log_of(path: Path) -> Path:
-    """The write-ahead log beside the file."""
+    """Return the path of the write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
 
 def _migrate(db: sqlite3.Connection, version: int) -> None:
-    """Take one step for each version that there has been, each a transaction of its own."""
+    """Apply one migration per version, each in its own transaction."""
     for number in range(version, VERSION):
         with transaction(db):
             for statement in _STEPS[number].split(";\n"):
@@ -197,34 +197,34 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
 
 
 def in_words(path: Path, error: sqlite3.Error) -> JournalError:
-    """Say what an error of SQLite means for the journal."""
+    """Convert an SQLite error into a JournalError."""
     if is_damage(error):
         return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
     if _is_unsynced(error):
         why = "the disk is full" if is_full(path.parent) else _reason(error)
         return UnsyncedJournal(
-            f"the journal {path} could not be synced, so it is not known what is on the disk ({why})"
+            f"the journal {path} could not be synced, so the content of the disk is uncertain ({why})"
         )
     if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that one")
+        return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that process")
     kind = FullDisk if _is_full(path, error) else JournalError
     return kind(f"the journal {path} can't be written ({_reason(error)}): {_REMEDY}")
 
 
 class DamagedJournal(JournalError):
-    """The file can't be read as a whole; see ``salvage``."""
+    """The file can't be read completely; see ``salvage``."""
 
 
 class UnsyncedJournal(JournalError):
-    """A sync failed: what was written before it may be lost, whatever the next sync says."""
+    """A sync failed: data written before may be lost, even if the next sync succeeds."""
 
 
 class FullDisk(JournalError):
-    """The disk has no room for what is to be written."""
+    """The disk has no space for the write."""
 
 
 class transaction:
-    """``with transaction(db):`` all of it, or nothing."""
+    """Context manager for an SQLite transaction: commits everything or nothing."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -243,7 +243,7 @@ class transaction:
 
 @contextmanager
 def snapshot(db: sqlite3.Connection) -> Iterator[None]:
-    """``with snapshot(db):`` all that is read in it is of one moment."""
+    """Context manager for consistent reads: all queries in it see the same state."""
     db.execute("BEGIN")
     try:
         yield
@@ -252,7 +252,8 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is not what it was, which no waiting helps; else the disk or its rights are in the way."""
+    """Whether the file's content is corrupt, so that retrying is of no use. Other errors come from the disk or from
+    permissions."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return isinstance(error, sqlite3.DatabaseError)
@@ -264,13 +265,13 @@ def _is_unsynced(error: sqlite3.Error) -> bool:
 
 
 def is_refusal(error: sqlite3.Error) -> bool:
-    """Whether the disk does not take it, which says nothing about what was to be written."""
+    """Whether the disk refuses the write, independently of its content."""
     return _is(error, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _is_full(path: Path, error: sqlite3.Error) -> bool:
-    """Whether the disk is full. Quotas, disks that say so only at a sync, and an index of the log without room are
-    errors of input and output like any other for SQLite: then it is tried out."""
+    """Whether the disk is full. SQLite reports quotas, disks that fail only at a sync, and lack of space for the log's
+    index as general I/O errors; in these cases a test file is written."""
     if _is(error, sqlite3.SQLITE_FULL):
         return True
     return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and is_full(path.parent)
@@ -278,7 +279,7 @@ def _is_full(path: Path, error: sqlite3.Error) -> bool:
 
 def _is(error: sqlite3.Error, *codes: int) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in codes
+    return code is not None and code & 0xFF in codes  # the primary error code is in the lower byte
 
 
 def _reason(error: Exception) -> str:

@@ -1,16 +1,17 @@
-"""Bounds how much of the disk the journal takes: its write-ahead log, and what is set aside for epochs.
+"""Disk space of the journal: checkpoints of the write-ahead log, and a reserve for epochs.
 
-SQLite would fold the log into the file by itself, every so many pages. But if a sync fails in that, it tells nobody:
-and what was to be synced then is not on the disk, while all later syncs succeed. So it is done by the store, and
-failures are heard of. How long the log is SQLite tells only when it folds it; in between it is reckoned by the rows
-that were changed, and by the pages that these took before. Where that is far off, it outgrows its usual size.
+SQLite would checkpoint by itself after some number of pages. But if a sync fails then, SQLite reports nothing; the
+pages are not on the disk, while all later syncs succeed. Therefore the store checkpoints by itself and sees the
+failures. SQLite reveals the log's length only at a checkpoint; in between it is estimated from the number of changed
+rows and the pages that earlier changes took. If the estimate is far off, the log exceeds its usual size.
 
-While the disk is full, requests that run go on without their tokens being written. But a worker may die, and the next
-epoch must not be announced before it is in the journal. So a file beside the journal holds some room, and gives up a
-piece of it for each epoch that finds none, and for opening the journal itself, should the broker die meanwhile. It is
-filled again as soon as there is room, and only then is the disk taken for mended: else the first new request would take
-what the epochs may need. What was set aside outlives the process, and so does that it was: the file is there from then
-on, however little is left of it. A disk that never had the room has no file, and nobody waits for it.
+While the disk is full, running requests continue without their tokens being written. But if a worker dies, the next
+epoch must be in the journal before it is announced. Therefore a file beside the journal reserves some space. It gives
+up a piece for each epoch that finds no space, and for opening the journal itself if the broker dies meanwhile. The
+reserve is refilled as soon as there is space, and only then does the disk count as usable again; otherwise the first
+new request would take what the epochs may need. The reserve outlives the process: once created, the file stays, however
+little is left of it, so that a restarted broker refills it first. On a disk that never had the space there is no file,
+and the broker does not wait for it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = 4096
-# Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
-# transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
+# In pages of 4 KiB: length of the write-ahead log at which it is checkpointed. A checkpoint takes syncs: with 512, a
+# small transaction costs up to 50 % more than with 2,048. But the log alone must not fill a small disk.
 CHECKPOINT_PAGES = 2048
 LEAST_PAGES = 64
-SHARE_OF_DISK = 256  # the log takes no more than one part in so many of the whole file system
-_FRAME = PAGE + 24  # as it stands in the log
-_LEAST, _MOST = 1 / 8, 64.0  # pages per change
+SHARE_OF_DISK = 256  # the log takes at most this fraction (1 / 256) of the file system
+_FRAME = PAGE + 24  # bytes of a page in the log, with its header
+_LEAST, _MOST = 1 / 8, 64.0  # limits of the estimated pages per change
 
 RESERVE = "journal.reserve"
 RESERVED = 1 << 20  # bytes
-PIECE = 1 << 16  # an epoch is a few pages of the write-ahead log
+PIECE = 1 << 16  # bytes given up at a time; an epoch takes a few pages of the write-ahead log
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def checkpoint_pages(directory: Path) -> int:
-    """How many pages the log may have on this disk before it is folded."""
+    """Return the length of the log, in pages, at which it is checkpointed on this disk."""
     try:
         disk = os.statvfs(directory)
     except OSError:
@@ -50,14 +51,14 @@ def checkpoint_pages(directory: Path) -> int:
 
 @dataclass(slots=True)
 class LogLength:
-    """Reckons the log's length. ``pages``: that it may have, about. Changes are counted from the connection's opening
-    on."""
+    """Estimate of the write-ahead log's length. ``pages``: length at which a checkpoint is due. Changes are counted
+    from the opening of the connection."""
 
     path: Path
     pages: int
     _pages_per_change: float = 4.0
-    _folded_at: int = 0
-    _outgrown: int = 0  # bytes that it had when it was folded last, if that was much
+    _folded_at: int = 0  # number of changes at the last checkpoint
+    _outgrown: int = 0  # bytes of the log after the last checkpoint, in case it did not shrink
 
     def is_due(self, changes: int) -> bool:
         if (changes - self._folded_at) * self._pages_per_change >= self.pages:
@@ -65,7 +66,8 @@ class LogLength:
         return self._num_bytes() > max(2 * self.pages * _FRAME, 2 * self._outgrown)
 
     def folded(self, changes: int, pages: int | None) -> None:
-        """Learn how many pages the log had; None: not found out, and tried again after as many changes."""
+        """Update the estimate after a checkpoint of ``pages`` pages. None: unknown; it is retried after as many changes
+        again."""
         new = changes - self._folded_at
         if pages is not None and new:
             self._pages_per_change = min(_MOST, max(_LEAST, pages / new))
@@ -80,12 +82,13 @@ class LogLength:
 
 @dataclass(slots=True)
 class Reserve:
-    """Room set aside in this directory; nothing here raises. ``num_bytes``: what is set aside now."""
+    """Disk space reserved in a directory. No method raises. ``num_bytes``: space reserved now."""
 
     directory: Path
     size: int = RESERVED
     num_bytes: int = field(default=0, init=False)
-    _is_kept: bool = field(default=False, init=False)  # it was whole once, in this process or an earlier one
+    # the reserve was complete once, in this process or an earlier one
+    _is_kept: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         with suppress(OSError):
@@ -95,7 +98,7 @@ class Reserve:
                 self.num_bytes = min(found.st_size, found.st_blocks * 512, self.size)
 
     def fill(self) -> bool:
-        """Set the room aside, if there is any. Returns whether it is whole, or never was."""
+        """Fill the reserve if there is space. Return whether it is complete, or was never established on this disk."""
         if self.num_bytes < self.size and not self._resize(self.size):
             if not self._is_kept:
                 self._forget()
@@ -104,18 +107,18 @@ class Reserve:
         return True
 
     def give(self) -> bool:
-        """Give up a piece. False: there is none left."""
+        """Give up a piece. Return False if none is left."""
         if self.num_bytes == 0:
             return False
         return self._resize(max(0, self.num_bytes - PIECE))
 
     def _forget(self) -> None:
-        """Remove the file, or the next process would take it for one that was used up."""
+        """Remove the file; otherwise the next process would take it for a reserve that was used up."""
         with suppress(OSError):
             os.unlink(self.directory / RESERVE)
 
     def _resize(self, num_bytes: int) -> bool:
-        """Change the file's size; if the new one can't be had whole, leave the file as it was."""
+        """Change the file's size. If the new size is not available in full, leave the file as it was."""
         try:
             file = os.open(self.directory / RESERVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -144,10 +147,10 @@ def _allocate(file: int, num_bytes: int) -> None:
 
 
 def is_full(directory: Path) -> bool:
-    """Whether there is no room here, by trying: a quota is not seen otherwise."""
+    """Whether the disk is full, by writing a test file: a quota is not visible otherwise."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(os.urandom(PIECE))  # what can be compressed takes no room
+            file.write(os.urandom(PIECE))  # random, because compressible data may take no space
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -1,16 +1,17 @@
-"""Decides whether the journal's files can still be believed while a broker writes them; the writer's thread acts.
+"""Integrity of the journal: decides whether its files can still be trusted while a broker writes them. The writer's
+thread acts on the decisions.
 
-Four things shake the belief:
+Four events destroy trust:
 
-* A file is gone, or another one is in its place. Whoever has it open writes on into what nobody will find again.
-* SQLite finds pages that are none: the file is damaged.
-* A sync failed. What was written before it may never reach the disk, though the next sync succeeds: the kernel tells of
-  it once, and takes those pages for clean. So nothing that wasn't synced before counts as written.
-* Somebody else wrote: the file is not as our last write left it. That may be harmless (a backup's checkpoint), so it is
-  examined, and not more often than it costs little.
+* A file was deleted or replaced. The process that has it open would continue to write into a file that is lost.
+* SQLite finds invalid pages: the file is damaged.
+* A sync failed. Data written before may never reach the disk, even if the next sync succeeds: the kernel reports the
+  error once and marks the pages clean. Therefore nothing that was not synced before counts as written.
+* Another process wrote: the file differs from its state after our last write. That may be harmless (a backup's
+  checkpoint), so the file is examined, at a limited rate because that is expensive.
 
-Then the journal is begun anew, from what the old one still gives and from memory (``salvage.renewed``). That takes a
-while, and where a disk damages everything it must not be done all the time.
+An untrusted journal is replaced by a new one, with what can be read from the old one and with what is in memory
+(``salvage.renew_journal``). That takes a while and is rate-limited, for disks that damage everything.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from pathlib import Path
 from swarm.broker.journal.database import DamagedJournal, UnsyncedJournal
 from swarm.errors import JournalError
 
-LEAST_S = 1.0  # between two attempts to begin anew
-SHARE = 20  # of the time, examining and beginning anew take one part in so many
+LEAST_S = 1.0  # seconds between two attempts to renew the journal
+SHARE = 20  # examining and renewing take at most one part in this many of the time
 
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """``number``: device and inode, so which file it is."""
+    """State of a file as seen by ``stat``. ``number``: device and inode, which identify the file."""
 
     number: tuple[int, int]
     size: int
     changed_ns: int
 
 
-Seen = Mapping[str, FileSeen | None]  # by name; None: it is not there
+Seen = Mapping[str, FileSeen | None]  # by file name; None: the file is missing
 
 
 def seen(path: Path) -> Seen:
-    """Look at the journal's file and its write-ahead log from outside; asked twice per transaction."""
+    """Return the state of the journal's file and its write-ahead log; called twice per transaction."""
     name = os.fspath(path)
     return {path.name: _file_seen(name), f"{path.name}-wal": _file_seen(f"{name}-wal")}
 
@@ -55,32 +56,32 @@ def _file_seen(path: str) -> FileSeen | None:
 
 
 class Next(enum.Enum):
-    """What the writer does next."""
+    """Next action of the writer."""
 
-    GO_ON = enum.auto()
-    EXAMINE = enum.auto()
-    RENEW = enum.auto()
-    WAIT = enum.auto()  # nothing can be written, and it is too early to try again
+    GO_ON = enum.auto()  # the files can be trusted: write
+    EXAMINE = enum.auto()  # another process has written: check the content
+    RENEW = enum.auto()  # replace the journal by a new one
+    WAIT = enum.auto()  # the journal can't be trusted, and it is too early for another attempt
 
 
 @dataclass(slots=True)
 class Doubts:
-    """``reason``: why the journal can't be believed, in words; "": it can."""
+    """Trust in the journal's files. ``reason``: why they can't be trusted; empty while they can."""
 
     path: Path
     reason: str = ""
-    _left: Seen = field(default_factory=dict)
-    _is_touched: bool = False
+    _left: Seen = field(default_factory=dict)  # state of the files after our last write
+    _is_touched: bool = False  # another process has changed the files
     _examine_at: float = 0.0
     _renew_at: float = 0.0
 
     def left(self, files: Seen) -> None:
-        """Learn how the files are after we have written, or looked."""
+        """Record the state of the files after we have written or examined them."""
         self._miss(files)
         self._left = files
 
     def find(self, files: Seen) -> None:
-        """Compare how the files look, before we write again, with how we left them."""
+        """Compare the state of the files before a write with the recorded state."""
         self._miss(files)
         self._is_touched |= any(was != files.get(name) for name, was in self._left.items() if was)
 
@@ -91,11 +92,12 @@ class Doubts:
             self.arise(f"the journal {self.path} was deleted or replaced while it was in use ({what})")
 
     def arise(self, reason: str) -> None:
-        """Stop believing the journal. The first reason stays."""
+        """Stop trusting the journal. The first reason is kept."""
         self.reason = self.reason or reason
 
     def failed(self, error: JournalError) -> None:
-        """Learn that something could not be read or written. A disk that is full, say, is no reason for doubts."""
+        """Record a failed read or write. Only damage and failed syncs destroy trust; a full disk, for example, does
+        not."""
         if isinstance(error, DamagedJournal | UnsyncedJournal):
             self.arise(str(error))
 
@@ -105,12 +107,12 @@ class Doubts:
         return Next.EXAMINE if self._is_touched and now >= self._examine_at else Next.GO_ON
 
     def examined(self, began: float, now: float, *, done: bool) -> None:
-        """Learn that the file holds what was written here; or that it could not be found out."""
+        """Record an examination: ``done`` if the content is intact, else it could not be completed and is repeated."""
         self._is_touched = not done
         self._examine_at = now + max(LEAST_S, SHARE * (now - began))
 
     def renewed(self, began: float, now: float, *, done: bool) -> None:
-        """Learn that the journal was begun anew, or that it failed and will be tried again."""
+        """Record an attempt to renew the journal: ``done`` if it succeeded, else it will be retried."""
         self._renew_at = now + max(LEAST_S, SHARE * (now - began) if done else 0.0)
         if done:
             self.reason, self._is_touched, self._left = "", False, {}

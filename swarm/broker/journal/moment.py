@@ -1,8 +1,8 @@
-"""Tells how old something in the journal is, whatever happens to clocks.
+"""Age of records in the journal, robust against reboots and clock changes.
 
-Age is counted on the boot clock, which nobody sets. Over a reboot there is only the wall clock, and that may be wrong
-when a machine starts: what is of an earlier boot is let go no sooner than ``SETTLED_S`` after the start, by when the
-clock has been set if anybody sets it, and counts as no older than the clock says then.
+Age is measured with the monotonic clock of the boot, which cannot be set. Across a reboot there is only the wall clock,
+which may be wrong when a machine starts. Records of an earlier boot are therefore deleted only ``SETTLED_S`` after the
+start, when the clock has been set if it is set at all. Such a record counts as no older than the clock then indicates.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SETTLED_S = 3600.0  # after its start a machine's clock is right, if anybody sets it: that takes a network, and minutes
+# seconds after the start by which the wall clock has been corrected; that takes a network, and minutes
+SETTLED_S = 3600.0
 
 _EPOCH = time.time() - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, by both clocks. ``boot`` tells one run of the machine's monotonic clock from another. ``wall`` is read once
-    per process and goes on with the monotonic clock: whoever sets the machine's clock makes nothing older. What
-    that clock says by now, if it may have been set since, is ``set_wall``."""
+    """The current time by both clocks.
+
+    ``boot`` identifies the run of the machine to which the monotonic clock belongs. ``wall`` is read once per process
+    and then advances with the monotonic clock, so that setting the machine's clock makes no record older.
+    """
 
     wall: float
-    tick: float
+    tick: float  # monotonic clock
     boot: str
-    set_wall: float = math.inf
+    set_wall: float = math.inf  # the machine's clock now, which may have been set since ``wall`` was read
 
     @classmethod
     def now(cls) -> Moment:
@@ -36,16 +39,16 @@ class Moment:
 
     @property
     def least_wall(self) -> float:
-        """The earlier of the two wall clocks: what is in doubt is no older than by that."""
+        """The earlier of the two wall clocks; in doubt, records are assumed to be younger."""
         return min(self.wall, self.set_wall)
 
     @property
     def knows_the_time(self) -> bool:
-        """Whether the age of something from an earlier boot may be judged."""
+        """Whether the wall clock can be trusted for records of an earlier boot."""
         return not self.boot or self.tick >= SETTLED_S
 
     def age_s(self, wall: float, tick: float | None, boot: str) -> float:
-        """Age of something that was at this moment; ``tick`` is of that boot's clock, None: not known."""
+        """Return the age of a record. ``tick`` is the monotonic clock of its boot; None: unknown."""
         if tick is None or not boot or boot != self.boot:
             return max(0.0, self.wall - wall)
         return max(0.0, self.tick - tick)
@@ -56,11 +59,11 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return ""  # elsewhere than on Linux the wall clock must do
+        return ""  # not on Linux: only the wall clock is available
 
 
 def old(now: Moment, keep_s: float) -> dict[str, object]:
-    """Find the limits, by each clock, beyond which something is older than that."""
+    """Return the limits on each clock beyond which a record is older than ``keep_s``, as SQL parameters."""
     return {
         "wall": now.wall,
         "wall_limit": now.least_wall - keep_s,

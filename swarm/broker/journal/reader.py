@@ -1,9 +1,9 @@
-"""The threads that read the journal while the broker runs: one for requests that it no longer keeps in memory, which
-whoever submits waits for; one for lists and traces, which may take long and are for people.
+"""Threads that read the journal while the broker runs. One reads requests that are no longer in memory, for clients
+that wait for them; another reads lists and traces, which may take long.
 
-Each has a connection of its own, so that nobody who writes waits for it. It sees what was written before it was asked.
-When the journal was begun anew, it is given a connection to that. The thread for reports takes no more than a part of
-the time, however much is asked: after each answer it rests, and whoever asks the same meanwhile shares the next one.
+Each thread has its own connection, so the writer never waits for it, and sees everything written before it was asked.
+When the journal is replaced, it gets a connection to the new one. The thread for reports uses a limited share of the
+time: it rests after each answer, and identical queries that arrive meanwhile share the next one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError, whatever_ends_it
 from swarm.log import get_logger
 
-MAX_WAITING = 1 << 13  # the core asks for fewer; whoever comes when so many wait is told to come back
-MAX_REPORTS = 64  # that wait
-REST = 3.0  # so many times as long as a report took, the thread for them rests
-MAX_TOGETHER = 4  # that one reading answers: sending a thousand rows takes the loop some milliseconds
-LISTED = 20  # without --all: as many as one looks at
+MAX_WAITING = 1 << 13  # queued reads; the core asks for fewer; with more, clients are asked to retry
+MAX_REPORTS = 64  # queued reports
+REST = 3.0  # duration of the rest after a report, as a multiple of the time it took
+MAX_TOGETHER = 4  # queries answered by one read; sending a thousand rows takes the loop some milliseconds
+LISTED = 20  # rows without --all: as many as one person reads
 STOP_S = 5.0
 
 log = get_logger(__name__)
@@ -40,19 +40,19 @@ Found = RequestRead | ListRead
 
 @dataclass(slots=True)
 class JournalReader:
-    """``told`` is called from the thread, and ``failed``, if that ends by a bug; and ``doubts``, with the reason, if
-    the file is found to be damaged. ``rest``: how long it rests after an answer, as a multiple of what that took."""
+    """A thread that reads the journal. The thread calls ``on_facts`` with answers, ``on_error`` if it ends by a bug,
+    and ``on_damage`` with the reason if the file is damaged."""
 
     store: Store
     told: Callable[[list[Found]], None]
     failed: Callable[[BaseException], None]
     doubts: Callable[[str], None] = lambda reason: None
     max_waiting: int = MAX_WAITING
-    rest: float = 0.0
+    rest: float = 0.0  # duration of the rest after an answer, as a multiple of the time it took
     clock: Clock = field(default_factory=SystemClock)
     _asked: deque[Ask] = field(default_factory=deque)
     _work: threading.Condition = field(default_factory=threading.Condition)
-    _next_store: Store | None = None
+    _next_store: Store | None = None  # a replacement of ``store``, used before the next answer
     _stopping: bool = False
     _thread: threading.Thread = field(init=False)
 
@@ -61,7 +61,7 @@ class JournalReader:
         self._thread.start()
 
     def ask(self, ask: Ask) -> Found | None:
-        """Ask the thread, which tells the answer; or return, at once, that there is none now."""
+        """Queue a read, or return a negative answer immediately if the queue is full."""
         with self._work:
             if len(self._asked) >= self.max_waiting:
                 return _without(ask, "too much is being read from the journal: try again in a moment")
@@ -70,7 +70,7 @@ class JournalReader:
         return None
 
     def turn_to(self, store: Store) -> None:
-        """Read this one from now on; what it has before the next answer."""
+        """Switch to another store before the next answer."""
         with self._work:
             if self._next_store is not None:
                 self._next_store.close()
@@ -101,7 +101,7 @@ class JournalReader:
         self.failed(error)
 
     def _next(self) -> list[Ask]:
-        """Wait for what was asked first, and take along some of those that ask for the same; nothing at the end."""
+        """Wait for the next read; return it with some identical ones. An empty list means that the thread must stop."""
         with self._work:
             while not self._asked and not self._stopping:
                 self._turn()
@@ -141,7 +141,7 @@ class JournalReader:
             return _without(ask, f"the journal can't be read: {error}")
 
     def _trace(self, ask: ReadList) -> ListRead:
-        """Tell all that is known of the request that has ended and has this id, or begins so; "" is the last one."""
+        """Return the ended request with this id, or with an id that begins like this; "" is the last one."""
         now, asked = Moment.now(), ask.query.request_id
         exact = self.store.request(asked, now)
         if exact is not None and exact.ended and may_see(ask.account, exact.tenant):
@@ -155,7 +155,7 @@ def _is_same(first: ReadList, ask: Ask) -> bool:
 
 
 def _for(ask: Ask, found: Found) -> Found:
-    """Give the same answer to another client."""
+    """Address the same answer to another client."""
     assert isinstance(ask, ReadList)
     assert isinstance(found, ListRead)
     return replace(found, client=ask.client)

@@ -1,8 +1,8 @@
-"""Tokens as steps bring them: one row for each step, however many sequences had a part in it.
+"""Buffer for the tokens of the last steps: one row per step, however many sequences took part.
 
-With a row for each sequence, every step would change as many pages of the file as there are sequences. So its tokens go
-together to the end of a table of their own, and every ``FOLD`` steps, or when a sequence ends, what has gathered there
-is put where the other tokens of each sequence are.
+With one row per sequence, every step would change as many pages of the file as there are sequences. Therefore a step's
+tokens are appended together to a table of their own. Every ``FOLD`` steps, and when a sequence ends, the buffered
+tokens are moved to the table that has each sequence's tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FOLD = 64  # steps
 
 log = get_logger(__name__)
 
-Row = tuple[tuple[int, int, AnyPart], ...]  # of one step: sequence, index of the first token, tokens
-Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence
+Row = tuple[tuple[int, int, AnyPart], ...]  # one step: (sequence, index of the first token, tokens)
+Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence: (index of the first token, tokens)
 
 
 def add(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
-    """Add one step's tokens, or those of a few, in one statement. Returns how many rows there are then, about."""
+    """Append the tokens of one or a few steps in one statement. Return the approximate number of rows in the buffer."""
     row = tuple(
         (new.sequence, new.first, Part(new.ids, new.logprobs, new.hops, None, new.num_cached)) for new in tokens
     )
@@ -33,7 +33,7 @@ def add(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
 
 
 def fold(db: sqlite3.Connection) -> None:
-    """Put each sequence's tokens to those that it has already; within a transaction."""
+    """Move the buffered tokens to the table of each sequence's tokens; must run inside a transaction."""
     for sequence, parts in read(db, RawPart).items():
         for first, run in _runs(parts):
             if not _is_shorter(db, sequence, first, run):
@@ -43,8 +43,8 @@ def fold(db: sqlite3.Connection) -> None:
 
 
 def read(db: sqlite3.Connection, kind: type[AnyPart]) -> Parts[AnyPart]:
-    """Read what has gathered, as it came. What is damaged is missing: it will be computed again, or written again when
-    the end of its sequence is not taken without it."""
+    """Return the buffered tokens by sequence. Damaged rows are skipped: their tokens will be computed again, or written
+    again when the end of the sequence is refused without them."""
     gathered: Parts[AnyPart] = {}
     for number, blob in db.execute("SELECT number, tokens FROM recent ORDER BY number"):
         try:
@@ -58,12 +58,12 @@ def read(db: sqlite3.Connection, kind: type[AnyPart]) -> Parts[AnyPart]:
 
 
 def highest(blob: object) -> int:
-    """The highest number of a sequence in a row. Raises Damaged."""
+    """Return the highest sequence number in a row. Raises Damaged."""
     return max((sequence for sequence, _, _ in unsealed(blob, Row[RawPart])), default=0)
 
 
 def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
-    """Join those that follow one another without a gap."""
+    """Join parts that follow one another without a gap."""
     start = end = parts[0][0]
     run: list[tuple[int, RawPart]] = []
     for first, part in parts:
@@ -76,7 +76,7 @@ def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
 
 
 def _is_shorter(db: sqlite3.Connection, sequence: int, first: int, run: RawPart) -> bool:
-    """Whether it is shorter than what begins with the same token already."""
+    """Whether these tokens are fewer than in the stored part with the same first token."""
     row = db.execute("SELECT part FROM tokens WHERE sequence = ? AND first = ?", (sequence, first)).fetchone()
     try:
         return row is not None and len(unsealed(row[0], RawPart).ids) > len(run.ids)
@@ -84,7 +84,7 @@ def _is_shorter(db: sqlite3.Connection, sequence: int, first: int, run: RawPart)
         return False
 
 
-# Of a sequence that is not (any more) open here nothing is kept.
+# Tokens of a sequence that has ended or is not in the journal are dropped.
 _INSERT = (
     "INSERT OR REPLACE INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
     "(SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL)"

@@ -1,8 +1,8 @@
-"""Requests as the journal tells of them: rows become records, for a broker that starts and for whoever asks.
+"""Reads requests from the journal: rows become records, for a starting broker and for queries.
 
-Of what has not ended, tokens are gathered from their three places: those of the last steps (``recent``), parts that
-were folded together, and, once a sequence has ended, one value. Whatever is read raises sqlite3.Error or Damaged; the
-store says in words what that means.
+The tokens of a sequence that has not ended come from two places: the buffer of the last steps (``token_buffer``) and
+the table of stored parts. When a sequence ends, its tokens become one value. The functions raise sqlite3.Error or
+Damaged, which the store converts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
 
 
 def past(db: sqlite3.Connection, now: Moment, retained_s: float) -> Past:
-    """Read what a broker must know to go on: all that has not ended, and what ended within ``retained_s``."""
+    """Read the state that a starting broker needs: all requests that have not ended, and those that ended within
+    ``retained_s``."""
     facts = dict(db.execute("SELECT name, value FROM facts"))
-    counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "its generation")
+    counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "the generation")
     rows = db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
     gathered = recent.read(db, Part)
     return Past(
-        epoch=counted(_fact(facts, "epoch", int, 0), "its epoch"),
+        epoch=counted(_fact(facts, "epoch", int, 0), "the epoch"),
         workers=_fact(facts, "workers", tuple[str, ...], ()),
-        next_sequence=counted(_fact(facts, "next_sequence", int, 1), "its next sequence's number"),
+        next_sequence=counted(_fact(facts, "next_sequence", int, 1), "the next sequence's number"),
         manifest=_fact(facts, "manifest", Manifest, None),
         blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
         requests=tuple(_record(db, row, now, gathered) for row in rows),
@@ -48,7 +49,7 @@ def past(db: sqlite3.Connection, now: Moment, retained_s: float) -> Past:
 
 def request(db: sqlite3.Connection, request_id: str, now: Moment) -> RequestRecord | None:
     """Read one request, however long ago it ended."""
-    with snapshot(db):  # else its end might come between two looks at it
+    with snapshot(db):  # otherwise its end could be written between two queries
         row = db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
         return None if row is None else _record(db, row, now)
 
@@ -56,7 +57,7 @@ def request(db: sqlite3.Connection, request_id: str, now: Moment) -> RequestReco
 def beginning(
     db: sqlite3.Connection, prefix: str, now: Moment, limit: int, account: Account | None = None
 ) -> Iterator[RequestRecord]:
-    """Read those that have ended and whose ids begin like that; else as ``ended``."""
+    """Read ended requests whose ids begin with ``prefix``; otherwise like ``list_ended``."""
     whose, names = _whose(account)
     rows = db.execute(
         f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ?{whose} ORDER BY ended_at DESC LIMIT ?",
@@ -66,8 +67,8 @@ def beginning(
 
 
 def ended(db: sqlite3.Connection, now: Moment, limit: int, account: Account | None = None) -> Iterator[RequestRecord]:
-    """Read those that have ended, the latest first; with their tokens, and nothing that was asked for beside them.
-    ``account``: only its own."""
+    """Read ended requests, the latest first, with their tokens but without log probabilities and hops. With an account,
+    only its own."""
     whose, names = _whose(account)
     rows = db.execute(
         f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL{whose} ORDER BY ended_at DESC LIMIT ?", (*names, limit)
@@ -76,7 +77,7 @@ def ended(db: sqlite3.Connection, now: Moment, limit: int, account: Account | No
 
 
 def _whose(account: Account | None) -> tuple[str, tuple[str | int, ...]]:
-    """Put what ``Account.owns`` says into a query."""
+    """Return ``ClientAccount.owns`` as an SQL condition and its parameters."""
     if account is None:
         return "", ()
     if not account.may_name_tenants:
@@ -86,16 +87,17 @@ def _whose(account: Account | None) -> tuple[str, tuple[str | int, ...]]:
 
 
 def folded(db: sqlite3.Connection, sequence: int, kind: type[AnyPart]) -> Iterator[tuple[int, AnyPart]]:
-    """Read the parts of a sequence that has not ended, each with the index of its first token."""
+    """Read the stored parts of a sequence that has not ended, each with the index of its first token."""
     rows = db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
     for first, blob in rows.fetchall():
         part = unsealed(blob, kind)
-        if part.place in (None, (sequence, first)):  # else its columns are damaged: it is as if it were missing
+        # otherwise the row's columns are damaged, and the part counts as missing
+        if part.place in (None, (sequence, first)):
             yield first, part
 
 
 def _readable(db: sqlite3.Connection, rows: Iterable[Row], now: Moment) -> Iterator[RequestRecord]:
-    """Pass over what is damaged: a list is none the worse for one of them."""
+    """Read the records of these rows, skipping damaged ones."""
     for row in rows:
         try:
             yield _record(db, row, now, {}, kind=Ids)
@@ -114,8 +116,8 @@ def _record(
     gathered: recent.Parts[Part] | None = None,
     kind: type[Part] | type[Ids] = Part,
 ) -> RequestRecord:
-    """Make the record of a row. ``gathered``: tokens of the last steps, if read already; what has ended needs none of
-    them. ``kind``: what of an ended one's tokens is wanted."""
+    """Return the record of a row. ``gathered``: the buffered tokens, if they are read already; ended requests need
+    none. ``kind``: the parts of the tokens of ended sequences to decode."""
     number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
     found = db.execute(
         "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)

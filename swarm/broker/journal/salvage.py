@@ -1,12 +1,12 @@
-"""A journal that is damaged: what can still be read of it goes into a new one, the old file is kept beside it.
+"""Salvage of a damaged journal: everything readable is copied into a new one, and the old file is kept beside it.
 
-So it is when a broker starts (``open_or_salvage``), and while it runs (``renewed``): then the old one is read through
-the connection that is open, which has a file that was deleted, too.
+This happens when a broker starts (``open_or_salvage``) and while it runs (``renew_journal``). In the second case the
+old journal is read through the open connection, which still reaches a file that was deleted.
 
-A torn end of the write-ahead log is no damage: SQLite drops what was not finished. This is for pages that are gone or
-hold something else. Requests are read one by one, so that one bad page costs those it holds and no others. An epoch
-must never fall; if it can't be read, the wall clock's seconds serve, which no count of plans reaches. Nor may the
-number of the next sequence.
+A torn end of the write-ahead log is no damage: SQLite drops unfinished transactions. Salvage is for pages that are lost
+or have other content. Requests are read one by one, so that a bad page only costs the requests on it. An epoch must
+never decrease; if it can't be read, the seconds of the wall clock are used, which no count of plans reaches. The number
+of the next sequence must not decrease either.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from swarm.errors import JournalError
 from swarm.wire.messages import Lineage, Submit
 
 ASIDE = "journal.damaged"
-UNFINISHED = "journal.unfinished"  # a directory with the new one, until that is whole
-BESIDE = "journal.salvaged"  # the same from then on, until it takes the old one's place
-MAX_ASIDE = 4  # old files that are kept; the oldest go
-_AHEAD = 1_000_000
-_KEYS = {  # of each table that is copied, in this order
+UNFINISHED = "journal.unfinished"  # directory of the new journal until it is complete
+BESIDE = "journal.salvaged"  # the same directory from then on, until the new journal replaces the old one
+MAX_ASIDE = 4  # old files that are kept; older ones are deleted
+_AHEAD = 1_000_000  # sequence numbers skipped, because they may have been assigned without being recorded
+_KEYS = {  # primary keys of the tables to copy, in this order
     "facts": "name",
     "requests": "number",
     "sequences": "id",
@@ -47,13 +47,13 @@ _KEYS = {  # of each table that is copied, in this order
     "recent": "number",
 }
 _SUFFIXES = ("", "-wal", "-shm")
-_WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
+_WIDTH = {"requests": 9}  # numbers of columns of tables that have grown; rows of older versions are shorter
 
 
 def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0) -> tuple[Store, tuple[str, ...]]:
-    """Open the journal of this directory, and say what had to be done for it, in words (nothing, as a rule)."""
+    """Open the journal of this directory. Also return notes about repairs (usually none)."""
     notes = _finished(directory)
-    for path in directory.glob(f"{ASIDE}-*"):  # an older version let others read them
+    for path in directory.glob(f"{ASIDE}-*"):  # older versions left them readable for others
         take_from_others(path)
     try:
         store = Store(directory, bounds)
@@ -61,7 +61,8 @@ def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0)
         problem = str(error)
     else:
         try:
-            store.past(Moment.now(), retained_s=retained_s)  # values, too, must be what they were
+            # decode the values too: they may be damaged although the pages are intact
+            store.past(Moment.now(), retained_s=retained_s)
         except DamagedJournal as error:
             store.close()
             problem = str(error)
@@ -77,30 +78,30 @@ def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0)
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """``note``: what was done, in words."""
+    """The new journal, and a note about what was salvaged."""
 
     store: Store
     note: str
 
 
 def renewed(old: Store, reason: str) -> Renewal:
-    """Put another journal in the place of one that can't be believed any more, with what that still gives. Raises
-    JournalError; then it may be tried again. What only memory has is not in it yet."""
+    """Replace a journal that can't be trusted any more, keeping what can still be read from it. What is only in memory
+    is not in the new one yet. Raises JournalError; then it may be retried."""
     directory, bounds = old.path.parent, old.bounds
-    note = f"{reason}: it was begun anew"
+    note = f"{reason}: it was replaced by a new one"
     if not old.is_closed:
         _make(directory)
         with old.reading() as db:
             saved, lost = _saved_beside(directory, bounds, db, ahead=_AHEAD)
         aside = _aside(directory)
         _put_aside(directory, aside)
-        old.close()  # closing takes the write-ahead log of this name away: so not before, and not later
+        old.close()  # closing deletes the write-ahead log of this name, so it must happen neither before nor later
         note += f" with {saved} rows of the old one, {lost} parts could not be read"
-        note += f"; what was there is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
-    store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # it finishes what was begun
-    # Whatever was read there: this is the same life, with the same numbers, of which none is given out twice, and what
-    # workers hold of it must count for the next broker. That one raises the generation, as at every opening, and what
-    # the journal lacks of a sequence shows by the digests of its tokens.
+        note += f"; the old file is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
+    store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # also finishes an interrupted replacement
+    # Whatever was read: this is the same broker process. Its numbers must not be assigned twice, and what workers hold
+    # must remain valid for the next broker. That broker raises the generation, as at every start, and detects missing
+    # tokens of a sequence by their digests.
     try:
         store.go_on_as(old.lineage)
     except JournalError:
@@ -113,7 +114,7 @@ def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise JournalError(f"the directory {directory} can't be made again ({error.strerror})") from None
+        raise JournalError(f"the directory {directory} can't be created again ({error.strerror})") from None
 
 
 def _aside(directory: Path) -> Path:
@@ -121,8 +122,8 @@ def _aside(directory: Path) -> Path:
 
 
 def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | None, ahead: int = 0) -> tuple[int, int]:
-    """Make a new journal in a place of its own; until it is whole, the damaged one stays where it is. If there is no
-    room for it, or this process is killed, the next attempt finds what this one did."""
+    """Build a new journal in its own directory; the damaged one stays in place until the new one is complete. If there
+    is no disk space, or this process is killed, the next attempt finds the same state."""
     unfinished, beside = directory / UNFINISHED, directory / BESIDE
     for path in (unfinished, beside):
         shutil.rmtree(path, ignore_errors=True)
@@ -137,39 +138,40 @@ def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | Non
     except sqlite3.Error as error:
         raise in_words(directory / FILE, error) from None
     except OSError as error:
-        raise JournalError(f"a new journal can't be made in {directory} ({error.strerror})") from None
+        raise JournalError(f"a new journal can't be created in {directory} ({error.strerror})") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return counts
 
 
 def _change_places(directory: Path, aside: Path) -> None:
-    """Change the old file for the new one. Where only the new one is there, somebody was killed in here."""
+    """Replace the old file by the new one. If only the new one is there, an earlier process was killed in this
+    function."""
     _put_aside(directory, aside)
     try:
         (directory / BESIDE / FILE).rename(directory / FILE)
         _sync(directory)
     except OSError as error:
-        raise JournalError(f"the new journal in {directory} can't be put in its place ({error.strerror})") from None
+        raise JournalError(f"the new journal in {directory} can't replace the old one ({error.strerror})") from None
     shutil.rmtree(directory / BESIDE, ignore_errors=True)
 
 
 def _put_aside(directory: Path, aside: Path) -> None:
-    """Move the damaged files aside. Their names keep their ends, so that file and log can still be read together."""
+    """Move the damaged files aside. Their suffixes stay, so that file and log can still be read together."""
     try:
         for suffix in _SUFFIXES:
             path = directory / f"{FILE}{suffix}"
             if path.exists():
                 path.rename(Path(f"{aside}{suffix}"))
     except OSError as error:
-        raise JournalError(f"the damaged journal in {directory} can't be put aside ({error.strerror})") from None
+        raise JournalError(f"the damaged journal in {directory} can't be moved aside ({error.strerror})") from None
     for name in _names_aside(directory)[:-MAX_ASIDE]:
         for suffix in _SUFFIXES:
             Path(f"{name}{suffix}").unlink(missing_ok=True)
 
 
 def _names_aside(directory: Path) -> list[str]:
-    """List what was put aside, without the ends of the files' names; the latest comes last."""
+    """Return the names of files put aside, without the suffixes, the latest last."""
     names = (str(path) for path in directory.glob(f"{ASIDE}-*"))
     return sorted(
         {name.removesuffix("-wal").removesuffix("-shm") for name in names}, key=lambda name: (len(name), name)
@@ -177,7 +179,7 @@ def _names_aside(directory: Path) -> list[str]:
 
 
 def _sync(directory: Path) -> None:
-    """Make last that a file has another name now."""
+    """Make a rename durable."""
     place = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(place)
@@ -186,7 +188,7 @@ def _sync(directory: Path) -> None:
 
 
 def _finished(directory: Path) -> tuple[str, ...]:
-    """Finish what a process began that was killed in the middle of it."""
+    """Finish a replacement during which an earlier process was killed."""
     if not (directory / BESIDE / FILE).exists() or (directory / FILE).exists():
         return ()
     aside = Path((_names_aside(directory) or [str(_aside(directory))])[-1])
@@ -195,7 +197,7 @@ def _finished(directory: Path) -> tuple[str, ...]:
 
 
 def _copy(old: sqlite3.Connection | None, store: Store, ahead: int) -> tuple[int, int]:
-    """Copy what can be read. ``ahead``: so many numbers of sequences are left out, which may have been given out."""
+    """Copy everything readable. ``num_skipped``: sequence numbers to skip, because they may have been assigned."""
     saved = lost = 0
     with store.raw() as new:
         has_epoch = False
@@ -216,8 +218,9 @@ def _copy(old: sqlite3.Connection | None, store: Store, ahead: int) -> tuple[int
 
 
 class _Numbers:
-    """Which numbers sequences have had. None is given out twice: workers may still hold the first one's tokens. So rows
-    count that can't be saved, too; and if the fact that names the next one is lost, it is far ahead of them all."""
+    """Sequence numbers that were used. None is assigned twice, because workers may still hold the tokens of the first
+    use. Rows that can't be saved count too. If the record of the next number is lost, the next one lies far beyond all
+    others."""
 
     def __init__(self) -> None:
         self._highest = 0
@@ -240,11 +243,12 @@ class _Numbers:
     def next(self) -> int:
         if self._known is not None:
             return max(self._known, self._highest + 1)
-        return max(self._highest, int(time.time())) + _AHEAD  # the clock: all of the numbers may be lost, and not once
+        # the clock is included because all numbers may be lost, and repeatedly
+        return max(self._highest, int(time.time())) + _AHEAD
 
 
 class _reader:
-    """The damaged file, for reading; None if it can't even be opened."""
+    """Context manager for reading the damaged file; None if it can't even be opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -264,7 +268,7 @@ class _reader:
 
 
 def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, ...] | None]:
-    """Read rows from both ends: what lies behind a bad page is reached backwards. None for what can't be read."""
+    """Read rows from both ends: rows behind a bad page are reached backwards. Yield None for an unreadable part."""
     if db is None:
         yield None
         return
@@ -276,7 +280,8 @@ def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, .
         ordered = ", ".join(f"{part} {order}" for part in parts)
         try:
             for row in db.execute(f"SELECT * FROM {table} ORDER BY {ordered}"):
-                if row[: len(parts)] not in seen:  # the key comes first; whole rows would take as much as the file
+                # compare keys, which come first; whole rows would take as much memory as the file
+                if row[: len(parts)] not in seen:
                     seen.add(row[: len(parts)])
                     yield row
         except sqlite3.Error:
@@ -286,7 +291,7 @@ def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, .
 
 
 def _has(db: sqlite3.Connection, table: str) -> bool:
-    """Whether it has this table, which older versions may lack; in doubt, it has one that can't be read."""
+    """Whether the table exists (older versions lack some). If that can't be read, it counts as an unreadable table."""
     try:
         return db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
     except sqlite3.Error:
@@ -295,15 +300,15 @@ def _has(db: sqlite3.Connection, table: str) -> bool:
 
 _SEALED: dict[str, tuple[int, type]] = {
     "requests": (2, Submit),
-    "sequences": (5, RawPart),  # what stands beside the tokens is safe by its checksum, and takes long to look at
+    "sequences": (5, RawPart),  # log probabilities and hops are protected by the checksum and take long to decode
     "tokens": (2, RawPart),
     "recent": (1, recent.Row[RawPart]),
 }
 
 
 def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool:
-    """Insert a row if it is as it was written and refers to what is there. A sequence whose tokens are spoiled has not
-    ended: they will be computed again."""
+    """Insert a row if its values are intact and its references exist. A sequence with damaged tokens counts as not
+    ended: it will be computed again."""
     place, kind = _SEALED.get(table, (1, object))
     try:
         if row[place] is not None:
@@ -326,7 +331,7 @@ def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool
 
 
 def _check_fact(name: object, value: object) -> None:
-    """Refuse a number that nobody can have counted up to: it is lost like one that can't be read. Raises Damaged."""
+    """Reject a number that counting can't have reached; it is lost like an unreadable one. Raises Damaged."""
     if name in ("epoch", "next_sequence"):
         counted(unsealed(value, int), str(name))
     elif name == "lineage":
@@ -334,10 +339,9 @@ def _check_fact(name: object, value: object) -> None:
 
 
 def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
-    """Each request has all of its sequences again: one that is lost has not begun, under a number that nobody has had,
-    and draws the tokens that it drew before. Only of a request that had ended, and of whose sequences none is left, it
-    is not known how: it may have been cancelled. It is let go like others that ended long ago, and its client, if it
-    asks, is told so."""
+    """Restore missing sequences of each request. A missing sequence starts over under a new number and draws the same
+    tokens again. A request that had ended and has lost all its sequences is deleted like an old one, because its result
+    (it may have been cancelled) is unknown; a client that asks for it gets that answer."""
     db.execute("DELETE FROM sequences WHERE id < 1 OR id >= ?", (HIGHEST,))
     for number, submit, ended_at in db.execute("SELECT number, submit, ended_at FROM requests").fetchall():
         ends = _ends_by_place(db, number, unsealed(submit, Submit).params.n)
@@ -345,7 +349,7 @@ def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
         if ended_at is not None and len(missing) == len(ends):
             db.execute("DELETE FROM requests WHERE number = ?", (number,))
             continue
-        # One of its own client's cancelling is as if it had never been: no part of it is to run again.
+        # A request cancelled by its own client counts as never submitted: no part of it may run again.
         end = ("cancelled", "", sealed(Part(()))) if ("cancelled", "") in ends else (None, "", None)
         for place in missing:
             db.execute("INSERT INTO sequences VALUES (?, ?, ?, ?, ?, ?)", (next_sequence, number, place, *end))
@@ -358,8 +362,8 @@ def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
 
 
 def _ends_by_place(db: sqlite3.Connection, request: int, num: int) -> list[tuple[str | None, str] | None]:
-    """Tell how each of a request's sequences ended, reason and detail; None for one that is not there. Of two with the
-    same place only the first stays, and none with a place that there can't be."""
+    """Return reason and detail of each sequence of a request; None for a missing one. Delete duplicates of one place,
+    and sequences with an impossible place."""
     found: list[tuple[str | None, str] | None] = [None] * num
     rows = db.execute("SELECT id, place, reason, detail FROM sequences WHERE request = ? ORDER BY id", (request,))
     for number, place, reason, detail in rows.fetchall():

@@ -1,12 +1,12 @@
-"""The journal's file: an SQLite database in WAL mode. One thread uses it.
+"""The journal's file: an SQLite database in WAL mode, used by one thread.
 
-What is written in one call of :meth:`Store.write` is one transaction: all of it is there after a crash, or nothing. If
-one of the writes must last (an acceptance, an epoch), the file is synced before the call returns; else a killed process
-loses nothing, and a power cut the last moments, which are computed again.
+Each call of :meth:`JournalStore.write` is one transaction: after a crash, all of it is there or nothing. If a write
+must be durable (an acceptance, an epoch), the file is synced before the call returns. Without a sync, the death of the
+process loses nothing, and a power cut loses the last moments, which are computed again.
 
-When a sequence ends, its tokens are put together into one value. What ended long ago goes (``keep_s``), and when the
-file outgrows its bound, the oldest that ended go first. Nothing that has not ended ever goes.
-How long ago that is, says ``moment``.
+When a sequence ends, its tokens are merged into one value. Requests that ended long ago are deleted (``keep_s``). When
+the file exceeds its limit, the requests that ended first are deleted. Requests that have not ended are never deleted.
+``timestamps`` defines ages.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``keep_s``: for how long an ended request is kept. ``max_bytes``: of the file."""
+    """Limits of the journal. ``keep_s``: seconds for which ended requests are kept; ``max_bytes``: file size."""
 
     keep_s: float = 86_400.0
     max_bytes: int = 1 << 30
 
 
 class Store:
-    """The journal's file, as the module's text says. Errors of the file are JournalErrors in words."""
+    """The journal's file (see the module). Errors are raised as JournalError."""
 
     def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
         self.path = directory / FILE
@@ -68,18 +68,18 @@ class Store:
         self.reserve = Reserve(directory)
         self._db = opened(self.path, self.reserve)
         self._log_length = LogLength(log_of(self.path), checkpoint_pages(directory))
-        self._durable = False
-        self._num_recent = recent.FOLD  # about: the next row tells
-        self._has_earlier_boots = True  # as far as is known
-        self._facts: dict[str, bytes] = {}  # that were written last
-        self._new_facts: dict[str, bytes] = {}  # … in the transaction under way
+        self._durable = False  # whether ``synchronous = FULL`` is set
+        self._num_recent = recent.FOLD  # rows in the token buffer, approximately; corrected at the next insertion
+        self._has_earlier_boots = True  # False once no request of an earlier boot is left
+        self._facts: dict[str, bytes] = {}  # values written last, for ``examine``
+        self._new_facts: dict[str, bytes] = {}  # values written in the current transaction
         self.is_closed = False
-        self.lineage: Lineage | None = None  # of the life that writes here; None before it has begun
+        self.lineage: Lineage | None = None  # of this broker process; None before ``begin_lineage``
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def for_reading(self) -> Store:
-        """Open the same file through a connection of its own, which can't write: for another thread."""
+        """Open the same file read-only, with a connection of its own for another thread."""
         other = object.__new__(Store)
         other.path, other._bounds, other._durable = self.path, self._bounds, False
         other.reserve, other.is_closed = self.reserve, False
@@ -91,17 +91,17 @@ class Store:
         self._db.close()
 
     def fold(self) -> None:
-        """Fold all of the write-ahead log into the file, synced. Raises JournalError."""
+        """Checkpoint the whole write-ahead log, synced. Raises JournalError."""
         try:
             is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
         if is_busy:
-            raise JournalError(f"another process holds the journal {self.path}: end that one")
+            raise JournalError(f"another process holds the journal {self.path}: end that process")
 
     def examine(self) -> None:
-        """Check that the files hold what was written here: somebody else wrote into them. Raises DamagedJournal. What
-        is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
+        """Check the content after another process has written into the files. Raises DamagedJournal. The log is
+        checkpointed first, because its checksums are only verified at the next start."""
         self.fold()
         other = self.for_reading()
         try:
@@ -110,27 +110,27 @@ class Store:
             other.close()
 
     def check(self, facts: Mapping[str, bytes]) -> None:
-        """Raises DamagedJournal if pages or values are not what they must be, or these facts differ."""
+        """Raise DamagedJournal if pages or values are damaged, or these facts differ."""
         with self.reading() as db:
             problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             found = dict(db.execute("SELECT name, value FROM facts"))
         if problem == "ok" and any(found.get(name) != value for name, value in facts.items()):
-            problem = "it does not tell what was written last"
+            problem = "it lacks the values that were written last"
         if problem != "ok":
             raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
-        self.past(Moment.now(), retained_s=0.0)  # what has ended is looked at when somebody asks for it
+        self.past(Moment.now(), retained_s=0.0)  # ended requests are verified when they are read
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
-        """Lend the database itself, in a transaction that lasts: for whoever fills a new one."""
+        """Context manager that lends the database in a durable transaction, to fill a new journal."""
         self._db.execute("PRAGMA synchronous = FULL")
         self._durable = True
         with transaction(self._db):
             yield self._db
 
     def begin(self) -> Lineage:
-        """Begin a broker's life, with a lineage that no other had. It lasts before anybody hears of it; for it, the
-        room that is set aside may be used. Raises JournalError."""
+        """Begin the lineage of this broker process, which no other process had. It is durable before it is announced,
+        and may use the reserve. Raises JournalError."""
         while True:
             try:
                 with self.raw() as db:
@@ -145,7 +145,7 @@ class Store:
                     raise problem from None
 
     def go_on_as(self, lineage: Lineage | None) -> None:
-        """Go on with this file in a life that began with another one. Raises JournalError."""
+        """Continue a lineage that began with another file. Raises JournalError."""
         self.lineage = lineage
         if lineage is None:
             return
@@ -158,8 +158,9 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
-        """Write all in one transaction. Raises JournalError; then nothing of it is there. Returns the sequences whose
-        ends were not taken, since tokens are missing or spoiled: they have not ended, and will be computed again."""
+        """Write everything in one transaction. Raises JournalError; then nothing of it was written. Return the
+        sequences whose end was refused because tokens are missing or damaged; they have not ended and will be computed
+        again."""
         self._fold_log_in_time()
         durable = any(isinstance(write, Lasting) for write in writes)
         try:
@@ -167,7 +168,7 @@ class Store:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._durable = durable
             if self._num_recent < recent.FOLD and all(isinstance(write, WriteTokens) for write in writes):
-                self._add_tokens(writes)  # by far the most frequent: one statement is a transaction by itself
+                self._add_tokens(writes)  # by far the most frequent case: a single statement is its own transaction
                 return set()
             with transaction(self._db):
                 if self._num_recent >= recent.FOLD:
@@ -182,8 +183,8 @@ class Store:
             raise in_words(self.path, error) from None
 
     def _fold_log_in_time(self) -> None:
-        """Fold the log when it is due. Raises JournalError only if that shakes the belief in what was written before:
-        what else is in the way, a full disk, say, whoever writes will see."""
+        """Checkpoint the log when it is due. Raises JournalError only if earlier writes can't be trusted any more.
+        Other problems, such as a full disk, will appear at the next write."""
         if not self._log_length.is_due(self._db.total_changes):
             return
         pages = None
@@ -204,7 +205,7 @@ class Store:
         self._num_recent = 0
 
     def _one(self, write: Write, now: Moment) -> bool:
-        """Write one. False: it is an end that was not taken."""
+        """Execute one write. Return False for an end that was refused."""
         match write:
             case WriteTokens():
                 self._add_tokens((write,))
@@ -220,7 +221,7 @@ class Store:
 
     @property
     def next_sequence(self) -> int:
-        """The lowest number that no sequence here has had. It never falls."""
+        """The lowest number that no sequence here has had. It never decreases."""
         row = self._db.execute("SELECT value FROM facts WHERE name = 'next_sequence'").fetchone()
         with suppress(Damaged):
             return 1 if row is None else unsealed(row[0], int)
@@ -245,18 +246,19 @@ class Store:
         self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
-        """End a sequence: its tokens become one value, without those that a client's stop string took back."""
+        """End a sequence: its tokens become one value, without those behind a client's stop string."""
         self._fold()
         if self._db.execute(
             "SELECT 1 FROM sequences WHERE id = ? AND reason IS NOT NULL", (write.sequence,)
         ).fetchone():
-            return True  # it has its end: another one would take its tokens away
+            return True  # it has its end already; another one would overwrite its tokens
         try:
             whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
-        except Damaged:  # whoever reads it later shall not fail by it
+        except Damaged:  # later readers must not fail on it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
-        if len(whole.ids) < write.num_tokens:  # tokens were let go while the disk was full; or it is not known any more
+        # tokens were dropped while the disk was full; or the sequence is not in the journal any more
+        if len(whole.ids) < write.num_tokens:
             known = self._db.execute("SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL", (write.sequence,))
             return known.fetchone() is None
         self._db.execute(
@@ -273,7 +275,8 @@ class Store:
         return True
 
     def tidy(self, now: Moment) -> int:
-        """Let go what ended long ago, and the oldest beyond the bound. Returns how many requests went."""
+        """Delete requests that ended long ago, and the oldest beyond the size limit. Return the number of deleted
+        requests."""
         try:
             with transaction(self._db):
                 gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
@@ -285,7 +288,7 @@ class Store:
         return gone
 
     def shrink(self) -> bool:
-        """Fold the log into the file, so that its room can be had. Returns whether there is more room now."""
+        """Truncate the log by a checkpoint to free disk space. Return whether there is more space now."""
         log = log_of(self.path)
         try:
             before = log.stat().st_size
@@ -295,7 +298,8 @@ class Store:
             return False
 
     def _drop_oldest(self, now: Moment) -> int:
-        """Drop some of the oldest; those of earlier boots first: whatever the clock said then, they are older."""
+        """Delete some of the oldest requests. Requests of earlier boots go first: they are older, whatever the clock
+        said then."""
         with transaction(self._db):
             if self._has_earlier_boots and now.boot:
                 gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
@@ -310,7 +314,7 @@ class Store:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
+        """Used bytes of the file, without free pages. Raises JournalError."""
         names = ("page_count", "freelist_count", "page_size")
         try:
             pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
@@ -322,7 +326,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the database, for looking at it. Raises JournalError."""
+        """Context manager that lends the database for queries. Raises JournalError."""
         try:
             yield self._db
         except sqlite3.Error as error:
@@ -331,7 +335,7 @@ class Store:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
     def past(self, now: Moment, *, retained_s: float) -> Past:
-        """Read what a broker must know to go on: see ``records.past``."""
+        """Read the state that a starting broker needs: see ``records``."""
         with self.reading() as db:
             return records.past(db, now, retained_s)
 
@@ -343,11 +347,11 @@ class Store:
     def beginning(
         self, prefix: str, now: Moment, limit: int = 2, account: Account | None = None
     ) -> Iterator[RequestRecord]:
-        """Read those that have ended and whose ids begin like that; else as ``ended``."""
+        """Read ended requests whose ids begin with ``prefix``; otherwise like ``list_ended``."""
         return records.beginning(self._db, prefix, now, limit, account)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED, account: Account | None = None) -> Iterator[RequestRecord]:
-        """Read those that have ended, the latest first; with an account, its own."""
+        """Read ended requests, the latest first; with an account, only its own."""
         return records.ended(self._db, now, limit, account)
 
 
@@ -357,8 +361,8 @@ def _facts_of(write: WriteEpoch) -> dict[str, object]:
 
 
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
-# By the wall clock, which has an index; then by the clock that counts. What ended in the future was written when the
-# wall clock was wrong.
+# First by the wall clock, which has an index; then by the clock that counts. Requests that ended in the future were
+# written while the wall clock was wrong.
 _DELETE_OLD = (
     "DELETE FROM requests WHERE (ended_at < :wall_limit OR ended_at > :wall) AND CASE WHEN boot = :boot AND ended_tick "
     "IS NOT NULL THEN ended_tick < :tick_limit ELSE :knows AND ended_at < :wall_limit END"

@@ -1,4 +1,4 @@
-"""Values as they stand in the journal: msgpack behind a checksum, since SQLite's own pages carry none."""
+"""Encoding of values in the journal: msgpack with a checksum in front, since SQLite's pages have none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Some tokens of a sequence, one after the other, with what was asked for beside them. ``place``: of which sequence
-    and the index of the first, for a row whose own columns say so too, without a checksum; None: it is not told.
-    ``num_cached`` counts tokens of the prompt and stands in the part with the first token. It comes last: journals of
-    earlier versions end before it."""
+    """Consecutive tokens of a sequence, with the log probabilities and hops that were requested.
+
+    ``place``: sequence and index of the first token, repeated here because the row's columns have no checksum; None:
+    not recorded. ``num_cached``: cached prompt tokens, in the part with the first token. It is the last field, because
+    journals of earlier versions lack it.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
@@ -29,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RawPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part for whoever only passes it on: what stands beside the tokens is not looked at."""
+    """A part that is only copied: log probabilities and hops stay encoded."""
 
     ids: tuple[int, ...]
     logprobs: tuple[msgspec.Raw, ...] = ()
@@ -39,32 +41,33 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a part alone: for lists, which only count them."""
+    """Only the tokens of a part: for lists, which merely count them."""
 
     ids: tuple[int, ...]
 
 
 AnyPart = TypeVar("AnyPart", Part, RawPart)
 
-# Of epochs, sequences and generations: no count of anything that happens comes to it. A number beyond it is what damage
-# made of one, or somebody's mischief; and the next one after it may be more than a message or the file can hold.
+# Limit of epochs, sequence numbers and generations; no real count reaches it. A higher number is a result of damage or
+# manipulation, and its successor may not fit into a message or the file.
 HIGHEST = 1 << 53
 
 _encode = msgspec.msgpack.Encoder().encode
-_DIGEST = 8  # bytes of xxh3-64 before each value
+_DIGEST = 8  # bytes of xxh3-64 in front of each value
 
 
 class Damaged(Exception):
-    """A value is not what was written."""
+    """A value differs from what was written."""
 
 
 def sealed(value: object) -> bytes:
+    """Encode a value, with its checksum in front."""
     data = _encode(value)
     return xxhash.xxh3_64_digest(data) + data
 
 
 def unsealed(data: object, kind: type[T]) -> T:
-    """Give the value back. Raises Damaged."""
+    """Decode a value. Raises Damaged."""
     if not isinstance(data, bytes) or xxhash.xxh3_64_digest(data[_DIGEST:]) != data[:_DIGEST]:
         raise Damaged("a value's checksum differs")
     try:
@@ -75,21 +78,21 @@ def unsealed(data: object, kind: type[T]) -> T:
 
 
 def counted(value: int, what: str) -> int:
-    """Return the number if it can have come about by counting. Raises Damaged."""
+    """Return the number if counting can have reached it. Raises Damaged."""
     if not 0 <= value < HIGHEST:
-        raise Damaged(f"it says that {what} is {value}, which no swarm comes to")
+        raise Damaged(f"{what} is {value}, which no count can reach")
     return value
 
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Make a type's decoder once: what the type looks like takes longer to find out than a small value to read."""
+    """Return a cached decoder: inspecting a type takes longer than decoding a small value."""
     return msgspec.msgpack.Decoder(kind)
 
 
 def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int | None = None) -> AnyPart:
     """Join the parts up to the first gap (after a power cut the last ones may be missing), at most ``num`` tokens.
-    Tokens may be there twice; what says otherwise than what is before it has no true index, and is passed over."""
+    Duplicates are allowed; a part that contradicts earlier ones has a wrong index and is skipped."""
     ids: list[int] = []
     logprobs: list[Any] = []
     hops: list[Any] = []

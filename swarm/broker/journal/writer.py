@@ -1,10 +1,10 @@
-"""The thread that writes the journal. Whatever waits is written together, in one transaction and with one sync.
+"""The thread that writes the journal. Everything that waits is written together, in one transaction with one sync.
 
-The broker's loop hands writes over and goes on; what has been written comes back as facts. If the disk refuses, nothing
-is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
-those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
-refuses. A journal that can't be believed any more (``doubts``) is begun anew: then the loop is told to hand over once
-more what memory has, and it counts as broken until that is written.
+The broker's event loop hands over writes and continues; confirmations come back as facts. If the disk refuses a write,
+nothing is dropped: the writes are kept and retried, and the loop is informed, so that it rejects new requests while
+running ones continue. Epochs do not wait, because disk space is reserved for them. A disk that is far too slow counts
+as one that refuses. A journal that can't be trusted any more (``integrity``) is replaced by a new one; then the loop
+hands over everything in memory once more, and the journal counts as broken until that is written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from swarm.log import get_logger
 from swarm.series import SHORT_S, Histogram, Series
 from swarm.wire.messages import Json
 
-RETRY_S = 1.0
-LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
-TIDY_S = 60.0
-TELL_S = 1.0  # how often the figures are told, at most
-MAX_TOGETHER = 1024  # writes in one transaction
-MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are no longer kept: they can be computed again
-STOP_S = 10.0
+RETRY_S = 1.0  # seconds between attempts to write a refused batch
+LOOK_S = 0.5  # seconds between checks of the files while there is nothing to write
+TIDY_S = 60.0  # seconds between deletions of old requests
+TELL_S = 1.0  # minimum seconds between reports of figures
+MAX_TOGETHER = 1024  # maximum writes in one transaction
+MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are dropped: they can be computed again
+STOP_S = 10.0  # seconds to wait for the thread to end
 
 log = get_logger(__name__)
 
@@ -43,17 +43,17 @@ Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed |
 
 @dataclass(slots=True)
 class Figures:
-    """Counts and times of what the thread did, for reports. ``durable``: transactions that were synced; ``computed_s``:
-    its processor time in all, without what it waited for the disk or for its turn."""
+    """Counters and durations of the writer thread, for reports."""
 
-    transactions: Series = field(default_factory=Series)
-    durable: Series = field(default_factory=Series)
+    transactions: Series = field(default_factory=Series)  # durations of transactions without a sync
+    durable: Series = field(default_factory=Series)  # durations of transactions with a sync
+    # distribution of the durations of all transactions
     spread: Histogram = field(default_factory=lambda: Histogram(SHORT_S))
     writes: int = 0
     failures: int = 0
     renewals: int = 0
     num_bytes: int = 0
-    computed_s: float = 0.0
+    computed_s: float = 0.0  # CPU seconds of the thread in total, without waiting for the disk or for the GIL
 
     def values(self) -> Json:
         num = self.transactions.num + self.durable.num
@@ -73,10 +73,12 @@ class Figures:
 
 @dataclass(slots=True)
 class JournalWriter:
-    """Writes what is handed over. ``told`` gets facts, in their order, from the thread or from who hands over; it must
-    not wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then,
-    and nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
-    another connection."""
+    """Writes the journal in a thread of its own.
+
+    ``on_facts`` receives facts in order, from the thread or from the caller of ``write``; it must not block.
+    ``on_error`` is called from the thread for an error that is a bug; the thread has ended then, and nothing is written
+    any more. ``on_reopened`` receives the new store after the journal was replaced, since readers need new connections.
+    """
 
     store: Store
     clock: Clock
@@ -85,18 +87,20 @@ class JournalWriter:
     renewed: Callable[[Store], None] = lambda store: None
     figures: Figures = field(default_factory=Figures)
     _waiting: deque[Write] = field(default_factory=deque)
-    _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
-    _batch: list[Write] = field(default_factory=list)  # under way, or refused and to be tried again; the thread's own
+    # epochs that must overtake the writes which the disk refuses
+    _epochs: list[WriteEpoch] = field(default_factory=list)
+    # writes in progress, or refused and to be retried; owned by the thread
+    _batch: list[Write] = field(default_factory=list)
     _work: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
-    _broken: str = ""
+    _broken: str = ""  # why the journal can't be written; empty while it can
     _is_refused: bool = False  # the last attempt to write the batch failed
-    _awaits_rewrite: bool = False  # begun anew, and what memory has is not in it yet
+    _awaits_rewrite: bool = False  # the journal was replaced, and the content of memory is not in it yet
     _doubts: Doubts = field(init=False)
-    _reported: str = ""  # what somebody else found wrong with the file
+    _reported: str = ""  # damage reported by a reader
     _tidied_at: float = 0.0
     _told_at: float = 0.0
-    _is_news: bool = False  # something was written since the figures were told
+    _is_news: bool = False  # something was written since the last report of figures
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +111,7 @@ class JournalWriter:
         self._thread.start()
 
     def write(self, *writes: Write) -> None:
-        """Hand writes over; their facts will come."""
+        """Queue writes; their facts follow."""
         with self._work:
             for write in writes:
                 if len(self._waiting) >= MAX_WAITING:
@@ -120,13 +124,13 @@ class JournalWriter:
             self._work.notify()
 
     def doubt(self, reason: str) -> None:
-        """Look into the file: whoever reads has found it damaged."""
+        """Report that a reader has found the file damaged."""
         with self._work:
             self._reported = reason
             self._work.notify()
 
     def close(self) -> None:
-        """Write what waits, then end."""
+        """Write everything queued, then stop."""
         with self._work:
             self._stopping = True
             self._work.notify()
@@ -134,8 +138,8 @@ class JournalWriter:
         self.store.close()
 
     def _shed(self) -> None:
-        """Let tokens go, since they can be drawn again, and keep the rest: the disk has been full or slow for long.
-        That is told before: while it is broken nobody waits for their facts."""
+        """Drop queued token writes (these tokens can be drawn again) and keep the rest: the disk has been full or slow
+        for long. ``JournalBroke`` was reported before, so the loop does not wait for their facts."""
         self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteTokens))
 
     # --- in the thread -----------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class JournalWriter:
 
     def _serve(self) -> None:
         if not self.store.reserve.fill():
-            self._broke("the disk is full: what is kept free there for epochs was used and can't be had again")
+            self._broke("the disk is full: the space reserved for epochs was used and can't be reserved again")
         self._doubts.left(seen(self.store.path))
         while True:
             self._take_batch()
@@ -170,13 +174,13 @@ class JournalWriter:
             self._doubts.left(seen(self.store.path))
 
     def _take_batch(self) -> None:
-        """Take what waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
+        """Take the queued writes; return without any after a timeout. After a refusal, wait before the next attempt."""
         with self._work:
             if self._is_refused or (self._broken and not self._awaits_rewrite):
                 self._work.wait_for(lambda: self._stopping or self._epochs, RETRY_S)
             elif not self._waiting and not self._epochs:
                 self._work.wait_for(self._has_work, LOOK_S)
-            self._batch += self._epochs  # however many writes there are already
+            self._batch += self._epochs  # epochs are taken even if the batch is full
             self._epochs.clear()
             while self._waiting and len(self._batch) < MAX_TOGETHER:
                 self._batch.append(self._waiting.popleft())
@@ -184,10 +188,11 @@ class JournalWriter:
     def _has_work(self) -> bool:
         return bool(self._waiting or self._epochs or self._batch or self._reported or self._stopping)
 
-    # --- whether the file can be believed ----------------------------------------------------------------------------
+    # --- integrity of the file
+    # -------------------------------------------------------------------------------------------
 
     def _is_sound(self) -> bool:
-        """Whether the journal may be written to: it seems to be as we left it, or it was just begun anew."""
+        """Whether the journal may be written: its files look as we left them, or it was just replaced."""
         if self._reported:
             self._doubts.arise(self._reported)
             self._reported = ""
@@ -213,11 +218,13 @@ class JournalWriter:
             self._doubts.examined(began, self.clock.now(), done=False)
             log.warning("journal_not_examined", reason=str(error))
         else:
-            log.warning("journal_touched", what="somebody else wrote into the journal's files; it is as it should be")
+            log.warning(
+                "journal_touched", what="another process wrote into the journal's files; their content is intact"
+            )
             self._doubts.examined(began, self.clock.now(), done=True)
 
     def _renew(self) -> None:
-        """Begin anew with what the old file still gives; then ask for what memory has."""
+        """Replace the journal, keeping what can still be read; then ask for the content of memory."""
         self._broke(self._doubts.reason)
         began = self.clock.now()
         try:
@@ -248,7 +255,7 @@ class JournalWriter:
             return
         if open_still:
             log.warning(
-                "journal_ends_not_taken", sequences=sorted(open_still), reason="not all of their tokens are there"
+                "journal_ends_not_taken", sequences=sorted(open_still), reason="some of their tokens are missing"
             )
         if failpoints.armed:
             failpoints.reached("journal.written")
@@ -267,7 +274,7 @@ class JournalWriter:
         self.told(facts)
 
     def _tell_figures(self) -> None:
-        """Once in a while, and after the last of many writes, too."""
+        """Report figures at intervals, and after the last of many writes."""
         now = self.clock.now()
         if self._is_news and now - self._told_at > TELL_S:
             self._told_at, self._is_news = now, False
@@ -282,12 +289,12 @@ class JournalWriter:
             return self.store.write(self._batch, Moment.now())
 
     def _refused(self, error: JournalError) -> None:
-        """Keep what could not be written."""
+        """Keep a batch that could not be written."""
         self.figures.failures += 1
         self._is_refused = True
         self._doubts.failed(error)
         self._broke(str(error))
-        with self._work:  # in their order: behind those of the batch
+        with self._work:  # in order: after the epochs of the batch
             self._batch += self._epochs
             self._epochs.clear()
         if isinstance(error, FullDisk):
@@ -303,7 +310,7 @@ class JournalWriter:
             self._batch.clear()
 
     def _write_epochs(self) -> None:
-        """Write epochs without the rest, into room that was set aside for them."""
+        """Write the epochs of the batch alone, using the reserved disk space."""
         epochs = [write for write in self._batch if isinstance(write, WriteEpoch)]
         if not epochs or not self.store.reserve.give():
             return
@@ -316,8 +323,8 @@ class JournalWriter:
         self.told([written(epoch) for epoch in epochs])
 
     def _broke(self, reason: str) -> None:
-        """Tell, once, that the journal can't be written; from here on epochs overtake the rest, in their order. Both
-        threads may find it out: under the lock, so that it is told in order."""
+        """Report, once, that the journal can't be written; from now on epochs overtake other writes. Both threads may
+        detect this, so the lock keeps the reports in order."""
         with self._work:
             if not self._broken:
                 log.error("journal_broke", reason=reason)
@@ -327,7 +334,7 @@ class JournalWriter:
                 self.told([JournalBroke(reason)])
 
     def _mended(self) -> None:
-        """Tell that it can write again, if there is room for what is set aside, too."""
+        """Report that the journal can be written again, once the reserve is complete too."""
         if self._broken and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken = ""
@@ -342,7 +349,7 @@ class JournalWriter:
             gone = self.store.tidy(Moment.now())
             self.figures.num_bytes = self.store.num_bytes
             self.store.reserve.fill()
-        except JournalError as error:  # what is to be written may well go; if not, that is told when it comes
+        except JournalError as error:  # the next write may still succeed; if not, it reports the error
             self.figures.failures += 1
             self._doubts.failed(error)
             log.warning("journal_not_tidied", reason=str(error), again_in_s=TIDY_S)

@@ -1,10 +1,11 @@
-"""Questions: what clients and ``swarmctl`` may ask beside requests.
+"""Admin interface: everything that clients and ``swarmctl`` may ask or order apart from requests.
 
-Comes in: a question or an operator's order, and on whose account it is asked. Goes out: a report as JSON, or in words
-why not. Rules: asking changes nothing, but that a worker can be asked to leave, and that an operator's word on plans
-counts; nobody's question holds up a step; nothing is done that would leave the swarm without a plan.
+In: a question or an operator's order, and the account of the client. Out: a report as JSON, or an error as text. Rules:
+queries change nothing, except that a worker can be asked to leave and an operator can constrain plans; a query delays
+no step; an order that would leave the swarm without a plan is refused.
 
-``inquiries`` is the door; ``status``, ``plan_report`` and ``settings_report`` make JSON of what is known, ``absent``
-says what became of who is asked for and gone. ``what_if`` takes questions that need a search, which ``solver`` answers
-in a process beside the broker. ``helm`` has an operator's word on plans count.
+- ``queries`` dispatches queries; ``status``, ``plan_report``, ``standby_report`` and ``settings_report`` make JSON
+- ``departed`` explains what happened to a worker that is gone
+- ``plan_preview`` handles queries that need a search for a plan, which ``solver`` runs in a separate process
+- ``operator`` executes an operator's orders about plans
 """

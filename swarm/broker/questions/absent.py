@@ -1,19 +1,19 @@
-"""Whom an order or a question means, and what it is told if that one is no member: what became of it, what to do."""
+"""Lookup of a worker by name, and the error text if it is no member: what happened to it, and what to do."""
 
 from __future__ import annotations
 
 from swarm.broker.state import State, Worker, WorkerState
 
-MINUTES_FROM_S = 120.0  # on, a time is told in minutes
+MINUTES_FROM_S = 120.0  # from this value on, times are shown in minutes
 
 
 def member(state: State, name: str) -> Worker | None:
-    """Find the worker of this name that is here."""
+    """Return the member with this name."""
     return next((w for w in state.workers.values() if w.name == name and not w.is_gone), None)
 
 
 def why_none(state: State, name: str) -> str:
-    """Say why there is no member of this name."""
+    """Return the reason why there is no member with this name."""
     former = [worker for worker in state.workers.values() if worker.name == name]
     if not former:
         here = ", ".join(sorted(w.name for w in state.workers.values() if not w.is_gone))
@@ -22,10 +22,10 @@ def why_none(state: State, name: str) -> str:
     process = f"process {worker.hello.pid} on {worker.hello.host}"
     passed = _passed(0.0 if worker.judged is None else max(0.0, state.now - worker.judged.since))
     if worker.state is WorkerState.LEFT:
-        return f"{name} left {passed} ago: {worker.reason}; it can be started again where it ran ({process})"
+        return f"{name} left {passed} ago: {worker.reason}; it can be restarted where it ran ({process})"
     return (
-        f"{name} has been out for {passed}: {worker.reason}; it is taken in again as soon as it answers, and so is "
-        f"another process of its name: if it doesn't answer, end it ({process})"
+        f"{name} has been out for {passed}: {worker.reason}; it rejoins as soon as it answers, and another process of "
+        f"its name can join; if it doesn't answer, end it ({process})"
     )
 
 

@@ -1,7 +1,8 @@
-"""The operator at the helm: cordon, drain, plan by hand, and plan anew.
+"""Operator commands: cordon, drain, plans by hand, and replanning.
 
-Nothing that would leave the swarm without a plan is done: what the plan would be is asked first, beside the loop
-(``what_if``), and then said to count. The plan itself is made by the one procedure that makes all plans.
+A command that would leave the swarm without a plan is refused: a plan preview is computed first, outside of the event
+loop (``plan_preview``). Only then does the operator's constraint take effect. The plan itself is made by the one
+reconfiguration procedure that makes all plans.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from swarm.broker.state.plans import Steering
 from swarm.wire.messages import ByHand, Json, Report, Steer
 
 LASTS = (
-    "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
+    "until this broker restarts; to make it permanent, set plan.exclude, plan.pins, plan.caps or plan.objective in its "
     "settings"
 )
-ANYWAY = -1.0  # a margin by which any other plan is worth it
+ANYWAY = -1.0  # a margin that accepts any other plan
 
 
 @dataclass(slots=True)
 class Helm:
-    """Carries out ``Steer``: appends what is to be said to ``out``."""
+    """Executes ``PlanCommand`` messages. Answers are appended to ``out``."""
 
     state: State
     out: Outbox
@@ -38,7 +39,7 @@ class Helm:
     procedure: Procedure
 
     def steer(self, client: bytes, message: Steer) -> None:
-        """Do it, or find out first whether it can be done; the client is told either way."""
+        """Execute a command, or first compute whether it is possible; the client gets an answer in either case."""
         if message.verb in ("rebalance", "plan"):
             self._plan_anew(client, message)
             return
@@ -58,7 +59,7 @@ class Helm:
     def _cordon(self, worker: Worker) -> None:
         current, known = self.state.book.current, self.state.steering
         stage = None if current is None else current.stage_of(worker.incarnation)
-        if worker.name not in known.drained:
+        if worker.name not in known.drained:  # a drained worker must not keep the layers that it still has
             self._count(known.cordon(worker.name, None if stage is None else stage.layers))
 
     def _drain(self, client: bytes, worker: Worker) -> None:
@@ -68,7 +69,7 @@ class Helm:
                 self._say(client, self._stands(worker.name))
                 return
             why = problem or "there is no model yet"
-            reason = f"whether the swarm can do without {worker.name} is not known: {why}"
+            reason = f"it could not be determined whether the swarm can do without {worker.name}: {why}"
             if isinstance(found, Shortage):
                 reason = f"the swarm can't do without {worker.name}, it would wait for {found.text}"
             self._say(client, {"error": reason})
@@ -86,7 +87,7 @@ class Helm:
                 text = found.text if isinstance(found, Shortage) else problem
                 self._say(client, {"error": f"nothing was changed: the swarm would wait for {text}"})
                 return
-            said = self._as_said(message)
+            said = self._as_said(message)  # computed again, because the constraints may have changed since the question
             body = plan_report.supposed(self.state, found, said)
             if message.dry_run:
                 self._say(client, body)
@@ -101,7 +102,7 @@ class Helm:
     def _as_said(self, message: Steer) -> Steering:
         known, hand = self.state.steering, message.by_hand
         if message.verb == "rebalance":
-            return replace(known, margin=ANYWAY if message.force else 0.0)
+            return replace(known, margin=ANYWAY if message.force else 0.0)  # 0: any gain is enough
         return replace(
             known,
             pins={pin.worker: pin.layers for pin in hand.pins},
@@ -112,12 +113,13 @@ class Helm:
         )
 
     def _count(self, steering: Steering) -> None:
-        """From now on this counts, and the plan may have to change."""
+        """Make these constraints active; the plan may have to change."""
         self.state.steer(steering)
         self.procedure.changed(self.state.now)
 
     def _unknown(self, message: Steer) -> str:
-        """Say what is wrong if somebody is named who isn't here. Who was may be excluded again: it may come back."""
+        """Return an error if a named worker is not a member. Former members may be excluded again, because they may
+        come back."""
         hand, known = message.by_hand, self.state.steering
         were = {worker.name for worker in self.state.workers.values()} | known.exclude | set(known.cordoned)
         named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps)]
@@ -126,7 +128,7 @@ class Helm:
         return next((absent.why_none(self.state, name) for name in missing), "")
 
     def _stands(self, name: str) -> Json:
-        """Tell what holds for a worker from now on. ``note``: what else there is to know."""
+        """Return the state of a worker after the command. ``note``: side effects."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
         if held_as := known.held_as(name):
             notes = "; ".join(self._notes(name))
@@ -138,17 +140,20 @@ class Helm:
         return {"worker": name, "state": "free"}
 
     def _notes(self, name: str) -> Iterator[str]:
-        """Say what else comes of holding this worker back: a pin that rests, nobody left to take layers over."""
+        """Yield side effects of holding this worker back: a suspended pin, or no worker left to take over layers."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
         pin = known.pins.get(name, rules.pins.get(name))
         if pin is not None and pin != known.cordoned[name]:
-            yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
+            yield f"its pin to {pin.in_words} is suspended until swarmctl uncordon {name}"
         out = known.exclude | rules.exclude | known.cordoned.keys()
         if all(
             worker.is_gone or worker.state is WorkerState.LEAVING or worker.name in out
             for worker in self.state.workers.values()
         ):
-            yield "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
+            yield (
+                "no worker is left that may get layers: if one dies, requests wait for swarmctl uncordon "
+                "or a new worker"
+            )
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

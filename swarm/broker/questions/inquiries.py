@@ -1,7 +1,8 @@
-"""Answers what clients and ``swarmctl`` may ask beside requests: reports, the model and its files, a worker's leave.
+"""Query handler: answers everything that clients and ``swarmctl`` may ask apart from requests: reports, the model and
+its files, stopping a worker.
 
-Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
-what must be solved first (``what_if``).
+Ended requests may only be in the journal; then it is searched, and the answer waits. Answers that need a plan preview
+wait too (``plan_preview``).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from swarm.wire.messages import (
 from swarm.wire.schema import schema
 from swarm.wire.tensors import pack_bytes
 
-_TELLS_AGAIN = 2  # the version of the protocol since which a worker can be told to come again
+_TELLS_AGAIN = 2  # version of the protocol since which a worker can be ordered to restart
 
 
 class Inquiries:
-    """Answers questions: methods append what is to be said to ``out``. ``version``: the broker's own."""
+    """Answers queries; methods append messages to ``out``. ``version``: the broker's own."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class Inquiries:
         self._helm = Helm(state, out, self._suppositions, procedure)
 
     def query(self, client: bytes, query: Query, account: Account | None, now: float) -> None:
-        """Answer, or ask the journal first: requests that have ended may be known to it alone. Who speaks on an account
-        is told of its own requests only."""
+        """Answer a query, after searching the journal if ended requests may only be there. With an account, only its
+        own requests are shown."""
         if query.what == "plan":
             self._suppositions.plan(client, query)
             return
@@ -87,7 +88,7 @@ class Inquiries:
         self._tell(client, query, self._report(query, account, now))
 
     def found(self, found: ListRead | Solved, now: float) -> None:
-        """Answer with what was waited for."""
+        """Answer a query with the result that it was waiting for."""
         if isinstance(found, Solved):
             self._suppositions.solved(found)
         else:
@@ -97,7 +98,7 @@ class Inquiries:
         query, body = read.query, self._report(read.query, read.account, now)
         if query.what != "trace":
             body |= {"kept": ended.listed(read.rows, self._state.requests)}
-        elif "error" in body:  # else it has come into memory meanwhile, which knows best
+        elif "error" in body:  # otherwise it has come into memory meanwhile, which has newer data
             body = ended.trace(query.request_id, read.rows)
         if read.problem:
             body |= {"problem": read.problem}
@@ -126,7 +127,7 @@ class Inquiries:
         return {"version": self._version, "protocol": list(ours.versions), "messages": ours.schema}
 
     def describe(self, client: bytes) -> None:
-        """Tell the model and the limits."""
+        """Send the model and the limits."""
         book, manifest = self._state.book, self._state.manifest
         answer = Description(
             manifest=manifest,
@@ -152,7 +153,7 @@ class Inquiries:
         self._helm.steer(client, message)
 
     def show_settings(self, client: bytes, message: ShowSettings) -> None:
-        """Tell by which settings a worker runs, as it said when it came; its own the broker's process tells."""
+        """Send a worker's settings as reported when it joined. The broker's own settings come from its process."""
         if not message.worker:
             self._out.append(ShowOwnSettings(client))
             return
@@ -160,13 +161,13 @@ class Inquiries:
         if worker is None:
             body: Json = {"error": absent.why_none(self._state, message.worker)}
         elif not worker.hello.settings:
-            body = {"error": f"{message.worker} is of an older build, which does not tell its settings"}
+            body = {"error": f"{message.worker} runs an older version, which does not report its settings"}
         else:
             body = settings_report.of_worker(message.worker, worker.hello.settings)
         self._out.append(SayClient(client, Report(what="settings", ok="error" not in body, body=body)))
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
-        """Find out whether a worker can be spared, then stop it; by force, stop it without asking."""
+        """Stop a worker if a plan without it is possible; with ``force``, stop it without that test."""
         worker = absent.member(self._state, message.worker)
         if worker is None:
             self._stopped(client, {"error": absent.why_none(self._state, message.worker)})
@@ -174,11 +175,11 @@ class Inquiries:
         if message.again:
             if max(worker.hello.wire_versions) < _TELLS_AGAIN:
                 error = (
-                    f"{worker.name} is of an older build, which can't be told to come again: restart it where it runs"
+                    f"{worker.name} runs an older version, which can't be restarted remotely: restart it where it runs"
                 )
                 self._stopped(client, {"error": error})
                 return
-            worker.come_again()
+            worker.come_again()  # stays set even if the worker is not released now
 
         def told(shortage: str, problem: str) -> None:
             self._stop(client, message, worker, shortage, problem)
@@ -190,13 +191,13 @@ class Inquiries:
             self._suppositions.departure(Departure(worker, told))
 
     def _stop(self, client: bytes, asked: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
-        """Stop a worker, if the swarm can do without it; or say why not."""
+        """Stop a worker if a plan without it is possible; otherwise send the reason."""
         if (shortage or problem) and not worker.is_gone:
-            reason = f"whether the swarm can do without {worker.name} is not known: {problem}"
+            reason = f"it could not be determined whether the swarm can do without {worker.name}: {problem}"
             if shortage:
                 reason = f"the swarm can't do without {worker.name}, it would wait for {shortage}"
             self._stopped(
-                client, {"error": f"{reason} (--force {'starts it anew' if asked.again else 'stops it'} anyway)"}
+                client, {"error": f"{reason} (--force {'restarts it' if asked.again else 'stops it'} anyway)"}
             )
             return
         self._members.leave(worker, self._state.now)

@@ -1,4 +1,4 @@
-"""The report for ``swarmctl plan``: the plan in force, predicted beside measured; or one that would be made."""
+"""The report for ``swarmctl plan``: the active plan with predicted and measured times, or a plan preview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
 def plan(state: State) -> Json:
-    """Report the plan in force, and the one under way if there is one."""
+    """Report the active plan, and the next one if there is one."""
     book = state.book
     body: Json = {
         "state": "serving" if book.serving else book.phase.value,
@@ -35,7 +35,7 @@ def plan(state: State) -> Json:
 
 
 def by_hand(said: Steering) -> list[str]:
-    """Say what an operator has said that counts before the settings, and what takes it back."""
+    """Describe the operator's constraints, and the commands that remove them."""
     parts = [f"{name} is pinned to {layers.in_words}" for name, layers in sorted(said.pins.items())]
     parts += [f"{name} has at most {most} of them" for name, most in sorted(said.caps.items())]
     parts += [f"{name} is excluded" for name in sorted(said.exclude)]
@@ -46,7 +46,7 @@ def by_hand(said: Steering) -> list[str]:
 
 
 def _laid_down(steering: Steering) -> Json:
-    """Report the same as values, each part only where there is something; nothing where all is by settings."""
+    """Return the operator's constraints as values; parts without a value are omitted."""
     said: Json = {
         "pins": {name: [layers.first, layers.stop] for name, layers in steering.pins.items()},
         "caps": dict(steering.caps),
@@ -57,7 +57,8 @@ def _laid_down(steering: Steering) -> Json:
 
 
 def _why(plan: Plan, state: State) -> list[str]:
-    """Say a sentence per stage, what is predicted and why, who keeps what; then what is unlike or too small."""
+    """Explain the plan: a sentence per stage, the prediction and its reasons, warm standbys, then differing kernels and
+    small stages."""
     manifest = state.manifest
     assert manifest is not None
     said = [
@@ -71,7 +72,7 @@ def _why(plan: Plan, state: State) -> list[str]:
         together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
         said.append(f"{together}, and each stage uses all of them in turn")
     if plan.back:
-        said.append(f"after a loss, sequences go on soonest so: {plan.back}")
+        said.append(f"quickest way to continue after the loss: {plan.back}")
     said += [_kept(state, who, ranges, manifest) for who, ranges in plan.standby if who in state.workers]
     said += () if plan.forecast is None else of_one_more(plan.forecast)
     return [*said, *_unlike_kernels(state), *_tightest(state.book)]
@@ -91,30 +92,30 @@ def _mib(num_bytes: int, digits: int = 0) -> str:
 
 
 def _tightest(book: PlanBook) -> list[str]:
-    """Name the stage that binds all: a sequence has room only where every stage has it."""
+    """Warn of the stage with the least KV capacity: a sequence needs blocks in every stage."""
     plan = book.current
     assert plan is not None
     room = sorted(
         (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := book.capacity.get(stage.incarnation))
     )
-    if len(room) < 2 or 2 * room[0][0] > room[1][0]:
+    if len(room) < 2 or 2 * room[0][0] > room[1][0]:  # only warn if it has less than half of the next one
         return []
     (least, name), (next_, other) = room[:2]
     return [
-        f"{name} binds all to {least} positions of KV, {other} would hold {next_}: give {name} more memory or fewer "
-        "layers (plan.caps), or leave it out (plan.exclude)"
+        f"{name} limits all stages to {least} KV positions, {other} could hold {next_}: give {name} more memory or "
+        "fewer layers (plan.caps), or leave it out (plan.exclude)"
     ]
 
 
 def _unlike_kernels(state: State) -> list[str]:
-    """Warn of unlike kernels: bits are the same whoever computes a layer only if all kernels have the same."""
+    """Warn of differing kernels: results are bit-identical on any worker only if all kernels compute the same bits."""
     kinds = {ready.bits for ready in state.book.capacity.values() if ready.bits}
     if len(kinds) < 2:
         return []
     return [
-        "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
-        "change, and with them, now and then, a token not drawn yet (worker.bits = portable for all makes them the "
-        "same on unlike processors; worker.dtype can be set alike)"
+        "the stages' kernels differ: when layers move from one worker to another, the last bits of their results "
+        "change, and occasionally a token that is not drawn yet (worker.bits = portable on all workers gives equal "
+        "bits on different processors; worker.dtype can be set to one value)"
     ]
 
 
@@ -151,7 +152,7 @@ def _stages(of: Plan, state: State) -> list[Json]:
 
 
 def _seen(gauge: StageGauge) -> Json:
-    """Report means over the steps since the plan serves, and what was predicted for just these steps."""
+    """Return means over the steps under this plan, and the prediction for exactly these steps."""
     return {
         "seen_steps": gauge.num_steps,
         "seen_s": gauge.measured_s / gauge.num_steps,
@@ -160,7 +161,7 @@ def _seen(gauge: StageGauge) -> Json:
 
 
 def _measured(gauge: PlanGauge) -> Json:
-    """Report whole steps: ``outside_s`` is what no stage held them for, so wires, sockets and the broker."""
+    """Return the times of whole steps. ``outside_s``: time outside of the stages: networks, sockets, the broker."""
     num = gauge.num_steps
     return {
         "steps": num,
@@ -170,13 +171,13 @@ def _measured(gauge: PlanGauge) -> Json:
 
 
 def unknown_worker(state: State, suppose: Suppose) -> str | None:
-    """Say what is wrong if a worker is named that isn't there."""
+    """Return an error if a named worker is not a member."""
     named = [*suppose.without, *([suppose.like] if suppose.like else [])]
     return next((absent.why_none(state, name) for name in named if absent.member(state, name) is None), None)
 
 
 def supposed(state: State, found: Proposal | Shortage, said: Steering) -> Json:
-    """Report the plan that would be made. ``said``: what an operator's word would be then."""
+    """Report a plan preview. ``constraints``: the operator's constraints it is based on."""
     if isinstance(found, Shortage):
         return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
     body = as_json(found.forecast)

@@ -1,4 +1,4 @@
-"""The report for ``swarmctl config show --worker``: by which settings a worker runs, as it told the broker."""
+"""The report for ``swarmctl config show --worker``: a worker's settings, as it sent them to the broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from swarm.wire.messages import Json, Setting
 
 
 def of_worker(name: str, settings: Iterable[Setting]) -> Json:
+    # same layout as ``swarm config show``
     return report(name, [Shown(each.name, _value(each.value), each.origin) for each in settings])
 
 
 def _value(text: str) -> object:
-    """What is no JSON is told as the text that came."""
+    """Decode a JSON value; return text that is no JSON unchanged."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,7 +1,8 @@
-"""Solves questions "what if" beside the broker's loop: a process for each, one after the other.
+"""Solver for plan previews outside of the broker's event loop: one process per question, one after the other.
 
-A thread would not do: what solves is Python, and would take turns with the loop, milliseconds at a time. A process that
-was started for one question ends with it, whatever becomes of the broker; it may take ``LIMIT_S``, at low priority.
+A thread would not help: the search is written in Python and would compete with the event loop for milliseconds at a
+time. A process that was started for one question ends with it, whatever happens to the broker; it runs at low priority
+for at most ``LIMIT_S``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from swarm.broker.events import Solved
 from swarm.log import get_logger
 
 LIMIT_S = 20.0
-# What reading an answer may raise that another build gave: Swarm may be installed anew while a broker runs.
+# Errors of unpickling an answer of another version: Swarm may be upgraded while a broker runs.
 _UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 NICE = 10
 
@@ -28,15 +29,16 @@ log = get_logger(__name__)
 
 
 class Solver:
-    """Finds answers beside the loop; ``told`` gets them, in the loop. The core asks no more than it may."""
+    """Answers questions in subprocesses; ``on_solved`` is called with the answers, in the event loop. The core limits
+    the number of questions."""
 
     def __init__(self, told: Callable[[Solved], None]) -> None:
         self._told = told
-        self._asked: deque[tuple[int, bytes]] = deque()
+        self._asked: deque[tuple[int, bytes]] = deque()  # (number, pickled question)
         self._has_work = asyncio.Event()
 
     def ask(self, number: int, question: Question) -> None:
-        """Take a question; what it depends on is as it is now."""
+        """Queue a question; its data are copied now."""
         self._asked.append((number, pickle.dumps(question)))
         self._has_work.set()
 
@@ -53,9 +55,9 @@ class Solver:
             async with asyncio.timeout(LIMIT_S):
                 return Solved(number, pickle.loads(await _in_a_process(question)))
         except TimeoutError:
-            problem = f"it was not found out within {LIMIT_S:.0f} s"
+            problem = f"the search took longer than {LIMIT_S:.0f} s"
         except (OSError, EOFError, *_UNREADABLE) as error:
-            problem = f"it could not be found out ({type(error).__name__}: {error})"
+            problem = f"the search failed ({type(error).__name__}: {error})"
         log.warning("question_not_solved", reason=problem)
         return Solved(number, None, problem)
 
@@ -74,10 +76,10 @@ async def _in_a_process(question: bytes) -> bytes:
 
 
 def main() -> None:
-    with suppress(PermissionError):  # a unit of systemd may not say how important it is
+    with suppress(PermissionError):  # systemd units may lack the permission
         os.nice(NICE)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what somebody prints is no part of it
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep printed output out of the answer
         pickle.dump(answered(pickle.load(sys.stdin.buffer)), answer)
 
 

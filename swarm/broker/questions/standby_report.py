@@ -1,4 +1,4 @@
-"""How far a worker has come with the layers that it keeps warm for others, and when it will be through."""
+"""Progress of a worker in loading the layers that it keeps warm for others, and the expected end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ class Warming:
 
     wanted_bytes: int
     warm_bytes: int
-    ready_in_s: float | None  # at the rate since the broker asked; None: no layer was loaded since
+    ready_in_s: float | None  # at the rate since the broker's order; None: no layer was loaded since
 
     @property
     def in_words(self) -> str:
         done = f"{100 * self.warm_bytes / max(1, self.wanted_bytes):.0f} % of it is loaded"
         if self.ready_in_s is None:
-            return f"{done}, the rest as steps leave time for it"
+            return f"{done}, the rest as far as steps leave time for it"
         return f"{done}, the rest in about {max(1.0, self.ready_in_s):.0f} s at the rate so far"
 
 
 def warming_of(worker: Worker, manifest: Manifest, now: float) -> Warming | None:
-    """Return how far the worker has come; None if it lacks nothing."""
+    """Return the worker's progress; None if nothing is missing."""
+    # before the first order, what it has is what it should have
     wanted = layers_of(worker.kept if worker.asked_to_keep is None else worker.asked_to_keep)
     warm = wanted & layers_of(worker.kept)
     if worker.is_gone or warm == wanted:

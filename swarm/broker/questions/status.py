@@ -16,7 +16,7 @@ from swarm.wire.messages import BLOCK, Json
 
 
 def requests(state: State, now: float, account: Account | None = None, request_id: str = "") -> Json:
-    """Report the requests that memory has, or the one of this id; with an account, its own."""
+    """Report the requests in memory, or the one with this id; with an account, only its own."""
     found = [state.requests[request_id]] if request_id in state.requests else []
     asked = found if request_id else state.requests.values()
     return {"requests": [_request(r, now) for r in asked if may_see(account, r.tenant)]}
@@ -54,7 +54,7 @@ def _steered(state: State, name: str) -> str:
 
 
 def _loading(state: State) -> list[Json]:
-    """Report how far the workers of the plan under way have come."""
+    """Report the loading progress of the next plan's workers."""
     coming = state.book.coming
     if coming is None:
         return []
@@ -62,7 +62,7 @@ def _loading(state: State) -> list[Json]:
     for stage in coming.stages:
         worker = state.workers[stage.incarnation]
         done = stage.incarnation in state.book.prepared
-        total = worker.total_bytes or stage.weight_bytes
+        total = worker.total_bytes or stage.weight_bytes  # 0 until the worker has reported its progress
         loaded = total if done else min(worker.loaded_bytes, total)
         found.append({"worker": stage.name, "loaded_bytes": loaded, "total_bytes": total, "done": done})
     return found
@@ -71,8 +71,9 @@ def _loading(state: State) -> list[Json]:
 def nodes(
     state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
 ) -> Json:
-    """Report every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the
-    last second's; ``pace``: how many times longer than predicted its last steps took. ``refused``: who may not join."""
+    """Report every worker with its verdict and the evidence. ``progress_per_s``: layers and loaded tensors over about
+    the last second; ``pace``: measured duration of its last steps relative to the prediction; ``refused``: workers that
+    were refused."""
     found: list[Json] = []
     current = state.book.current
     for incarnation, worker in state.workers.items():
@@ -85,7 +86,7 @@ def nodes(
                 "incarnation": incarnation,
                 "host": hello.host,
                 "pid": hello.pid,
-                "build": hello.build or None,  # 0.1.0 does not say it
+                "build": hello.build or None,  # 0.1.0 does not send it
                 "device": hello.device,
                 "dtype": hello.dtype,
                 "cores": hello.cores,
@@ -116,7 +117,8 @@ def nodes(
                 "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
-                "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
+                # without the key, which only its peers need
+                "endpoint": address_and_key(hello.endpoint)[0],
                 "round_trip_s": None if hello.link is None else hello.link.round_trip_s,
                 "bytes_per_s": None if hello.link is None else hello.link.bytes_per_s,
                 "next": _next_of(state, incarnation, worker),
@@ -129,14 +131,14 @@ def nodes(
 
 
 def _last_layers(worker: Worker) -> list[int] | None:
-    """Tell what the last plan gave a worker that is out. None: it had no part in one, or went as it should."""
+    """Return the layers that a lost worker had in the last plan; None if it had none, or left in good order."""
     held = worker.planned if worker.state is WorkerState.OUT else None
     return None if held is None else [held.first, held.stop]
 
 
 def _next_of(state: State, incarnation: str, worker: Worker) -> Json | None:
-    """To whom its steps go on, and what the kernel has seen of that way while it carried them; None where it told
-    nothing: over a Unix socket, by relay, or before there is a plan."""
+    """Return the next hop of a worker's steps and the TCP statistics of that connection; None if there are none: over a
+    Unix socket, through the relay, or without a plan."""
     plan, told_s = state.book.current, worker.stats.get("next.round_trip_s")
     if plan is None or told_s is None or plan.stage_of(incarnation) is None:
         return None
@@ -150,23 +152,24 @@ def _next_of(state: State, incarnation: str, worker: Worker) -> Json | None:
 
 
 def _unreachable(state: State, target: str, now: float) -> str:
-    """Who can't reach its door for steps, and why; the plan does without these ways, or goes around them."""
+    """Describe which senders can't reach this worker's data endpoint, and why. Plans avoid these routes or use the
+    relay."""
     sources = {BROKER: "the broker"} | {i: worker.name for i, worker in state.workers.items() if not worker.is_gone}
     said = []
     for source, name in sources.items():
         way, why = state.ways.to(source, target, now), state.ways.reason(source, target)
         if way is not Way.OPEN:
-            said.append(f"{name} can't reach it{', but by relay' if way is Way.RELAYED else ''}: {why}")
+            said.append(f"{name} can't reach it{' except through the relay' if way is Way.RELAYED else ''}: {why}")
     if state.ways.to(target, BROKER, now) is Way.SHUT:
-        said.append(f"it can't reach the broker's data door: {state.ways.reason(target, BROKER)}")
+        said.append(f"it can't reach the broker's data endpoint: {state.ways.reason(target, BROKER)}")
     return "; ".join(said)[:2000]
 
 
 def stats(
     state: State, statistics: PipelineStatistics, latencies: Latencies, now: float, account: Account | None = None
 ) -> Json:
-    """Report figures. ``pipeline``: counters, sizes and times of all its steps. ``requests``: outcomes and tokens of
-    all that there were. ``histograms``: how times and sizes are spread. ``stages``: what each worker says."""
+    """Report figures. ``pipeline``: counters, sizes and times of all steps. ``requests``: outcomes and tokens over all
+    requests. ``histograms``: distributions of times and sizes. ``stages``: figures that each worker reports."""
     stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
     pipeline: Json = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
@@ -188,7 +191,8 @@ def stats(
 
 
 def nested(values: dict[str, float]) -> Json:
-    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``: workers send their figures flat. A name that is taken is kept whole."""
+    """Convert flat names into nested dicts: ``{"a.b": 1}`` → ``{"a": {"b": 1}}``. A name that conflicts with another
+    one stays flat."""
     tree: Json = {}
     for name, value in values.items():
         *parents, last = name.split(".")
@@ -204,20 +208,20 @@ def nested(values: dict[str, float]) -> Json:
 
 
 def _request_state(request: Request) -> str:
-    """The state of a request: one sequence that runs makes it a running one."""
+    """Return the state of a request: running if at least one sequence runs."""
     if request.ended:
         return "ended"
     return "running" if any(s.state is SequenceState.RUNNING for s in request.sequences) else "waiting"
 
 
 def _prompt_computed(request: Request) -> int:
-    """Count the tokens of the prompt that every stage has acknowledged. Continuations share one prompt: the one that is
-    furthest tells; who has drawn a token has computed it all."""
+    """Return the number of prompt tokens that every stage has acknowledged. Sequences of a request share the prompt, so
+    the most advanced one counts; a sequence with a token has computed it completely."""
     return max(s.num_prompt if s.num_generated else min(s.kv, s.num_prompt) for s in request.sequences)
 
 
 def _request(request: Request, now: float) -> Json:
-    """Report a request, also an ended one: it stays until it is read, or old ("kept" has the journal's own)."""
+    """Report a request. An ended one stays until it is read or old (``kept`` lists those in the journal)."""
     return {
         "request_id": request.id,
         "state": _request_state(request),

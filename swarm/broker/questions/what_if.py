@@ -1,11 +1,11 @@
-"""Questions "what if": plans that would be made if things were so, and what one more worker would change.
+"""Plan previews: the plan that would be made under given assumptions, and the effect of one more worker.
 
-Solving takes as long as making a plan, up to seconds with many workers, and nobody waits for it but who asks. So it is
-done beside the loop (``solver``), one question at a time. Whoever asks what is being solved shares the answer, and it
-is remembered as long as nothing that it depends on has changed. Too many questions are turned away.
+Solving takes as long as making a plan, up to seconds with many workers, and only the client that asks waits for it.
+Therefore it is done outside of the event loop (``solver``), one question at a time. Clients that ask the same question
+share the answer, and it is cached as long as nothing that it depends on has changed. Excess questions are rejected.
 
-Whether the swarm can do without a worker is such a question, too. Who asks it wants something done, and told what was:
-see ``Departure``. By the time of the answer other workers may have come or gone; then it is asked again.
+Whether the swarm can do without a worker is such a question too, followed by an action: see ``WorkerDeparture``. If
+other workers have joined or left by the time of the answer, it is asked again.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Query, Report, Suppose
 
 MAX_OPEN = 8  # questions that wait or are being solved
-MAX_ASKERS = 64  # clients that wait for one of them
-MAX_REMEMBERED = 64
-MAX_WHOLE = 1024  # workers of which a question can be made
-MAX_AGAIN = 3  # times that one about a departure is asked again
-TOO_MANY = "too many ask what the plan would be: try again in a moment"
+MAX_ASKERS = 64  # clients per question
+MAX_REMEMBERED = 64  # cached answers
+MAX_WHOLE = 1024  # maximum number of workers in a question
+MAX_AGAIN = 3  # repetitions of a question about a departure
+TOO_MANY = "too many plan previews are under way: try again in a moment"
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A question whether the swarm can do without a worker. ``told`` gets what it would wait for, "" if it can; or, as
-    the second, why that could not be found out."""
+    """A question whether the swarm can do without a worker. The callback gets (what the swarm would wait for, or "" if
+    it can do without it; why that is unknown)."""
 
     worker: Worker
     told: Callable[[str, str], None]
-    times_asked: int = 0
+    times_asked: int = 0  # repetitions so far
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A question what plan would be made if an operator's word counted. ``told`` gets it, or why it is not known.
-    ``drained``: whom (its incarnation) the word is about to drain."""
+    """A question for the plan that would be made under an operator's constraints. The callback gets (the answer; why
+    there is none). ``drained``: incarnation of the worker that the order would drain."""
 
     steering: Steering
     told: Callable[[Found, str], None]
@@ -56,39 +56,43 @@ class Order:
 
 @dataclass(slots=True)
 class _Open:
-    key: object
-    epoch: int | None  # of the plan in force
+    """A question that waits or is being solved, and its askers."""
+
+    key: object  # everything that the answer depends on; equal keys share an answer
+    epoch: int | None  # of the active plan when it was asked
     askers: list[tuple[bytes, Query] | Departure | Order]
 
 
 @dataclass(slots=True)
 class Suppositions:
-    """Answers questions "what if": appends what is to be said or solved to ``out``."""
+    """Answers questions about plans that would be made; appends answers and questions for the solver to ``out``."""
 
     state: State
     wanted: Wanted
     out: Outbox
-    _open: dict[int, _Open] = field(default_factory=dict)
+    _open: dict[int, _Open] = field(default_factory=dict)  # by the number under which the solver answers
+    # by everything that an answer depends on; the newest last
     _known: OrderedDict[object, Found] = field(default_factory=OrderedDict)
     _num_asked: int = 0
 
     def plan(self, client: bytes, query: Query) -> None:
-        """Tell the plan in force with all reasons for it; or the one that is supposed."""
+        """Send the active plan with its full explanation, or the preview of a plan."""
         problem = None if query.suppose is None else plan_report.unknown_worker(self.state, query.suppose)
         if problem is not None:
             self._say(client, query, {"error": problem})
             return
-        key = (*self.wanted.rests_on, query.suppose)
+        key = (*self.wanted.rests_on, query.suppose)  # the first part changes with everything that plans depend on
         if key in self._known or not self._is_question(query):
             self._answer(client, query, self._known.get(key))
         else:
             self._ask(key, client, query)
 
     def solved(self, solved: Solved) -> None:
-        """Give whoever waited the answer, or why there is none, as things were when they asked."""
+        """Send the answer, or why there is none, to all askers."""
         question = self._open.pop(solved.number, None)
         if question is None:
             return
+        # an answer to a departure or an order is not cached: it is acted upon
         if not solved.problem and not isinstance(question.askers[0], Departure | Order):
             self._known[question.key] = solved.found
             while len(self._known) > MAX_REMEMBERED:
@@ -109,15 +113,15 @@ class Suppositions:
                 self._answer(client, query, solved.found)
 
     def departure(self, asker: Departure) -> None:
-        """Ask whether the swarm can do without a worker that is here."""
+        """Ask whether the swarm can do without a member."""
         question = replace(self._question(None), without=asker.worker.incarnation)
         if len(question.workers) > MAX_WHOLE:
-            asker.told("", "")  # it can try: a worker that asked to leave is let go once there is a plan without it
+            asker.told("", "")  # allow the attempt: a leaving worker is only released once there is a plan without it
         elif not self._join((*self._members(), asker.worker.incarnation), asker, question):
             asker.told("", TOO_MANY)
 
     def order(self, asker: Order) -> None:
-        """Ask what plan would be made if this counted."""
+        """Ask for the plan that would be made under these constraints."""
         question = replace(self._question(None), steering=asker.steering, without=asker.drained, is_order=True)
         key = ("order", *self.wanted.rests_on, asker.steering.key, asker.drained)
         if len(question.workers) > MAX_WHOLE or not self._join(key, asker, question):
@@ -132,7 +136,7 @@ class Suppositions:
         elif asker.times_asked < MAX_AGAIN:
             self.departure(replace(asker, times_asked=asker.times_asked + 1))
         else:
-            asker.told("", "workers come and go: try again in a moment")
+            asker.told("", "workers keep joining and leaving: try again in a moment")
 
     def _ask(self, key: object, client: bytes, query: Query) -> None:
         too_large = len(self.state.workers) > MAX_WHOLE
@@ -140,7 +144,7 @@ class Suppositions:
             self._turn_away(client, query)
 
     def _join(self, key: object, asker: tuple[bytes, Query] | Departure | Order, question: Question) -> bool:
-        """Join those who wait for this answer, perhaps as the first. False: there are too many."""
+        """Add a client to an open question, or open it. Return False if there are too many."""
         same = next((each for each in self._open.values() if each.key == key), None)
         if same is not None:
             if len(same.askers) < MAX_ASKERS:
@@ -155,7 +159,7 @@ class Suppositions:
         return True
 
     def _turn_away(self, client: bytes, query: Query) -> None:
-        """Turn a question away; the plan in force is told without what would take long to find out."""
+        """Reject a question. The active plan is sent without the part that takes long."""
         if query.suppose is None:
             self._answer(client, query, None)
         else:
@@ -180,7 +184,7 @@ class Suppositions:
         )
 
     def _members(self) -> tuple[object, ...]:
-        """List who could take over layers; how quick they are at present doesn't matter for that."""
+        """Return a key of the workers that could take over layers; their current speed doesn't matter."""
         workers = tuple(
             (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
         )

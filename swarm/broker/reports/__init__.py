@@ -1,8 +1,10 @@
-"""Reports: what is counted on the way, and how it is told. Decides nothing.
+"""Reports: figures that are counted as the broker runs, and their conversion to JSON. Decides nothing.
 
-Comes in: each step as it was sent and answered, each token's moment, each request's end. Goes out: values for JSON.
-Rules: what is kept has a bound, whether or not anybody asks; clocks of different machines are never compared.
+In: each step as it was sent and answered, the time of each token, the end of each request. Out: values for JSON. Rules:
+everything kept has a limit, whether or not it is read; clocks of different machines are never compared.
 
-``statistics`` counts steps, what requests wait for and how they end, ``trace`` keeps where each token's time went,
-``scheduling`` tells what the scheduler decided last, ``ended`` makes values of requests that only the journal has.
+- ``statistics``: counts steps, waiting times of requests, and how requests end
+- ``trace``: keeps where each token's time went
+- ``scheduling``: the scheduler's last decision
+- ``ended_requests``: reports about requests that are only in the journal
 """

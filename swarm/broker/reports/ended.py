@@ -1,4 +1,4 @@
-"""Requests that have ended and are in the journal, but no longer in memory: what is told of them."""
+"""Reports about ended requests that are in the journal but no longer in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Json
 
 NO_TIMES = (
-    "where the time of its tokens went is not known any more: the times of steps are kept in memory alone, for "
-    "broker.retain_s after a request's end and until the broker starts again"
+    "the times of its tokens are not available any more: times of steps are only kept in memory, for "
+    "broker.retain_s after a request's end and until the broker restarts"
 )
 
 
 def row_of(record: RequestRecord) -> Json:
-    """Make a line of ``swarmctl requests``, with what a trace of it can still tell."""
+    """Return a row for ``swarmctl requests``, with the data that a trace can still show."""
     submit = record.submit
     return {
         "request_id": submit.request_id,
@@ -47,18 +47,18 @@ def row_of(record: RequestRecord) -> Json:
 
 
 def listed(rows: Iterable[Json], under_way: Iterable[str]) -> list[Json]:
-    """Keep the rows that memory does not know better."""
+    """Return the rows of requests that are not in memory, which has newer data."""
     known = set(under_way)
     return [row | {"sequences": []} for row in rows if row["request_id"] not in known]
 
 
 def trace(asked: str, rows: Sequence[Json]) -> Json:
-    """Tell what the journal has of the request whose id begins so; "" is the one that ended last."""
+    """Return the trace of the request whose id begins with ``prefix``; "" is the one that ended last."""
     exact = [row for row in rows if row["request_id"] == asked]
     found = exact or list(rows)
     if not found:
-        what = f"no request {asked!r} is known: it is not" if asked else "no request is known: none is"
-        return {"error": f"{what} under way, nor in the journal (any more)"}
+        what = f"no request {asked!r} is" if asked else "no request is"
+        return {"error": f"{what} running or in the journal (any more)"}
     if len(found) > 1:
         return {"error": f"several requests begin with {asked!r}: give more of the id"}
     names = ("request_id", "state", "age_s", "ended_age_s", "sequences")

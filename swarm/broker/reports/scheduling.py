@@ -1,4 +1,4 @@
-"""The scheduler's part of ``swarmctl stats``: what it decided last, who waits, and what steps have cost."""
+"""The scheduler's part of ``swarmctl stats``: its last decision, the queue, and measured costs of steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from swarm.broker.state.archive import Account, may_see
 from swarm.params import PRIORITIES
 from swarm.wire.messages import BLOCK, Json
 
-MOST_TENANTS = 20  # with the longest queues
+MOST_TENANTS = 20  # tenants in the report, those with the longest queues
 
 
 def scheduler(state: State) -> Json:
-    """``mode`` is the one in force. ``prompt_throttle`` names what held prompts back in the last step that had any:
-    "none", "pending" (shared out over the micro-batches), "kv" (room is short) or "time" (``broker.step_target_s``)."""
+    """Return the scheduler's last decision. ``mode`` is the active one. ``prompt_throttle`` is what limited prompts in
+    the last step that had any: "none", "pending" (shared out over the micro-batches), "kv" (blocks are short) or "time"
+    (``broker.step_target_s``)."""
     decided, costs, book = state.decided, state.costs, state.book
     return {
         "mode": decided.mode,
@@ -33,7 +34,8 @@ def scheduler(state: State) -> Json:
 
 
 def queue(state: State, account: Account | None = None) -> Json:
-    """Count who waits: in all, by class, by tenant (with an account, its own), and for a plan that could hold them."""
+    """Return the numbers of waiting sequences: in total, by class, by tenant (with an account, only its own), and those
+    that wait for a plan with more capacity."""
     tenants = [item for item in state.waiting.by_tenant() if may_see(account, item[0])]
     return {
         "waiting": len(state.waiting),
@@ -45,5 +47,5 @@ def queue(state: State, account: Account | None = None) -> Json:
 
 
 def class_name(priority: int) -> str:
-    """A class by its name, if it has one."""
+    """Return the name of a priority class, or its number if it has none."""
     return next((name for name, value in PRIORITIES.items() if value == priority), str(priority))

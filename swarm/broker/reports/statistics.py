@@ -1,13 +1,12 @@
-"""Figures of what the pipeline does, and of what requests waited for: a line of arithmetic for each figure and step,
-and no memory that grows.
+"""Figures of the pipeline and of requests: little arithmetic per figure and step, and constant memory.
 
-Times that a step spends in the stages come with its answer (hops); what remains of its way is the bridge: encoding,
-sockets, networks, decoding, together. No clocks of different machines are compared.
+The time that a step spends in each stage comes with its answer (hops). The rest of its time is called the bridge:
+encoding, sockets, networks and decoding together. Clocks of different machines are never compared.
 
-Of requests: what they had to wait for, how they ended, and how many tokens they had. A sequence's waiting for its turn,
-its first token and its prompt's tokens are counted when its first token is known: what never had one counts among the
-outcomes alone. Times are the broker's: from a request's arrival, and between the moments at which two tokens of a
-sequence were known here, so a recovery shows in them. Tokens that a broker before this one drew are in none of them.
+For requests: waiting times, how they ended, and numbers of tokens. A sequence's time in the queue, time to first token
+and prompt tokens are counted when its first token arrives; a sequence without tokens only counts among the outcomes.
+Times are measured by the broker: from a request's arrival, and between the arrivals of two tokens of a sequence, so
+recoveries are included. Tokens drawn by an earlier broker are excluded.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def _histograms() -> dict[str, Histogram]:
 
 @dataclass(slots=True)
 class PipelineStatistics(Profiled):
-    """Fed by the core at every dispatch and every answer. ``rows``: sequences in a micro-batch; ``batch_rows``: in all
-    micro-batches in flight; ``micro_batches``: how many are in flight, which is also how many stages are busy."""
+    """Figures of steps, updated at every dispatch and every answer."""
 
     SIZES: ClassVar = (
         "rows",
@@ -42,29 +40,30 @@ class PipelineStatistics(Profiled):
     )
     TIMES: ClassVar = ("total", "bridge", "wait", "compute", "sample")
 
-    rows: Series = field(default_factory=Series)
-    positions: Series = field(default_factory=Series)
-    batch_rows: Series = field(default_factory=Series)
+    rows: Series = field(default_factory=Series)  # sequences in a micro-batch
+    positions: Series = field(default_factory=Series)  # tokens in a micro-batch
+    batch_rows: Series = field(default_factory=Series)  # sequences in all micro-batches in flight
+    # micro-batches in flight, which equals the number of busy stages
     micro_batches: Series = field(default_factory=Series)
     queue_depth: Series = field(default_factory=Series)
-    bytes_bridged: Series = field(default_factory=Series)
+    bytes_bridged: Series = field(default_factory=Series)  # bytes received by all stages, per step
     total: Series = field(default_factory=Series)
-    bridge: Series = field(default_factory=Series)
-    wait: Series = field(default_factory=Series)
+    bridge: Series = field(default_factory=Series)  # seconds between stages
+    wait: Series = field(default_factory=Series)  # seconds in stages, waiting for other micro-batches
     compute: Series = field(default_factory=Series)
     sample: Series = field(default_factory=Series)
     spread: dict[str, Histogram] = field(default_factory=_histograms)
-    stages: dict[str, Series] = field(default_factory=dict)  # computing, of the workers of the plan in force
+    stages: dict[str, Series] = field(default_factory=dict)  # seconds of computation by worker, under the active plan
     _epoch: int = 0
-    _in_flight_rows: int = 0
+    _in_flight_rows: int = 0  # rows of all steps in flight
 
     def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
-        """Count a step that goes out; ``num_in_flight`` counts it too."""
+        """Count a dispatched step; ``num_in_flight`` includes it."""
         if step.epoch != self._epoch:
-            self._epoch, self._in_flight_rows = step.epoch, 0
+            self._epoch, self._in_flight_rows = step.epoch, 0  # steps of the old epoch will never be answered
             self.stages.clear()
         num_rows = len(step.rows)
-        if num_rows == 0:  # it only tells the stages something
+        if num_rows == 0:  # the step only carries releases
             return
         self.calls += 1
         self.overlapped_calls += num_in_flight > 1
@@ -81,11 +80,11 @@ class PipelineStatistics(Profiled):
         self.spread["queue_depth"].add(num_waiting)
 
     def finished(self, seconds: float, done: StepDone) -> bool:
-        """Count the answer to a step that took so long; False if it had no rows, which counts nowhere."""
+        """Count a completed step. Return False if it had no rows; such a step is not counted."""
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
         if not done.hops or not done.kv:
             return False
-        wait = compute = sample = away = 0.0
+        wait = compute = sample = away = 0.0  # ``in_stages_s``: seconds in stages
         num_bytes = 0
         for hop in done.hops:
             wait += hop.wait_s
@@ -107,15 +106,15 @@ class PipelineStatistics(Profiled):
         return True
 
     def is_due(self, every: int) -> bool:
-        """Whether a profile line is due, after every so many steps; 0 is never."""
+        """Whether a profile line is due, after every ``every`` steps; 0: never."""
         return every > 0 and self.total.num % every == 0
 
     def histograms(self) -> Json:
-        """Tell how rows, positions and seconds of steps are spread."""
+        """Return the distributions of rows, positions and seconds of steps."""
         return {name: histogram.body() for name, histogram in self.spread.items()}
 
     def body(self) -> Json:
-        """Tell all figures, for ``swarmctl stats``."""
+        """Return all figures, for ``swarmctl stats``."""
         times: Json = {name: self.series(name).microseconds() for name in self.TIMES}
         times["stages"] = {worker: series.microseconds() for worker, series in self.stages.items()}
         return {
@@ -126,13 +125,13 @@ class PipelineStatistics(Profiled):
         }
 
 
-# A request with several continuations has the outcome that comes first here.
+# Outcome of a request with several sequences: the first of these that occurs.
 WORST_FIRST: tuple[FinishReason, ...] = ("failed", "cancelled", "length", "stop")
 assert set(WORST_FIRST) == set(get_args(FinishReason))
 
 
 class Latencies:
-    """One addition and one search in a short tuple per token."""
+    """Latencies of requests; costs an addition and a search in a short tuple per token."""
 
     __slots__ = ("_num_cached", "_num_prompt", "_outcomes", "between_tokens", "first_token", "queue", "whole")
 
@@ -146,7 +145,7 @@ class Latencies:
         self._outcomes: Counter[str] = Counter()
 
     def token(self, sequence: Sequence, now: float) -> None:
-        """A token of it is known; the sequence has not been told yet."""
+        """Count a new token, before it is added to its sequence."""
         before = sequence.last_token_at
         if before is not None:
             self.between_tokens.add(now - before)
@@ -162,8 +161,8 @@ class Latencies:
         self._num_cached += sequence.num_cached
 
     def ended(self, request: Request, now: float) -> None:
-        """The last of its sequences has ended. What is whole counts with its time, too; what was never accepted counts
-        nowhere."""
+        """Count a request whose last sequence has ended. Its duration counts only if it is complete. A request that was
+        never accepted is not counted."""
         if not request.accepted:
             return
         reasons = {sequence.reason for sequence in request.sequences}
@@ -173,7 +172,7 @@ class Latencies:
             self.whole.add(max(0.0, now - request.arrived_at))
 
     def counts(self) -> Json:
-        """Tell how many ended in which way, and tokens of the prompts that were answered."""
+        """Return the number of requests by outcome, and the prompt tokens of answered requests."""
         ended: Json = {outcome: self._outcomes[outcome] for outcome in WORST_FIRST}
         return {"ended": ended, "prompt_tokens": self._num_prompt, "cached_prompt_tokens": self._num_cached}
 

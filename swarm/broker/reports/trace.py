@@ -1,27 +1,26 @@
-"""Traces: where each token's time went, what is kept for it, and how the answer is made.
+"""Traces: where each token's time went.
 
-Kept, whether anybody asks or not, is one tuple per step (when it was dispatched and answered, whose rows it had, what
-the stages said) and the moment at which each token was sent. Everything else is worked out when somebody asks.
+Permanently recorded are one tuple per step (times of dispatch and answer, its rows, the stages' times) and the time at
+which each token was sent. Everything else is computed when a trace is requested.
 
-Bounds: the newest ``max_steps`` steps, as long as they have no more than ``MAX_ROWS_KEPT`` rows together; eight bytes
-per token of the requests that the broker knows; a few words about each of the last ``MAX_ENDED`` requests that it has
-forgotten, for ``retain_s``. With the default of 4,096 steps and three stages the steps take 6 MB if they have one row
-each, and never more than 14 MB (measured).
+Limits: the newest ``max_steps`` steps, if they have no more than ``MAX_ROWS_KEPT`` rows together; eight bytes per token
+of requests in memory; a short record of each of the last ``MAX_ENDED`` forgotten requests, for ``retain_s``. With the
+default of 4,096 steps and three stages, the steps take 6 MB if they have one row each, and never more than 14 MB
+(measured).
 
-A token's time begins when its making could begin (for the first: when the request arrived, else: when the token before
-it was known) and ends when it was sent to the client; ``began_s`` counts from the request's arrival. It is the sum of
+A token's time begins when its computation could begin (for the first: when the request arrived; else: when the previous
+token arrived) and ends when it was sent to the client. ``began_s`` counts from the request's arrival. It is the sum of
 
-* ``queue_s``: no step with rows of its sequence was under way (waiting for room, for a micro-batch, for a new plan);
-* ``wire_s``: a step was under way, and in no stage: encoding, sockets, networks, decoding;
-* ``wait_s``, ``compute_s``, ``sample_s``: what the stages say; waiting there is for other micro-batches;
-* ``broker_s``: from the answer to the client's socket: the journal, and a reader who is slow;
-* ``unaccounted_s``: the rest, which is what stages do besides (bookkeeping, the log of outputs).
+* ``queue_s``: no step with rows of its sequence was in flight (waiting for blocks, for a micro-batch, for a new plan);
+* ``wire_s``: a step was in flight, but in no stage: encoding, sockets, networks, decoding;
+* ``wait_s``, ``compute_s``, ``sample_s``: as measured by the stages; they wait for other micro-batches;
+* ``broker_s``: from the answer to the client's socket: the journal, and slow readers;
+* ``unaccounted_s``: the rest, which is other work of the stages (bookkeeping, the log of outputs).
 
-Where steps of one sequence overlap (chunks of a prompt), a step counts for the part of its way in which no later one
-had been dispatched.
+Where steps of one sequence overlap (chunks of a prompt), a step counts until the next one was dispatched.
 
-A broker that starts again knows the requests from the journal, but no steps of before: tokens of then have no times
-(``RESTORED``), nor has the first one after them, whose beginning is not known.
+A restarted broker has the requests from the journal, but no earlier steps. Earlier tokens have no times (``RESTORED``),
+and neither has the first token after the restart, whose beginning is unknown.
 """
 
 from __future__ import annotations
@@ -39,19 +38,18 @@ from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state.archive import Account, may_see
 from swarm.wire.messages import Hop, Json, SequencePosition, StepDone
 
-MAX_ROWS_KEPT = 1 << 16
-MAX_ENDED = 256
-MAX_LISTED = 1000  # tokens in one answer; sums are over all that are known
+MAX_ROWS_KEPT = 1 << 16  # rows of all recorded steps
+MAX_ENDED = 256  # forgotten requests that still have a trace
+MAX_LISTED = 1000  # tokens in one answer; sums cover all recorded tokens
 
 RESTORED = (
-    "the times of steps are kept in memory alone: where the time of tokens went that were made before the broker "
-    "started again is not known, and they are in no sum"
+    "times of steps are only kept in memory: tokens drawn before the broker restarted have no times and are in no sum"
 )
 PARTS = ("queue_s", "wire_s", "wait_s", "compute_s", "sample_s", "broker_s", "unaccounted_s")
 
 
 class StepTimes(NamedTuple):
-    """A step that was answered. ``kv``: each row's sequence, and the position that it ended at."""
+    """A completed step. ``kv``: sequence and final position of each row."""
 
     dispatched_at: float
     finished_at: float
@@ -61,8 +59,7 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceTimes:
-    """What a trace needs to know of a sequence. ``num_restored``: so many tokens, the first ones, were made before the
-    broker started again; ``restored_hops``: the stages that made them, if whoever submitted it asked for hops."""
+    """The data of a sequence that its trace needs."""
 
     id: int
     index: int
@@ -72,9 +69,9 @@ class SequenceTimes:
     state: str
     arrived_at: float
     started_at: float | None
-    sent_at: array[float] = field(default_factory=lambda: array("d"))
-    num_restored: int = 0
-    restored_hops: tuple[Hop, ...] = ()
+    sent_at: array[float] = field(default_factory=lambda: array("d"))  # time at which each generated token was sent
+    num_restored: int = 0  # number of first tokens that were drawn by an earlier broker
+    restored_hops: tuple[Hop, ...] = ()  # hops of those tokens, if the submission asked for hops
 
     @classmethod
     def of(cls, sequence: BrokerSequence) -> SequenceTimes:
@@ -95,6 +92,8 @@ class SequenceTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
+    """The data of a request that its trace needs."""
+
     request_id: str
     ended_at: float | None
     sequences: tuple[SequenceTimes, ...]
@@ -111,7 +110,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Tracer:
-    """Keeps what the module's text says, and answers from it."""
+    """Records times of steps and requests (see the module), and computes traces."""
 
     max_steps: int = 4096
     retain_s: float = 60.0
@@ -120,7 +119,7 @@ class Tracer:
     _num_rows: int = 0
 
     def finished(self, dispatched_at: float, now: float, done: StepDone) -> None:
-        """Keep the times of a step that was answered."""
+        """Record the times of a completed step."""
         if self.max_steps == 0:
             return
         self.steps.append(StepTimes(dispatched_at, now, done.kv, done.hops))
@@ -129,7 +128,8 @@ class Tracer:
             self._num_rows -= len(self.steps.popleft().kv)
 
     def forgotten(self, request: Request) -> None:
-        """Keep a few words about a request that the broker knows no longer. The same id again takes its place."""
+        """Keep a short record of a request that is dropped from memory. It replaces an older one with the same id."""
+        # a request read from the journal has no times
         if self.max_steps == 0 or not request.ended or request.read_at is not None:
             return
         self.ended.pop(request.id, None)
@@ -138,7 +138,8 @@ class Tracer:
             self.ended.popitem(last=False)
 
     def forget_old(self, now: float) -> None:
-        """Let go of ended requests whose time is up; they are in order of their ends, nearly, which is enough."""
+        """Drop records of ended requests after ``retain_s``. They are ordered by their ends only roughly, which is
+        sufficient."""
         while self.ended:
             oldest = next(iter(self.ended.values()))
             if oldest.ended_at is not None and now - oldest.ended_at < self.retain_s:
@@ -146,8 +147,8 @@ class Tracer:
             self.ended.popitem(last=False)
 
     def report(self, asked: str, requests: Mapping[str, Request], now: float, account: Account | None = None) -> Json:
-        """Tell the trace of the request whose id is ``asked``, or begins so; "" is the newest. ``error`` if there is
-        none, or none of this account."""
+        """Return the trace of the request whose id is ``prefix`` or begins with it; "" is the newest. The result has an
+        ``error`` if there is none, or none of this account."""
         known = self._known(requests, account)
         if self.max_steps == 0:
             return {"error": "this broker keeps no traces: set broker.trace_steps above 0"}
@@ -159,8 +160,8 @@ class Tracer:
         if not found:
             what = f"no request {asked!r}" if asked else "no request"
             return {
-                "error": f"{what} is known: it would have to be under way (swarmctl requests lists those) or have "
-                f"ended less than {self.retain_s:g} s ago, or later with a journal (--state-dir)"
+                "error": f"{what} found: there are traces of requests that are running (swarmctl requests lists them) "
+                f"or ended less than {self.retain_s:g} s ago; with a journal (--state-dir), reports of older ones too"
             }
         if len(found) > 1:
             return {"error": f"{len(found)} requests begin with {asked!r}: give more of the id"}
@@ -169,7 +170,7 @@ class Tracer:
         return _trace(times, self.steps, now)
 
     def knows(self, asked: str, requests: Mapping[str, Request], account: Account | None = None) -> bool:
-        """Whether it is, or begins, the id of one or several requests that have a report here."""
+        """Whether at least one request with a trace has an id that begins with ``prefix``."""
         return any(name.startswith(asked) for name in self._known(requests, account))
 
     def _known(self, requests: Mapping[str, Request], account: Account | None) -> dict[str, RequestTimes | Request]:
@@ -178,7 +179,7 @@ class Tracer:
 
 
 def _trace(request: RequestTimes, steps: Iterable[StepTimes], now: float) -> Json:
-    """Tell what these steps know of the request; ``times`` says what they can't know."""
+    """Return the request's trace from these steps; ``times`` describes what is missing."""
     found = _steps_of({sequence.id for sequence in request.sequences}, steps)
     most = max(2, MAX_LISTED // len(request.sequences))
     sequences = [_sequence(s, found[s.id], most) for s in request.sequences]
@@ -199,7 +200,7 @@ def _state(request: RequestTimes) -> str:
 
 
 def _steps_of(wanted: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tuple[int, StepTimes]]]:
-    """Find each sequence's (position reached, step), in the order of the answers."""
+    """Return (position reached, step) for each sequence, in the order of the answers."""
     found: dict[int, list[tuple[int, StepTimes]]] = {sequence: [] for sequence in wanted}
     for step in steps:
         for row in step.kv:
@@ -211,7 +212,7 @@ def _steps_of(wanted: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tu
 def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], most: int) -> Json:
     tokens = list(_tokens(sequence, steps))
     sums = {part: round(sum(token[part] for token in tokens), 6) for part in ("total_s", *PARTS)}  # type: ignore[misc]
-    listed = tokens if len(tokens) <= most else [tokens[0], *tokens[1 - most :]]
+    listed = tokens if len(tokens) <= most else [tokens[0], *tokens[1 - most :]]  # the first token and the last ones
     return {
         "index": sequence.index,
         "state": sequence.state,
@@ -227,15 +228,15 @@ def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], m
 
 
 def _admitted_s(sequence: SequenceTimes) -> float | None:
-    """Seconds from the arrival to the first step; None: there was none yet, or a broker before this one saw it."""
+    """Return the seconds from arrival to the first step; None if there was none yet, or under an earlier broker."""
     if sequence.num_restored or sequence.started_at is None:
         return None
     return round(max(0.0, sequence.started_at - sequence.arrived_at), 6)
 
 
 def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> Iterator[Json]:
-    """Make an entry per token whose beginning and end are known. A step that ends at a position draws the token there,
-    the first time that it is reached: later ones only compute it again."""
+    """Yield an entry per token whose beginning and end are recorded. The first step that ends at a position draws the
+    token there; later ones only compute it again."""
     began = None if sequence.num_restored else sequence.arrived_at
     next_index = sequence.num_restored
     own: list[StepTimes] = []
@@ -245,7 +246,7 @@ def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> 
         if index < next_index or index >= sequence.num_tokens:
             continue
         if index != next_index:
-            began = None  # steps between have been let go of: when this token began is not known
+            began = None  # steps in between are no longer recorded, so this token's beginning is unknown
         if began is not None:
             sent_at = _sent_at(sequence, index, step.finished_at)
             yield {"began_s": round(began - sequence.arrived_at, 6), **_token(index, began, own, sent_at)}
@@ -253,16 +254,16 @@ def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> 
 
 
 def _sent_at(sequence: SequenceTimes, index: int, finished_at: float) -> float:
-    """When the token was sent; one that was not yet counts as far as it has come."""
+    """Return the time at which the token was sent; if it was not yet, the time of its last known event."""
     return max(finished_at, sequence.sent_at[index]) if index < len(sequence.sent_at) else finished_at
 
 
 def _token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -> Json:
-    """Split the time of one token, which these steps made, into its parts."""
+    """Split the time of one token, which these steps computed, into its parts."""
     finished = steps[-1].finished_at
     parts = dict.fromkeys(PARTS, 0.0)
     stages: dict[tuple[str, int, int], dict[str, float]] = {}
-    free_at = began
+    free_at = began  # until then, earlier steps of this token account for the time
     for number, step in enumerate(steps):
         later = steps[number + 1].dispatched_at if number + 1 < len(steps) else step.finished_at
         stop = min(step.finished_at, later)
@@ -284,7 +285,7 @@ def _token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -
 def _add_step(
     step: StepTimes, counted_s: float, parts: dict[str, float], stages: dict[tuple[str, int, int], dict[str, float]]
 ) -> None:
-    """Add the step's share of what the token's time is made of."""
+    """Add the step's share to the parts of the token's time."""
     way_s = step.finished_at - step.dispatched_at
     share = counted_s / way_s if way_s > 0 else 0.0
     parts["wire_s"] += share * max(0.0, way_s - sum(hop.whole_s for hop in step.hops))
@@ -298,7 +299,7 @@ def _add_step(
 
 
 def stages_of(hops: Iterable[Hop], tokens: Iterable[Json] = ()) -> list[Json]:
-    """Sum up who held which layers, and what it took there, from a request's own record and from traced tokens."""
+    """Sum up the times by worker and layers, from a request's stored hops and from traced tokens."""
     sums: dict[tuple[str, int, int], dict[str, float]] = {}
     for hop in hops:
         _add_stage(sums, (hop.worker, hop.layers.first, hop.layers.stop), asdict(hop))

@@ -1,10 +1,11 @@
-"""How much of the broker's time a member from elsewhere may take at the clients' door, all its connections together.
+"""CPU budget of members on other machines: the share of the broker's time that the messages of one member may take,
+over all its connections.
 
-Its messages are taken in turns with those of others, but each takes time of the loop by which steps go on: without end,
-one member could slow down all. Who has used up its allowance is not read for a moment; what it says waits with itself.
-Pure.
+Messages of different members are read in turns, but each takes time of the event loop that also drives the steps.
+Without a limit, one member could slow down all others. The connections of a member that has used up its budget are not
+read for a moment; its messages wait on its own side. This module does no I/O.
 
-Nobody notices that who asks as people and programs do: a submission, or a question, takes half a millisecond.
+Ordinary use never reaches the limit: a submission or a question takes half a millisecond.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-SHARE: Final = 0.1  # of the time, for each
-AT_ONCE_S: Final = 1.0  # what may be used up at once, by who has said nothing for ten seconds: a thousand submissions
-LEAST_REST_S: Final = 0.01  # less is not worth a timer
-MOST_REST_S: Final = 2.0
-MOST_KNOWN: Final = 4096  # as many as there are members, at the most; who is forgotten begins anew
+SHARE: Final = 0.1  # fraction of the time, for each member
+AT_ONCE_S: Final = 1.0  # budget available after ten idle seconds: a thousand submissions
+LEAST_REST_S: Final = 0.01  # shorter pauses are not worth a timer
+MOST_REST_S: Final = 2.0  # longest pause
+MOST_KNOWN: Final = 4096  # at least the number of members; a member that was evicted starts with a full budget
 
 
 @dataclass(slots=True)
 class Allowance:
-    """See the module's text."""
+    """CPU budget per member (see the module)."""
 
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # what is left, and when that was true
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # key -> (seconds left, time of that value)
 
     def spent(self, key: str, seconds: float, now: float) -> float:
-        """Who has this key has taken so much: for how long it is not to be read now."""
+        """Charge this key for used seconds. Return for how many seconds its connections must not be read."""
         left, at = self._left.pop(key, (AT_ONCE_S, now))
         left = min(AT_ONCE_S, left + (now - at) * SHARE) - seconds
         self._left[key] = max(left, -MOST_REST_S * SHARE), now

@@ -1,7 +1,9 @@
-"""What the journal means for requests: known again after a restart, safe once it has them, served on without it.
+"""Requests and the journal: restore requests after a restart, report ends once they are written, and keep serving while
+the journal is broken.
 
-While nothing can be written, what runs goes on and nobody is let in; what memory let go of meanwhile is missing in the
-journal, which asks for it before it takes an end. A journal that was begun anew is given all that memory has.
+While the journal cannot be written, running requests continue and no new ones are accepted. Tokens that were dropped
+meanwhile are missing in the journal, which asks for them before it accepts an end. A journal that was started over
+receives everything in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from swarm.broker.state.past import Past, RequestRecord
 
 
 class Durability:
-    """Methods append what is to be done to ``out``."""
+    """Restores requests from the journal and handles its confirmations. Methods append actions to ``out``."""
 
     def __init__(
         self,
@@ -39,8 +41,8 @@ class Durability:
     # --- after a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, past: Past, now: float) -> None:
-        """Take up again what the journal knows. Every client has to come back, and has the grace for it; what is kept
-        without a reader is kept for as long again."""
+        """Restore requests from the journal. Every client must come back within its grace period; requests that are
+        kept without a reader are kept for as long again."""
         self._state.next_sequence = past.next_sequence
         blames = dict(past.blames)
         for record in past.requests:
@@ -54,7 +56,7 @@ class Durability:
             self._ends.keep_deadline(request)
 
     def enter(self, request: Request, now: float) -> None:
-        """Into memory, as the journal has it."""
+        """Add a request from the journal to the state."""
         self._state.requests[request.id] = request
         for sequence in request.sequences:
             self._state.sequences[sequence.id] = sequence
@@ -64,8 +66,8 @@ class Durability:
             self._ends.retain(request, now)
 
     def model_known(self, now: float) -> None:
-        """The first worker has come: what depends on the model can be told of restored sequences. The last token may
-        have been an end that the journal did not get to hear of."""
+        """Apply the model's limits to restored sequences, once the first worker has joined. The last token may have
+        been an end that the previous broker did not write."""
         assert self._state.manifest is not None
         for sequence in [s for s in self._state.sequences.values() if s.state is SequenceState.WAITING]:
             sequence.bound(self._state.manifest.context)
@@ -76,7 +78,7 @@ class Durability:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def end_was_written(self, sequence_id: int) -> None:
-        """The journal has its end: that may be told, and memory may let go of it."""
+        """Report an end that the journal has written now; memory may drop the request."""
         self._state.gone.settled(sequence_id, is_written=True)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or not self._settings.has_journal:
@@ -87,8 +89,8 @@ class Durability:
         self._ends.make_room()
 
     def end_was_not_written(self, sequence_id: int) -> None:
-        """The journal lacks tokens that were let go while it could not be written: it gets them all, and the end.
-        Unless they have left memory, too."""
+        """Write all tokens and the end again: the journal lacks tokens that were dropped while it could not be written.
+        This is impossible if they have left memory too."""
         self._state.gone.settled(sequence_id, is_written=False)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or sequence.reason is None or sequence.end_written:
@@ -96,7 +98,7 @@ class Durability:
         self._write_whole(sequence)
 
     def _write_whole(self, sequence: Sequence) -> None:
-        """Write all of its tokens, and its end if it has one."""
+        """Write all tokens of a sequence, and its end if it has one."""
         submit = sequence.request.submit
         new = NewTokens(
             sequence=sequence.id,
@@ -115,9 +117,9 @@ class Durability:
     # --- without a journal -------------------------------------------------------------------------------------------
 
     def journal_broke(self, reason: str, now: float) -> None:
-        """Nothing can be written: what runs goes on, and its tokens are shown though they are not in the journal.
-        Should this broker die, too, the next one computes the same ones again. Whoever was about to be accepted is
-        not."""
+        """Continue without a journal: running requests go on, and their tokens are sent though they are not written. If
+        this broker dies too, the next one computes the same tokens again. Requests that waited for acceptance are
+        rejected."""
         self._state.journal_problem = reason
         self._intake.broke()
         refusal = no_journal(reason)
@@ -129,9 +131,9 @@ class Durability:
         self._growth.committed(tuple((sequence.id, sequence.sampled) for sequence in self._state.sequences.values()))
 
     def journal_renewed(self, next_sequence: int, now: float) -> None:
-        """Give a journal that was begun anew all that memory has: it may hold what could be read of the old one. All
-        requests are written once more, as old as they are. (Who was not accepted yet was refused when the old one
-        broke.)"""
+        """Write everything in memory to a journal that was started over; it may also hold what was salvaged from the
+        old one. All requests are written with their true age. (Requests that were not accepted yet were rejected when
+        the old one broke.)"""
         self._state.next_sequence = max(self._state.next_sequence, next_sequence)
         for request in self._state.requests.values():
             numbers = tuple(sequence.id for sequence in request.sequences)
@@ -140,20 +142,21 @@ class Durability:
                 self._write_whole(sequence)
 
     def journal_mended(self) -> None:
-        """Go on as before: what was held back has been written."""
+        """Return to normal operation: everything that was held back has been written."""
         self._state.journal_problem = ""
 
 
-# --- requests as they were under the broker before this one ----------------------------------------------------------
+# --- requests as they were under the previous broker -----------------------------------------------------------------
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Derive a continuation's seed: each draws differently and reproducibly, the first as if it were alone."""
+    """Return a sequence's seed. Sequences of one request draw differently and reproducibly, the first as if it were
+    alone."""
     return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) % 2**63
 
 
 def remembered(record: RequestRecord, now: float) -> Request:
-    """Make a request of what the journal has; nobody reads it yet, and nothing counts as sent."""
+    """Build a request from its record. It has no reader, and nothing counts as sent."""
     submit, arrived_at = record.submit, now - record.age_s
     deadline_at = None if submit.deadline_s is None else arrived_at + submit.deadline_s
     request = Request(
@@ -181,6 +184,7 @@ def remembered(record: RequestRecord, now: float) -> Request:
 
 
 def was_taken_back(record: RequestRecord) -> bool:
-    """Whether its own client cancelled it: then it never was, and its id is free. (One that nobody waited for any more
-    has a reason beside that; and one that has no end here, though it is not in memory, is about to get one.)"""
+    """Whether the request was cancelled by its own client, so that its id is free again. A request ended by the broker
+    as abandoned has a detail text in addition. A sequence without an end, though not in memory, is about to be
+    cancelled."""
     return any(each.reason in (None, "cancelled") and not each.detail for each in record.sequences)

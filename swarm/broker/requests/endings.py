@@ -1,8 +1,8 @@
-"""How requests end, and how long they are remembered after that.
+"""End of requests: deadlines, lost clients, and how long an ended request stays in memory.
 
-Terminal states win: a sequence has one end, in the journal before it is told. Times end requests, too: a deadline that
-passed, a client that did not come back, room that no plan has. An ended request stays in memory until it was delivered,
-until it is old, or until there are too many (``archive``).
+Terminal states are final: a sequence has one end, which is in the journal before it is reported. Requests also end by
+time: the deadline passes, the client does not come back, or no plan has enough KV blocks. An ended request stays in
+memory until it was delivered, until it is old, or until there are too many (``state.ended_requests``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    max_queue: int = 1024  # shared out as ``Places`` says
-    client_grace_s: float = 10.0
-    retain_s: float = 60.0
-    has_journal: bool = False  # what has ended can be read again
-    too_large_patience_s: float = 30.0  # a worker that was lost is back within seconds, and the room with it
+    """Limits and retention times of requests."""
+
+    max_queue: int = 1024  # queue length; divided by ``QueueQuota``
+    client_grace_s: float = 10.0  # seconds for which a request without a reader runs on
+    retain_s: float = 60.0  # seconds for which an ended request stays in memory
+    has_journal: bool = False  # ended requests can be read from the journal
+    # seconds; a lost worker is usually back within seconds, and its KV blocks with it
+    too_large_patience_s: float = 30.0
 
 
 class Ends:
-    """Methods append what is to be done to ``out``."""
+    """Ends sequences and requests, and drops them from memory. Methods append actions to ``out``."""
 
     def __init__(
         self,
@@ -48,10 +51,11 @@ class Ends:
         self._latencies = latencies
         self._delivery = delivery
 
-    # --- ends --------------------------------------------------------------------------------------------------------
+    # --- ends
+    # ------------------------------------------------------------------------------------------------------------
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float, detail: str = "") -> None:
-        """A sequence reaches its one end; its room in the stages goes back with the next step."""
+        """End a sequence; its KV blocks are freed with the next step."""
         if sequence.state is SequenceState.ENDED:
             return
         if sequence.state is SequenceState.RUNNING:
@@ -74,32 +78,32 @@ class Ends:
             self.end(sequence, reason, now, detail)
 
     def end_everything(self, detail: str, now: float) -> None:
-        """Nothing that has not ended can be finished any more."""
+        """Fail all requests that have not ended."""
         for request in [r for r in self._state.requests.values() if not r.ended]:
             self.end_all(request, "failed", detail, now)
 
     def too_late(self, sequence: Sequence, now: float) -> None:
-        """End a sequence whose turn has come (again), but that the quickest steps would not finish by its deadline."""
+        """Fail a request that is next in line but cannot meet its deadline even with the quickest steps."""
         self._state.count("sequences_too_late")
         self.end_all(sequence.request, "failed", TOO_SHORT, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def leave_alone(self, request: Request, now: float, *, on_purpose: bool = False) -> None:
-        """Note that nobody reads it. A reader whose connection broke (not ``on_purpose``) may come back within the
-        grace, also where less than that was asked for."""
+        """Start the time for which a request runs without a reader. A reader whose connection broke (not
+        ``on_purpose``) gets at least the grace period, also if the request asked for less."""
         keep_s = request.submit.keep_s
         for_s = keep_s if on_purpose and keep_s else max(keep_s, self._settings.client_grace_s)
         request.be_left(for_s, now)
         self._state.timers.add(now + for_s, request.id)
 
     def keep_deadline(self, request: Request) -> None:
-        """End it at its deadline, if it has one."""
+        """Set a timer for the deadline, if there is one."""
         if request.deadline_at is not None:
             self._state.timers.add(request.deadline_at, request.id)
 
     def tick(self, now: float) -> None:
-        """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
+        """End requests that are past their deadline, abandoned or too large for the plan, and drop old ones."""
         for request_id in self._state.timers.due(now):
             request = self._state.requests.get(request_id)
             if request is not None:
@@ -125,16 +129,17 @@ class Ends:
         return now - request.detached_at >= request.left_for_s
 
     def _is_old(self, request: Request, now: float) -> bool:
+        # a request read from the journal is kept from that time on
         kept_from = request.ended_at if request.read_at is None else request.read_at
         return now - kept_from >= self._settings.retain_s
 
     def _awaits_journal(self, request: Request) -> bool:
-        """Whether what it still has to write is nowhere but here."""
+        """Whether parts of it are not written yet and only exist in memory."""
         return self._settings.has_journal and request.accepted and not request.end_written
 
     def _end_the_too_large(self, now: float) -> None:
-        """End what was accepted under another plan and fits no longer. Only time in which a plan serves counts: between
-        two plans nobody knows what the next one will hold."""
+        """Fail requests that were accepted under another plan and do not fit into this one. Only time during which a
+        plan serves counts, because the capacity of the next plan is not known."""
         passed_s = now - self._state.ticked_at
         if self._state.book.phase is not PlanPhase.SERVING:
             return
@@ -151,14 +156,14 @@ class Ends:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def retain(self, request: Request, now: float) -> None:
-        """Keep what has ended for a while."""
+        """Keep an ended request in memory for a while."""
         kept_from = request.ended_at if request.read_at is None else request.read_at
         self._state.timers.add(max(now, kept_from + self._settings.retain_s), request.id)
         self._state.shelf.add(request)
         self.make_room()
 
     def make_room(self) -> None:
-        """The oldest ended requests go, if there are too many."""
+        """Drop the oldest ended requests while there are too many."""
         if not self._state.shelf.is_over:
             return
         for request_id in self._state.shelf.oldest():
@@ -169,7 +174,7 @@ class Ends:
                 return
 
     def _drop(self, request: Request) -> None:
-        """Out of memory, though its reader may not have it all."""
+        """Drop a request from memory, though its reader may not have all of it."""
         self._state.count("requests_dropped")
         if self._settings.has_journal:
             self._state.archive.note_dropped(request)
@@ -177,12 +182,13 @@ class Ends:
         self.forget(request)
 
     def forget_if_done(self, request: Request, reader: bytes | None) -> None:
-        """Whoever has it all needs it no more. Others may: they find it in the journal, once that has it; without one,
-        it waits for who submitted it."""
+        """Forget a request that has been delivered completely. Other readers find it in the journal, once it is written
+        there; without a journal, the request is kept for the client that submitted it."""
         if not request.fully_delivered:
             return
         if request.owner not in (None, reader):
             self._state.gone.read_by_another(request)
+        # no one needs the copy in memory
         is_spare = request.end_written if self._settings.has_journal else reader == request.owner
         if is_spare:
             self.forget(request)
@@ -196,9 +202,9 @@ class Ends:
 
 
 def summary(request: Request, now: float) -> Note:
-    """One line per request. Times are seconds from its arrival; None where that never came, or came under a broker
-    before this one. ``tokens_per_s`` is from its start on, waiting in the queue left out; ``recomputed`` is how often a
-    sequence of it was computed again, ``preempted`` how often because it had to give its room to another."""
+    """Return the log line of an ended request. Times are seconds from its arrival; None if the event never happened, or
+    happened under an earlier broker. ``tokens_per_s`` excludes the time in the queue; ``recomputed`` counts how often a
+    sequence of it was computed again, ``preempted`` how often because it was preempted."""
     first = request.sequences[0]
     num_tokens = sum(s.num_generated for s in request.sequences)
     is_forgotten = any(s.num_restored for s in request.sequences)

@@ -1,4 +1,4 @@
-"""New requests: who is let in, and when whoever is turned away may come again."""
+"""Admission of new requests, and the time after which a rejected client should retry."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES
 from swarm.wire.messages import BLOCK, Manifest, Submit, num_blocks
 
-NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
-MOST_S = 60.0  # further ahead the pace of the moment tells nothing: come again by then, and be told anew
+NOT_SERVING_S = 5.0  # seconds; minimum retry time while no plan serves, since it is unknown when places become free
+MOST_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the client should retry by then
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How the ``num`` places of the queue are given away. What was accepted is never put out again for somebody better;
-    so some places are kept for those who may still come:
+    """Division of the ``num_places`` places of the queue. An accepted request is never removed for a better one, so
+    some places are reserved for requests that may still come:
 
     * one tenant holds at most three quarters of the places;
     * the last twentieth is for classes above "normal";
     * the last tenth, at least one place, is for classes above "low".
 
-    In a queue of one place, all may have that.
+    In a queue of one place, that place is open to all.
     """
 
     num: int
 
     @property
     def of_tenant(self) -> int:
-        """How many sequences of one tenant may wait."""
+        """Maximum number of waiting sequences of one tenant."""
         return -(-3 * self.num // 4)
 
     def of_class(self, priority: int) -> int:
-        """How many sequences, of whatever class, may wait with the last one of this class."""
+        """Return the maximum total of waiting sequences up to which a sequence of this class may be added."""
         if priority > PRIORITIES["normal"]:
             return self.num
         kept = self.num // 20 if priority > PRIORITIES["low"] else max(1, self.num // 10)
         return max(1, self.num - kept)
 
     def too_many(self, num: int, priority: int) -> Refusal | None:
-        """Whether so many sequences of one request would not even find places in an empty queue."""
+        """Refuse a request with more sequences than even an empty queue has places for."""
         most = min(self.of_tenant, self.of_class(priority))
         if num <= most:
             return None
         return Refusal("invalid", f"n is {num}, but at most {most} sequences of one request may wait: ask for fewer")
 
     def taken(self, num: int, priority: int, num_waiting: int, num_of_tenant: int) -> str | None:
-        """Why there are no places now for so many more sequences; None: there are."""
+        """Return why there are no places for ``num`` more sequences now; None if there are."""
         most = self.of_class(priority)
         if num_waiting + num > most:
             kept = f"; {self.num - most} more places are kept for higher classes" if most < self.num else ""
@@ -62,7 +62,8 @@ class Places:
 
 
 class Intake:
-    """``patience_s``: how long what fits nowhere keeps its place in the queue."""
+    """Decides whether a new request is accepted. ``patience_s``: how long a sequence that fits into no plan keeps its
+    place in the queue."""
 
     def __init__(self, state: State, max_queue: int, patience_s: float) -> None:
         self._state = state
@@ -70,20 +71,21 @@ class Intake:
         self._places = Places(max_queue)
 
     def let_in(self, client: bytes, request: Request) -> None:
-        """Give a request its place: until the journal has it, here, then in the queue."""
+        """Take places for a request that now waits for the journal, before it enters the queue."""
         self._state.turned_away.forget(client)
         self._state.unwritten.add(request)
 
     def written(self, sequences: tuple[int, ...]) -> None:
-        """The journal has these of one request, or never will."""
+        """Release these places: the journal has written the request, or never will."""
         self._state.unwritten.remove(sequences)
 
     def broke(self) -> None:
-        """The journal takes nothing: nobody waits for it at the door any more, not even who was cancelled there."""
+        """Release all places of requests that wait for the journal, cancelled ones included: it writes nothing any
+        more."""
         self._state.unwritten.clear()
 
     def refusal(self, client: bytes, tenant: str, submit: Submit, now: float) -> Refusal | None:
-        """Why this request is not let in now; None: it may come in."""
+        """Return why this request is rejected now; None if it is admitted."""
         manifest = self._state.manifest
         if self._state.journal_problem:
             return no_journal(self._state.journal_problem)
@@ -98,7 +100,7 @@ class Intake:
         )
 
     def _no_places(self, client: bytes, tenant: str, submit: Submit, now: float) -> Refusal | None:
-        """The queue has none for this request now."""
+        """Refuse the request if the queue has no places for it now."""
         waiting = self._state.waiting
         reason = self._places.taken(
             submit.params.n,
@@ -111,8 +113,8 @@ class Intake:
         return Refusal("overloaded", reason, self._retry_after(client, submit.params.n, now))
 
     def _retry_after(self, client: bytes, num_sequences: int, now: float) -> float:
-        """When there will be places: those who were turned away before will have come back by then. Who is set aside
-        makes none before the plan changes or its patience ends."""
+        """Return the seconds after which there should be places. Clients rejected earlier are expected to come back
+        before. Sequences set aside free no place before the plan changes or their patience ends."""
         costs, waiting = self._state.costs, self._state.waiting
         rate = costs.tokens_per_s
         num_turns = len(waiting) - len(waiting.aside)
@@ -125,26 +127,26 @@ class Intake:
         return round(min(MOST_S, max(least_s, after_s)), 1)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:
-        """A plan is in force, and even empty it could not hold a sequence of this length."""
+        """Refuse a request that the active plan could not hold even if empty."""
         book = self._state.book
         return too_large(limit_of(submit, manifest), book.kv_blocks) if book.serving else None
 
 
 def no_journal(reason: str) -> Refusal:
-    """While nothing can be written nobody is let in."""
-    return Refusal("journal", f"no request can be accepted, since it could not be written down: {reason}", RETRY_S)
+    """Return the refusal for requests while the journal cannot be written."""
+    return Refusal("journal", f"no request can be accepted, because the journal can't be written: {reason}", RETRY_S)
 
 
 def tenant_of(submit: Submit, client: bytes, account: Account | None = None) -> str:
-    """On whose account a request is computed: that of its client's key; without one its tenant's, or the client's
-    itself if it names none."""
+    """Return the tenant to charge: that of the client's key; without a key the tenant that it names, or the client
+    itself."""
     if account is not None:
         return account.tenant_of(submit.tenant)
     return submit.tenant or f"client {client.hex()}"
 
 
 def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:
-    """Whether this model can serve this request at all; None means yes."""
+    """Return why the model cannot serve this request at all; None if it can."""
     try:
         submit.params.check()
     except InvalidRequest as error:
@@ -172,17 +174,17 @@ def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:
 
 
 def taken(submit: Submit) -> Refusal:
-    """Another tenant has this id. That is all that is said of it."""
+    """Return the refusal for an id that another tenant uses. It reveals nothing else about that request."""
     return Refusal("conflict", f"request id {submit.request_id} is taken: choose a new one")
 
 
 def limit_of(submit: Submit, manifest: Manifest) -> int:
-    """The most positions a sequence of this request can come to hold."""
+    """Return the maximum number of positions of a sequence of this request."""
     return min(len(submit.prompt) + submit.params.max_tokens, manifest.context)
 
 
 def too_large(limit: int, kv_blocks: int) -> Refusal | None:
-    """Whether stages with so many blocks, even empty, have no room for so many positions; None means that they have."""
+    """Return a refusal if stages with this many blocks cannot hold a sequence of ``limit`` positions even if empty."""
     if num_blocks(limit) <= kv_blocks:
         return None
     reason = (

@@ -1,8 +1,8 @@
-"""Answer questions about requests: what was asked for, and what has come of it so far.
+"""Answers to questions about requests: the submission, and the tokens so far.
 
-A look-up changes nothing: the request keeps its reader, the reader its place and its window, and a request without a
-reader the time that it is kept for. So this module only reads, and sends each answer to the client that asked. A
-refusal is an answer to the question. It is never a ``Rejected``: that message ends a reader's request.
+A question changes nothing: the request keeps its reader, the reader its position and window, and a request without a
+reader its remaining time. This module only reads the state, and sends each answer to the client that asked. A refusal
+is an answer to the question and never a ``Rejected`` message, which would end a reader's request.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from swarm.broker.state import Request, Sequence, SequenceState
 from swarm.broker.state.archive import HOP_WEIGHT, LOGPROB_WEIGHT, Question, Refusal
 from swarm.wire.messages import Json, LookUp, Recall, Recalled, Report, Snapshot, Submit
 
-PAGE_WEIGHT = 1 << 15  # of the tokens of one answer, as ``archive`` weighs them: some hundred kilobytes on the wire
+# token weight of one answer (as in ``state.ended_requests``): a few hundred kilobytes on the wire
+PAGE_WEIGHT = 1 << 15
 
 
 class LookUps:
-    """Answers about requests that are in memory. Methods append messages to ``out``."""
+    """Answers questions about requests in memory. Methods append messages to ``out``."""
 
     def __init__(self, out: Outbox, delivery: Delivery) -> None:
         self._out = out
         self._delivery = delivery
 
     def answer(self, client: bytes, question: Question, request: Request) -> None:
-        """Send what the question asks for."""
+        """Send the answer."""
         if isinstance(question, Recall):
             self._out.append(SayClient(client, Recalled(submit=request.submit)))
         elif question.index >= len(request.sequences):
@@ -44,7 +45,7 @@ class LookUps:
         self._out.append(SayClient(client, Report(what=what, ok=False, body=body)))
 
     def _snapshot(self, asked: LookUp, sequence: Sequence) -> Snapshot:
-        """Take the tokens that a client may see: those that are committed."""
+        """Return a page of the committed tokens; only these may be seen by clients."""
         submit = sequence.request.submit
         num_tokens = sequence.committed - sequence.num_prompt
         start = min(asked.start, num_tokens)
@@ -65,7 +66,7 @@ class LookUps:
 
 
 def _page(submit: Submit, sequence: Sequence) -> int:
-    """Return how many tokens one answer holds: at least one."""
+    """Return the number of tokens that fit into one answer, at least one."""
     wanted = submit.params.logprobs
     weight = 1 + (0 if wanted is None else LOGPROB_WEIGHT * (1 + wanted))
     weight += HOP_WEIGHT * max(map(len, sequence.hops), default=0)

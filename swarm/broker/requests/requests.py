@@ -1,13 +1,12 @@
-"""Requests by what clients say about them: each one's way from submission to its end, and each token's way to the
-client.
+"""Requests as clients drive them: from submission to the end, and delivery of the tokens.
 
-Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
-``intake``. A client sees a token once it is in the journal, and only so many unacknowledged ones at a time: whoever
-reads slowly holds up nobody (``tokens``). Terminal states win (``endings``): what arrives for an ended sequence is
-counted and dropped.
+Submitted -> (in the journal) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. ``admission``
+decides whether a request is accepted. A client receives a token once it is in the journal, and has a limited window of
+unacknowledged tokens, so that a slow reader delays no other (``tokens``). Terminal states are final (``completion``):
+messages for an ended sequence are counted and dropped.
 
-A request is known by its id as long as the journal keeps it, whether it is in memory or not (``archive``). So with a
-journal, what is said about an id that memory doesn't know waits until the journal was asked.
+A request stays available under its id as long as the journal keeps it, in memory or not (``state.ended_requests``).
+With a journal, messages about an id that is not in memory therefore wait until the journal has been searched.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ __all__ = ["MAX_TOKENS_PER_MESSAGE", "WINDOW", "RequestSettings", "Requests", "d
 
 _CROWDED = Refusal("overloaded", "too many requests are being looked up in the journal", 1.0)
 _SLOW = Refusal("journal", "this request can't be looked up now: the journal is slow", RETRY_S)
-TRY_AGAIN_S = 0.5  # until a client whose queue was full is told again what it has not acknowledged
+TRY_AGAIN_S = 0.5  # seconds until unacknowledged tokens are sent again to a client whose queue was full
 
 
 class Requests:
-    """All requests, by what clients say about them; the parts beside that are ``endings``, ``tokens`` and
-    ``durability``. Methods append what is to be done to ``out``."""
+    """Handles all messages of clients about requests. Methods append actions to ``out``."""
 
     def __init__(
         self, state: State, settings: RequestSettings, out: Outbox, *, tracer: Tracer, latencies: Latencies
@@ -71,7 +69,7 @@ class Requests:
             self._admit(client, submit, account, now)
 
     def _admit(self, client: bytes, submit: Submit, account: Account | None, now: float) -> None:
-        """Take a request whose id nobody knows."""
+        """Accept or reject a request with a new id."""
         tenant = tenant_of(submit, client, account)
         refusal = self._intake.refusal(client, tenant, submit, now)
         if refusal is not None:
@@ -114,13 +112,13 @@ class Requests:
             self._read_from(known, (0,) * len(known.sequences))
 
     def accepted(self, request_id: str, sequences: tuple[int, ...]) -> None:
-        """The journal has it: it may be announced and served."""
+        """Announce and queue a request that the journal has written."""
         self._intake.written(sequences)
         request = self._state.requests.get(request_id)
         if request is None or tuple(s.id for s in request.sequences) != sequences:
-            return  # cancelled meanwhile, and perhaps asked for anew: then that one is not in the journal yet
+            return  # cancelled meanwhile, and perhaps submitted again: then the new one is not in the journal yet
         if request.accepted:
-            return  # it was written once more
+            return  # written again, to a journal that was started over
         request.accepted = True
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:
@@ -129,10 +127,11 @@ class Requests:
         for sequence in request.sequences:
             self._delivery.deliver(sequence)
 
-    # --- who reads ---------------------------------------------------------------------------------------------------
+    # --- readers
+    # ---------------------------------------------------------------------------------------------------------
 
     def look_up(self, client: bytes, question: Question, account: Account | None = None) -> None:
-        """Answer a question about a request, whoever reads it."""
+        """Answer a question about a request; the client need not be its reader."""
         request = self._seen(question.request_id, account)
         if request is not None:
             self._lookups.answer(client, question, request)
@@ -162,7 +161,7 @@ class Requests:
             self._delivery.deliver(sequence)
 
     def _adopt(self, request: Request, client: bytes) -> None:
-        """From now on this is its reader. One at a time: the one before it is told."""
+        """Make this client the reader. There is one at a time; the previous reader is notified."""
         if request.client not in (None, client):
             self._delivery.reject(request.client, request.id, SUPERSEDED)
         request.client, request.stuck = client, False
@@ -170,7 +169,8 @@ class Requests:
 
     def ack(self, client: bytes, ack: Ack, account: Account | None = None) -> None:
         if ack.request_id not in self._state.requests and self._state.archive.dropped.get(ack.request_id) == client:
-            self._ask_journal(client, ack, account)  # without room for that now, the client attaches after a while
+            # if the lookup has no capacity now, the client attaches again after a while
+            self._ask_journal(client, ack, account)
             return
         sequence = self._find(ack.request_id, ack.index, account)
         if sequence is None:
@@ -178,7 +178,8 @@ class Requests:
         if sequence.request.client is None and self._state.archive.dropped.get(ack.request_id) == client:
             self._adopt(sequence.request, client)  # a look-up has brought it back into memory meanwhile
         if sequence.request.client not in (None, client):
-            self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
+            # from a previous reader: they do not apply to the position of the current one
+            self._state.count("late_acks")
             return
         if sequence.unsure:
             sequence.read_from(ack.next_index)
@@ -189,15 +190,15 @@ class Requests:
         self.ends.forget_if_done(sequence.request, client)
 
     def _go_on(self, request: Request) -> None:
-        """Send on to a reader that reads again. What was sent and dropped is sent once more: all that was not
-        acknowledged."""
+        """Resume sending to a reader that reads again. Everything unacknowledged is sent again, because some was
+        dropped."""
         request.stuck = False
         for sequence in request.sequences:
             sequence.send_again()
             self._delivery.deliver(sequence)
 
     def detach(self, client: bytes, detach: Detach, account: Account | None, now: float) -> None:
-        """Let a reader go that goes on purpose."""
+        """Release a reader that leaves on purpose."""
         if account is None or self._state.archive.dropped.get(detach.request_id) == client:
             self._state.archive.dropped.pop(detach.request_id, None)
         self._state.archive.withdraw(client, detach.request_id)
@@ -208,23 +209,24 @@ class Requests:
             self.ends.leave_alone(request, now, on_purpose=True)
 
     def unreachable(self, client: bytes, now: float) -> None:
-        """Keep what could not be sent: it will be sent again after the client's Attach, if that comes within the
-        grace."""
+        """Keep the requests of a client that has disconnected. It receives everything after its Attach, if that comes
+        within the grace period."""
         self._state.archive.withdraw_keyed(client)
         for request in self._state.requests.values():
             if request.client == client:
                 self.ends.leave_alone(request, now)
 
     def stuck(self, client: bytes, now: float) -> None:
-        """Note that a client is there, and does not read: nothing more is sent, its requests run on as for any slow
-        reader. If it never comes to itself, its connection breaks sooner or later."""
+        """Stop sending to a client that is connected but does not read; its requests run on as for any slow reader. If
+        it never reads again, its connection breaks eventually."""
         self._state.stuck.setdefault(client, now + TRY_AGAIN_S)
         for request in self._state.requests.values():
             if request.client == client:
                 request.stuck = True
 
     def tick(self, now: float) -> None:
-        """Try again with those that were stuck: one that reads again may have no reason to say so."""
+        """Retry blocked clients, since a client that reads again may have no reason to send a message. Then handle what
+        is due."""
         for client in [client for client, due in self._state.stuck.items() if now >= due]:
             del self._state.stuck[client]
             for request in self._state.requests.values():
@@ -234,10 +236,11 @@ class Requests:
             self._lookups.refuse(client, question, _SLOW)
         self.ends.tick(now)
 
-    # --- what shall end ----------------------------------------------------------------------------------------------
+    # --- ending requests
+    # -------------------------------------------------------------------------------------------------
 
     def stop(self, stop: Stop, account: Account | None, now: float) -> None:
-        """The client found a stop string: the tokens before ``at_index`` are the answer."""
+        """End a sequence in which the client found a stop string: the answer is the tokens before ``at_index``."""
         sequence = self._find(stop.request_id, stop.index, account)
         if sequence is None:
             return
@@ -245,14 +248,15 @@ class Requests:
             self._state.count("late_stops")
             return
         if stop.at_index > sequence.num_generated:
-            sequence.expect_stop(stop.at_index)  # the journal lost tokens that the client has seen: they come again
+            # the journal lost tokens that the client has received; they are drawn again first
+            sequence.expect_stop(stop.at_index)
             return
         sequence.cut_answer(stop.at_index)
         self.ends.end(sequence, "stop", now)
 
     def cancel(self, client: bytes, cancel: Cancel, account: Account | None, now: float) -> None:
-        """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once. A former reader
-        that leaves (``if_reader``) ends nothing: it has not heard yet that another one reads."""
+        """Cancel a request. If its reader cancels, the rest is not needed, and the request is forgotten immediately. A
+        previous reader (``if_reader``) cancels nothing: it has not received the notice yet that it was superseded."""
         if self._state.archive.withdraw(client, cancel.request_id):
             self._delivery.reject(
                 client, cancel.request_id, Refusal("cancelled", "it was cancelled before it was accepted")
@@ -274,15 +278,16 @@ class Requests:
                 self._delivery.say(request, finished(sequence))
         self.ends.forget(request)
 
-    # --- what the journal has ----------------------------------------------------------------------------------------
+    # --- answers of the journal
+    # ------------------------------------------------------------------------------------------
 
     def read(self, request_id: str, record: RequestRecord | None, problem: str, now: float) -> None:
-        """The journal was asked for a request that is not in memory: now what was said about it can be answered."""
+        """Handle the messages that waited until the journal was searched for this request."""
         asked = self._state.archive.take(request_id)
         if record is not None and was_taken_back(record):
             record = None
         for client, message, account in asked:
-            # For each of them: who was answered before may have taken all of it, and it left memory again.
+            # For each message: the client answered before may have taken everything, and the request left memory again.
             if record is not None and request_id not in self._state.requests:
                 self._take_from_journal(record, account, now)
             if isinstance(message, Submit) and record is not None and not may_see(account, record.tenant):
@@ -292,7 +297,7 @@ class Requests:
         self.ends.make_room()
 
     def _take_from_journal(self, record: RequestRecord, account: Account | None, now: float) -> None:
-        """Into memory again, if it is theirs who asked for it."""
+        """Bring a request back into memory, if this account may see it."""
         if not may_see(account, record.tenant):
             return
         request = remembered(record, now)
@@ -327,16 +332,16 @@ class Requests:
                 self._delivery.reject(client, message.request_id, refusal)
 
     def _seen(self, request_id: str, account: Account | None) -> Request | None:
-        """A request that is in memory; another tenant's is none."""
+        """Return a request that is in memory and visible to this account."""
         request = self._state.requests.get(request_id)
         return request if request is not None and may_see(account, request.tenant) else None
 
     def _absence(self, request_id: str, account: Account | None) -> Refusal:
-        """Why nothing can be told of this request."""
+        """Return the reason why this request is not available."""
         return self._state.gone.answer(request_id, self._state.journal_problem, account)
 
     def _ask_journal(self, client: bytes, message: About, account: Account | None) -> bool:
-        """False: there is none to ask."""
+        """Ask the journal for the request of this message. Return False if there is no journal."""
         if not self._settings.has_journal:
             return False
         first = self._state.archive.ask(client, message, account, now=self._state.now)

@@ -1,9 +1,9 @@
-"""The way of tokens: from the last stage to the journal, and from there to their clients, with the end behind them.
+"""Tokens on their way from the last stage to the journal, and from there to their clients, followed by the end.
 
-A client sees a token once it is in the journal; the next step needs neither. The broker keeps no buffer for a client
-beside the tokens themselves. Whoever doesn't acknowledge gets a window's worth and no more; what was sent and not
-acknowledged is sent again when the client attaches. A client that does not even take that from its connection, whose
-queue has become full, is *stuck*: it is told nothing more before it says something, or is tried again after a moment.
+A client receives a token once it is in the journal; the next step waits for neither. The broker keeps no buffer per
+client apart from the tokens themselves. A client that does not acknowledge gets one window of tokens; unacknowledged
+tokens are sent again when the client attaches. A client is *blocked* if it does not even read from its connection, so
+that its queue is full. It is sent nothing until it sends a message or a short delay has passed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.archive import Refusal
 from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Timing, Tokens
 
-WINDOW = 256  # tokens of one continuation that may be on their way, unacknowledged
+WINDOW = 256  # maximum number of unacknowledged tokens of one sequence
 MAX_TOKENS_PER_MESSAGE = 128
 
 End = Callable[[Sequence, FinishReason, float], None]
 
 
 class Growth:
-    """Takes tokens from the last stage. Methods append what is to be done to ``out``. ``end``: how a sequence ends."""
+    """Takes tokens from the last stage. Methods append actions to ``out``; the callback ``on_end`` ends a sequence."""
 
     def __init__(self, state: State, out: Outbox, *, delivery: Delivery, end: End, latencies: Latencies) -> None:
         self._state = state
@@ -33,7 +33,7 @@ class Growth:
         self._end = end
 
     def sampled(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], now: float) -> None:
-        """New tokens. They are journalled, then sent; the next step needs neither."""
+        """Add new tokens to their sequences, write them to the journal, and end sequences that are complete."""
         written: list[NewTokens] = []
         ends: list[tuple[Sequence, FinishReason]] = []
         for item in sampled:
@@ -56,7 +56,7 @@ class Growth:
             self._end(sequence, reason, now)
 
     def committed(self, committed: tuple[tuple[int, int], ...]) -> None:
-        """The journal has these sequences up to these positions."""
+        """Send tokens that the journal has written: (sequence, position) pairs."""
         for sequence_id, position in committed:
             sequence = self._state.sequences.get(sequence_id)
             if sequence is not None:
@@ -77,13 +77,13 @@ class Growth:
         self._latencies.token(sequence, now)
         sequence.grow(item.token, item.logprobs, hops if submit.hops else None, now)
         self._state.waiting.charge(sequence.request.tenant, 1)
-        if sequence.state is SequenceState.RUNNING:  # else it had to give way meanwhile, and keeps the token
+        if sequence.state is SequenceState.RUNNING:  # otherwise it was preempted meanwhile, and keeps the token
             self._state.running.refresh(sequence)
         self._state.count("tokens")
         return new
 
     def end_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Whether the newest token is the last."""
+        """Return the reason to end after the newest token; None if the sequence goes on."""
         params, manifest = sequence.request.submit.params, self._state.manifest
         token = sequence.tokens[-1]
         is_eos = manifest is not None and token in manifest.eos_token_ids and not params.ignore_eos
@@ -97,7 +97,8 @@ class Growth:
 
 
 class Delivery:
-    """Methods append what is to be said to ``out``. ``has_journal``: an end is told once that is in the journal."""
+    """Sends tokens and ends to clients. Methods append messages to ``out``. With ``has_journal``, an end is sent once
+    it is in the journal."""
 
     def __init__(self, state: State, out: Outbox, *, has_journal: bool) -> None:
         self._state = state
@@ -109,7 +110,7 @@ class Delivery:
             self._out.append(SayClient(request.listener, message))
 
     def reject(self, client: bytes, request_id: str, refusal: Refusal) -> None:
-        """Not this, not now, or not any more: to the client that said it."""
+        """Send a rejection to the client, and count it."""
         self._state.count(f"rejected_{refusal.code}")
         message = Rejected(
             request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=refusal.retry_after_s
@@ -117,7 +118,7 @@ class Delivery:
         self._out.append(SayClient(client, message))
 
     def deliver(self, sequence: Sequence) -> None:
-        """Send what is committed and within the window, then the end if there is one."""
+        """Send what is committed and within the window, then the end if it is due."""
         request = sequence.request
         if request.listener is None or not request.accepted or sequence.unsure:
             return
@@ -128,7 +129,7 @@ class Delivery:
             self.say(request, finished(sequence))
 
     def is_safe(self, sequence: Sequence) -> bool:
-        """Whether its end is as safe as it gets: in the journal, if there is one that can be written."""
+        """Whether the sequence's end is durable: in the journal, or there is no journal that can be written."""
         return sequence.end_written or not self._has_journal or bool(self._state.journal_problem)
 
     def _end_is_due(self, sequence: Sequence) -> bool:
@@ -155,7 +156,7 @@ class Delivery:
 
 
 def finished(sequence: Sequence) -> Finished:
-    """How a continuation ended, for its client."""
+    """Return the message that reports a sequence's end."""
     assert sequence.reason is not None
     return Finished(
         request_id=sequence.request.id,
@@ -170,9 +171,9 @@ def finished(sequence: Sequence) -> Finished:
 
 
 def timing(sequence: Sequence, now: float) -> Timing:
-    """Tell its times, from when its request came. A sequence without a token has no time of a first one: 0. One that
-    never started was queued all the time. If     a broker before this one had drawn tokens of it, only the total is
-    known; the rest is 0."""
+    """Return a sequence's times, counted from the arrival of its request. Without a token, the time of the first token
+    is 0. A sequence that never started was queued all the time. If an earlier broker had drawn tokens of it, only the
+    total is available, and the others are 0."""
     arrived = sequence.request.arrived_at
     is_forgotten = sequence.num_restored > 0
 

@@ -1,13 +1,21 @@
-"""State: all that the broker knows, as plain values with their questions and verbs.
+"""State of the broker: plain values with queries and with the operations that change them.
 
-Nothing in here sends, writes or decides what happens next. A sequence's positions stand in ``sequences``, and what it
-may become in ``standing``; who waits in ``queue``, with when to look at a request again; who runs in ``running``, whose
-keys and values others may share in ``prefix``; plans, epochs and what is to be brought level in ``plans``; workers,
-their pulses and verdicts, and whose doors can't be reached from where, in ``workers``; steps that raised, and what has
-come through since, in ``evidence``; who waits for another's name, and who was sent away, in ``newcomers``; what has
-ended or is nowhere, and what is asked of the journal about it, in ``archive``; what steps cost in ``costs``; what the
-journal tells of earlier brokers in ``past``. ``State.check`` has the rules of all, ``State.forgive`` the one answer to
-a pause of the broker's own.
+This package sends nothing, writes nothing and makes no decisions.
+
+- ``sequences``: positions of each sequence and what happens to it; ``lifecycle``: its states and which operation is
+  allowed in which state
+- ``queue``: sequences that wait for capacity, and the times at which requests must be checked again
+- ``running``: sequences that run; ``prefix``: whose keys and values other sequences may share
+- ``plans``: plans, epochs, and the layers that are still to be rebuilt
+- ``workers``: workers, their heartbeats and verdicts, and the routes between workers that are blocked
+- ``evidence``: steps that raised, and what has been computed successfully since
+- ``newcomers``: processes that wait for the name of another one, and workers that were refused
+- ``ended_requests``: requests that have ended or are unknown, and the messages about them that wait for the journal
+- ``costs``: measured step times; ``recoveries``: durations of recoveries
+- ``journal_snapshot``: what the journal holds of earlier brokers
+
+``State.check`` verifies the invariants of all of them. ``State.shift_deadlines`` is the only reaction to a pause of the
+broker itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What the broker keeps of requests that have ended, and what it asks the journal for.
+"""Requests that have ended: which ones stay in memory, and messages that wait until the journal has been searched.
 
-With a journal, memory is for those that are being read now: an ended request that is dropped here is read again when
-somebody asks for it. Without one, what is dropped is gone. Either way, ended requests hold no more memory than the
-bounds below, whatever their clients do.
+With a journal, memory only holds the requests that are being read now; a request that was dropped is read from the
+journal when a client asks for it. Without a journal, a dropped request is lost. Either way, ended requests use no more
+memory than the bounds below, whatever their clients do.
 
-``Gone`` knows what became of requests that are not in memory any more, where asking the journal does not tell. Without
-a journal what leaves memory is gone, and so is what the journal's bounds have pushed out. While the journal can't be
-written, what leaves memory is not in it yet; and if that lasts, tokens are let go, and never will be. Whoever asks for
-such a request is told so. Of a broker before this one nothing is known here.
+``ForgottenRequests`` remembers why a request is not available where the journal cannot tell: without a journal,
+requests that left memory are lost; the journal's own limits remove requests too. While the journal cannot be written,
+requests that leave memory are not in it yet; if that lasts, their tokens are dropped and never will be. A client that
+asks for such a request gets this reason. Nothing is remembered from earlier broker processes.
 """
 
 from __future__ import annotations
@@ -19,54 +19,58 @@ from dataclasses import dataclass, field
 from swarm.broker.state.sequences import Request
 from swarm.wire.messages import Ack, Attach, LookUp, Recall, Submit
 
-# Of ended requests, together: as many as a busy minute makes, and some 20 MB (a token takes about 40 bytes, counted as
-# one; an alternative of its log-probabilities three times that, a hop eight times).
+# Limits for all ended requests together: as many as arrive in a busy minute, and about 20 MB (a token takes about 40
+# bytes and counts as 1; an alternative in its log probabilities takes three times that, a hop eight times).
 MAX_KEPT = 1024
 MAX_KEPT_WEIGHT = 1 << 19
 LOGPROB_WEIGHT = 3
 HOP_WEIGHT = 8
 
 MAX_ASKED = 4096  # messages that wait for the journal
-MAX_PER_REQUEST = 256  # of them about one request
-PATIENCE_S = 5.0  # for the journal, until a question is told that it is slow: less than any client waits
-MAX_DROPPED = 4096  # ids; a reader whose request is not among them attaches by itself after a while
+MAX_PER_REQUEST = 256  # messages that wait for the journal about one request
+# seconds until the client of a question is informed that the journal is slow; less than any client waits
+PATIENCE_S = 5.0
+MAX_DROPPED = 4096  # ids; a reader whose request is not among them reattaches by itself after a while
 
-RETRY_S = 5.0  # a disk that is full is made room on by people
-MAX_ANSWERS = 4096  # requests of which more can be said than that they are not known
-MAX_UNWRITTEN = 1 << 16  # sequences; while the journal can't be written nobody is let in, so there are hardly more
+RETRY_S = 5.0  # a full disk is cleared by operators, so retrying sooner is of no use
+MAX_ANSWERS = 4096  # requests for which a better reason than "unknown" is remembered
+# sequences; no request is admitted while the journal cannot be written, so there are hardly ever more
+MAX_UNWRITTEN = 1 << 16
 
-Question = Recall | LookUp  # these only read
+Question = Recall | LookUp  # messages that only read
 About = Submit | Attach | Ack | Question
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """On whose account a client speaks, where doors go by keys: what it says of itself does not count.
-    ``may_name_tenants``: it speaks for others, and has one tenant for each name that it gives (a gateway). No key's
-    name has a "/" in it, so nobody else's tenant can begin like one of its own."""
+    """Account on which an authenticated client acts. The tenant that the client names itself is ignored.
+
+    With ``may_name_tenants`` (a gateway), the client acts for others and has one tenant per name that it gives. Key
+    names contain no "/", so the tenants of two keys never overlap.
+    """
 
     tenant: str
     may_name_tenants: bool = False
 
     def tenant_of(self, named: str) -> str:
-        """On whose account a request is computed whose client named this tenant, or none."""
+        """Return the tenant to charge for a request whose client named the tenant ``named`` (may be empty)."""
         return f"{self.tenant}/{named}" if named and self.may_name_tenants else self.tenant
 
     def owns(self, tenant: str) -> bool:
-        """Whether what is on this tenant's account is its own."""
+        """Whether this account may access requests of the tenant."""
         return tenant == self.tenant or (self.may_name_tenants and tenant.startswith(f"{self.tenant}/"))
 
 
 def may_see(account: Account | None, tenant: str) -> bool:
-    """Whether a request of this tenant exists for who speaks on this account; without one, all do."""
+    """Whether the account may see requests of this tenant. Without an account (no authentication), it may see all."""
     return account is None or account.owns(tenant)
 
 
-Asked = tuple[bytes, About, Account | None]  # who said what, on whose account
+Asked = tuple[bytes, About, Account | None]  # client, message, account of the client
 
 
 def weight_of(request: Request) -> int:
-    """Weigh a request by the memory that it takes, in tokens."""
+    """Return the memory that a request takes, in tokens."""
     wanted = request.submit.params.logprobs
     each = 1 + (0 if wanted is None else LOGPROB_WEIGHT * (1 + wanted))
     total = len(request.submit.prompt)
@@ -77,9 +81,9 @@ def weight_of(request: Request) -> int:
 
 @dataclass(slots=True)
 class Shelf:
-    """Ended requests in memory, in the order of their ends (or of their return)."""
+    """Ended requests in memory, in the order of their ends (or of their return from the journal)."""
 
-    weights: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    weights: OrderedDict[str, int] = field(default_factory=OrderedDict)  # request id -> weight in tokens
     weight: int = 0
 
     def add(self, request: Request) -> None:
@@ -92,33 +96,36 @@ class Shelf:
 
     @property
     def is_over(self) -> bool:
-        """Is there too much? The newest stays in any case."""
+        """Whether the limits are exceeded. The newest request stays in any case."""
         return len(self.weights) > MAX_KEPT or (self.weight > MAX_KEPT_WEIGHT and len(self.weights) > 1)
 
     def oldest(self) -> Iterator[str]:
-        """Yield all but the newest, the oldest first; they may be removed meanwhile."""
+        """Iterate over all requests except the newest, the oldest first. They may be removed during the iteration."""
         return iter(list(self.weights)[:-1])
 
     def check(self) -> str | None:
-        """Return which rule it breaks, if any."""
+        """Return the first broken invariant as text, or None."""
         total = sum(self.weights.values())
-        return None if self.weight == total else f"ended requests weigh {total}, and {self.weight} is counted"
+        return None if self.weight == total else f"the weight of ended requests is {total}, counted is {self.weight}"
 
 
 @dataclass(slots=True)
 class Archive:
-    """Messages about requests that are not in memory, until the journal was asked. ``dropped``: which requests left
-    memory while somebody was reading them, and at which reader."""
+    """Messages about requests that are not in memory, until the journal has been searched."""
 
+    # requests that left memory while a client was reading them -> that client
     dropped: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
-    _asked: dict[str, list[Asked]] = field(default_factory=dict)
+    _asked: dict[str, list[Asked]] = field(default_factory=dict)  # by request id, in the order of arrival
     num_asked: int = 0
-    _asked_at: dict[str, float] = field(default_factory=dict)  # when the journal was asked
+    _asked_at: dict[str, float] = field(default_factory=dict)  # time at which the journal was asked, by request id
 
     def ask(self, client: bytes, message: About, account: Account | None = None, *, now: float = 0.0) -> bool | None:
-        """True: it is the first about this request, which is to be read now; False: it waits with others; None: there
-        is no room for it. What the same client said before of the same kind is out of date. But each question gets an
-        answer of its own."""
+        """Queue a message until the journal has been searched for its request.
+
+        Return True if the journal must be asked now (first message about this request), False if the message waits with
+        others, and None if there is no capacity. An earlier message of the same kind from the same client is replaced,
+        but each question gets its own answer.
+        """
         request_id = message.request_id
         waiting = self._asked.get(request_id, [])
         for place, (who, earlier, _) in enumerate(waiting):
@@ -136,11 +143,11 @@ class Archive:
         return True
 
     def only_questions(self, request_id: str) -> bool:
-        """Whether nobody waits for the journal but to read."""
+        """Whether all messages that wait for this request only read."""
         return all(isinstance(message, Question) for _, message, _ in self._asked.get(request_id, []))
 
     def overdue(self, now: float) -> list[tuple[bytes, Question]]:
-        """Hand over the questions about requests that the journal is too slow to find."""
+        """Remove and return the questions that have waited longer than ``JOURNAL_TIMEOUT_S``."""
         late: list[tuple[bytes, Question]] = []
         for request_id, asked_at in self._asked_at.items():
             waiting = self._asked[request_id]
@@ -151,19 +158,19 @@ class Archive:
         return late
 
     def forgive(self, pause_s: float) -> None:
-        """Give the journal more time, by a pause of the broker."""
+        """Postpone the journal's deadlines by a pause of the broker."""
         self._asked_at = {request_id: at + pause_s for request_id, at in self._asked_at.items()}
 
     def take(self, request_id: str) -> list[Asked]:
-        """Hand over who waits for this answer of the journal."""
+        """Remove and return the messages that wait for this answer of the journal."""
         waiting = self._asked.pop(request_id, [])
         self._asked_at.pop(request_id, None)
         self.num_asked -= len(waiting)
         return waiting
 
     def withdraw(self, client: bytes, request_id: str) -> bool:
-        """Forget that this client wants to submit or to read it; whoever asked through the same client still gets an
-        answer. Returns whether it had submitted it."""
+        """Drop this client's submission and attachments; its questions still get an answer. Return whether it had
+        submitted."""
         waiting = self._asked.get(request_id)
         if waiting is None:
             return False
@@ -173,17 +180,17 @@ class Archive:
         return any(isinstance(message, Submit) for _, message, _ in mine)
 
     def withdraw_keyed(self, client: bytes) -> None:
-        """This client is gone, and somebody with another key may come by its routing id: what it asked for on an
-        account is not told to that one."""
+        """Drop the authenticated messages of a client that has disconnected. A client with another key may reuse its
+        routing id and must not receive these answers."""
         for waiting in self._asked.values():
             left = [item for item in waiting if item[0] != client or item[2] is None]
             self.num_asked -= len(waiting) - len(left)
             waiting[:] = left
 
     def check(self) -> str | None:
-        """Return which rule it breaks, if any."""
+        """Return the first broken invariant as text, or None."""
         total = sum(map(len, self._asked.values()))
-        return None if self.num_asked == total else f"{total} messages wait, and {self.num_asked} are counted"
+        return None if self.num_asked == total else f"{total} messages wait, counted are {self.num_asked}"
 
     def note_dropped(self, request: Request) -> None:
         if request.client is None:
@@ -194,8 +201,8 @@ class Archive:
 
 
 def _replaces(later: About, earlier: About) -> bool:
-    """Whether the earlier message of the same client needs no answer any more. A look-up that is said again, after the
-    connection broke, has the same number; recalls have none, so each is answered."""
+    """Whether the earlier message of the same client needs no answer any more. A ``LookUp`` repeated after a reconnect
+    has the same number. ``GetRequest`` messages have no number, so each is answered."""
     if type(later) is not type(earlier) or isinstance(later, Recall):
         return False
     if isinstance(later, Ack) and isinstance(earlier, Ack):
@@ -203,49 +210,52 @@ def _replaces(later: About, earlier: About) -> bool:
     return later == earlier if isinstance(later, LookUp) else True
 
 
-# --- what is told of those that are nowhere --------------------------------------------------------------------------
+# --- reasons for requests that are not available ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``code`` is a stable name for programs, ``reason`` a sentence for people."""
+    """Reason why a request is not available: ``code`` is a stable name for programs, ``reason`` a text for people."""
 
     code: str
     reason: str
     retry_after_s: float | None = None
 
 
-SUPERSEDED = Refusal("superseded", "somebody else reads this answer now")
+SUPERSEDED = Refusal("superseded", "another client reads this answer now")
 _UNKNOWN = Refusal("unknown", "this request is not known: its id is wrong, or it ended too long ago to be kept")
 _READ = Refusal(
     "superseded", "another client has attached to this request and read it to its end, and it is not kept any more"
 )
 _NOT_KEPT = Refusal(
     "unknown",
-    "this request has ended and is not kept any more: a broker without a journal has room for a few in memory only; "
+    "this request has ended and is not kept any more: a broker without a journal keeps only a few in memory; "
     "one with --state-dir keeps them for journal.keep_s",
 )
 _NOT_WRITTEN = Refusal(
     "unknown",
-    "this request has ended, and its tokens are lost: for too long the journal could not be written, and memory had no "
-    "more room for them; submit it again, and the same are computed again",
+    "this request has ended, and its tokens are lost: the journal could not be written for too long, and memory was "
+    "full; submit it again to compute the same tokens again",
 )
 
 
 @dataclass(slots=True)
 class Gone:
-    """Ids of requests, and what to say of them to whom they are known; the latest ones."""
+    """Ids of requests that are not available and the reason for each; only the latest are kept."""
 
-    _answers: OrderedDict[str, tuple[str, Refusal]] = field(default_factory=OrderedDict)  # with the tenant
-    _unwritten: OrderedDict[int, tuple[str, str]] = field(default_factory=OrderedDict)  # id and tenant by sequence
-    _num_unwritten: dict[str, Counter[str]] = field(default_factory=dict)  # by id and tenant
+    # request id -> (tenant, reason)
+    _answers: OrderedDict[str, tuple[str, Refusal]] = field(default_factory=OrderedDict)
+    # sequence -> (request id, tenant): ended, dropped from memory, not in the journal yet
+    _unwritten: OrderedDict[int, tuple[str, str]] = field(default_factory=OrderedDict)
+    # request id -> number of such sequences by tenant
+    _num_unwritten: dict[str, Counter[str]] = field(default_factory=dict)
 
     def read_by_another(self, request: Request) -> None:
-        """Than its submitter, and to its end."""
+        """Note that a client other than the submitter has read the request to its end."""
         self._note(request.id, request.tenant, _READ)
 
     def dropped(self, request: Request, *, has_journal: bool) -> None:
-        """Note what has left memory, perhaps unread."""
+        """Note that a request has left memory, perhaps unread."""
         if not has_journal:
             _, answer = self._answers.get(request.id, ("", _NOT_KEPT))
             self._note(request.id, request.tenant, answer)
@@ -258,7 +268,8 @@ class Gone:
             self._settle(next(iter(self._unwritten)))
 
     def settled(self, sequence: int, *, is_written: bool) -> None:
-        """The journal has taken the end of a sequence that is not in memory; or not, for want of its tokens."""
+        """Note that the journal has written the end of a sequence that is not in memory, or never will because its
+        tokens are lost."""
         whose = self._settle(sequence)
         if whose is not None and not is_written:
             self._note(*whose, _NOT_WRITTEN)
@@ -274,10 +285,10 @@ class Gone:
         return whose
 
     def answer(self, request_id: str, journal_problem: str, account: Account | None = None) -> Refusal:
-        """Say what is told of a request that is found nowhere, or without its end."""
+        """Return the reason for a request that was not found, or was found without its end."""
         of_tenants = self._num_unwritten.get(request_id, Counter())
         if any(num and may_see(account, tenant) for tenant, num in of_tenants.items()):
-            why = journal_problem or "it has much to write"
+            why = journal_problem or "it has a backlog of writes"
             reason = f"the request has ended, and can be read again once the journal has it: {why}"
             return Refusal("journal", reason, RETRY_S)
         tenant, answer = self._answers.get(request_id, ("", _UNKNOWN))

@@ -1,45 +1,47 @@
-"""What steps have been found to cost: how large one may be, how long waiting takes, what can't be done in time.
+"""Measured costs of steps: how large a step may be, how long waiting takes, and what cannot be done in time.
 
-Step times are kept by size, in classes of powers of two. Between two sizes that were measured the time is interpolated;
-beyond the largest it is taken to grow in proportion, which it never exceeds (every step has a fixed cost), so a budget
-creeps up on its target from below. What was measured long ago is forgotten: a size that was slow on a bad day is tried
-again.
+Step times are kept by size, in classes of powers of two. Between two measured sizes the time is interpolated. Beyond
+the largest it is assumed to be proportional to the size; that is an upper bound, because every step has a fixed cost. A
+budget therefore approaches its target from below. Old measurements are dropped, so that a size that was slow once is
+tried again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CHUNK = 32  # no budget is below it: smaller steps cost almost as much as this one
-FORGET_AFTER = 64  # steps
-_WEIGHT = 0.25  # of the newest step of a size
-_FADE = 0.98  # of what the rate remembers, at each step
-_CREEP = 1.01  # the quickest step of late is forgotten so quickly
+CHUNK = 32  # tokens; minimum of every budget, because smaller steps cost almost as much
+FORGET_AFTER = 64  # steps after which a measurement is dropped
+_WEIGHT = 0.25  # weight of the newest step in the average of its size class
+_FADE = 0.98  # per step: factor on the sums from which the rate is computed
+_CREEP = 1.01  # per step: factor by which the minimum step time rises, so that it follows a slowdown
 
 
 @dataclass(slots=True)
 class _Size:
+    """Averages of one size class, and the step number of its last measurement."""
+
     tokens: float
     seconds: float
     measured_at: int
 
 
 class StepCosts:
-    """See the module's text. Fed with every step that came back."""
+    """Measured costs of steps (see the module), updated with every step that completes."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, _Size] = {}  # by bit length of the number of tokens
         self._num_steps = 0
         self._tokens = 0.0
         self._busy_s = 0.0
         self._least_s: float | None = None
-        self._fill = 1.0
+        self._fill = 1.0  # mean ratio of generated length to maximum length
         self._num_ends = 0
-        self.done_at = 0.0  # when a step last came back
-        self.usual_step_s = 0.0  # moving average of a step's way through all stages, whatever its size
+        self.done_at = 0.0  # time at which a step last completed
+        self.usual_step_s = 0.0  # moving average of the time of a step through all stages, for any size
 
     def step_done(self, tokens: int, sent_at: float, now: float) -> None:
-        """A step of so many tokens came back."""
+        """Record a completed step."""
         seconds = max(0.0, now - sent_at)
         self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
@@ -58,27 +60,28 @@ class StepCosts:
             size.measured_at = self._num_steps
 
     def sequence_done(self, num_generated: int, max_tokens: int) -> None:
-        """An answer came to an end by itself."""
+        """Record a sequence that ended by itself."""
         self._num_ends += 1
         self._fill += max(0.05, 1 / self._num_ends) * (num_generated / max(1, max_tokens) - self._fill)
 
     @property
     def fill(self) -> float:
-        """Return what part of the length that they are allowed answers come to; 1 as long as none has ended."""
+        """Mean ratio of generated length to maximum length of answers; 1 until the first one has ended."""
         return min(1.0, max(0.0, self._fill))
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens computed per second of work, prompts and answers together; None before anything was measured."""
+        """Tokens computed per second of work, prompts and answers together; None before the first measurement."""
         return self._tokens / self._busy_s if self._busy_s > 0 and self._tokens > 0 else None
 
     @property
     def least_step_s(self) -> float:
-        """The quickest step of late: no token takes less."""
+        """Shortest recent step time; no token takes less."""
         return self._least_s or 0.0
 
     def budget(self, target_s: float, most: int) -> int:
-        """How many tokens a step may have to take at most this long; at least a chunk, if that isn't above ``most``."""
+        """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at
+        least a chunk unless ``max_tokens`` is smaller."""
         if target_s <= 0:
             return most
         below: _Size | None = None

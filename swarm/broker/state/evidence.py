@@ -1,7 +1,8 @@
-"""Steps that raised, and what has come through since: the evidence on which a worker or a request is blamed.
+"""Steps that raised, and what has been computed since: the evidence on which a worker or a request is blamed.
 
-A failed step stays here for ``KEEP_S``. What happens later is added to it: which of its sequences have come as far
-since, and against which of their requests its worker has been vouched for, because it has computed something else.
+A failed step stays here for ``KEEP_S``. Later steps update it: sequences of the failed step that have since been
+computed to the same position no longer count, and each request is noted without which its worker has since computed a
+step.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ class FailedStep:
 
     worker: str  # name of the worker at which it raised
     layers: LayerRange
-    ends: Mapping[int, int]  # sequence -> where its row ended
-    owners: Mapping[int, str]  # sequence -> its request
-    at: float
-    pending: set[int] = field(default_factory=set)  # sequences that have not come so far since
-    vouched: set[str] = field(default_factory=set)  # requests without which the worker has computed a step since
-    is_tested: bool = False  # a test of the worker's device has passed since
+    ends: Mapping[int, int]  # sequence -> position at which its row ended
+    owners: Mapping[int, str]  # sequence -> id of its request
+    at: float  # time of the failure
+    pending: set[int] = field(default_factory=set)  # sequences that have not been computed up to their ``ends`` since
+    # requests of this step without which the worker has computed a step since
+    vouched: set[str] = field(default_factory=set)
+    is_tested: bool = False  # the worker's device has passed a test since
     is_last: bool = True  # the worker has computed nothing since
 
     def __post_init__(self) -> None:
@@ -43,37 +45,39 @@ class FailedStep:
 
 @dataclass(slots=True)
 class Evidence:
-    """See the module's text."""
+    """Recent failed steps and the sequences under suspicion (see the module)."""
 
-    steps: list[FailedStep] = field(default_factory=list)  # the oldest first
-    suspects: frozenset[int] = frozenset()  # sequences that are pending in a failure: computed alone
-    suspects_are_next: bool = False  # whose turn it is, where others have something to compute too
-    unproven: dict[str, str] = field(default_factory=dict)  # worker -> request convicted there, if no step since
+    steps: list[FailedStep] = field(default_factory=list)  # oldest first
+    suspects: frozenset[int] = frozenset()  # sequences that are pending in a failure; they are computed alone
+    suspects_are_next: bool = False  # whether suspects go next if other sequences have work too
+    # worker -> request convicted of its failure; until the worker has computed a step
+    unproven: dict[str, str] = field(default_factory=dict)
 
     def of_worker(self, name: str) -> list[FailedStep]:
         return [failure for failure in self.steps if failure.worker == name]
 
     def of_request(self, request_id: str) -> list[FailedStep]:
-        """Return the failures since which one of its sequences has not come through."""
+        """Return the failures since which some sequence of this request has not been computed."""
         return [failure for failure in self.steps if request_id in failure.pending_requests]
 
     def in_row(self, worker: str) -> list[FailedStep]:
-        """Return a worker's failures since it computed something."""
+        """Return a worker's failures since it last computed a step."""
         return [failure for failure in self.of_worker(worker) if failure.is_last]
 
     def failed_last(self, sequence: int) -> float:
-        """When a sequence was in a step that raised, and has not come through since."""
+        """Return the time of the last failure since which this sequence has not been computed; 0 if there is none."""
         return max((failure.at for failure in self.steps if sequence in failure.pending), default=0.0)
 
     def add(self, failure: FailedStep) -> None:
-        """Note that a step raised."""
+        """Record a failed step."""
         self.steps.append(failure)
         self._tidy(failure.at)
 
     def came_through(
         self, workers: Iterable[str], layers: LayerRange, ends: Mapping[int, int], requests: Iterable[str], now: float
     ) -> None:
-        """These workers have computed a step of these requests in these layers; its rows end there."""
+        """Record that these workers have computed a step in these layers. ``ends``: sequence -> position at which its
+        row ended."""
         names, computed = set(workers), set(requests)
         self.unproven = {worker: it for worker, it in self.unproven.items() if worker not in names}
         for failure in self.steps:
@@ -85,18 +89,18 @@ class Evidence:
         self._tidy(now)
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """These have ended: whether they would have come through is not known."""
+        """Drop sequences that have ended: whether they could be computed stays unknown."""
         ended = set(sequences)
         for failure in self.steps:
             failure.pending -= ended
 
     def passed_test(self, worker: str) -> None:
-        """The worker's device computes without anybody's tokens."""
+        """Record that the worker's device has passed its test, which uses no request's tokens."""
         for failure in self.of_worker(worker):
             failure.is_tested, failure.is_last = True, False
 
     def convict(self, request_id: str) -> None:
-        """This request is to blame for its failures; they count against nobody else."""
+        """Blame this request for its failures; they no longer count against workers or other requests."""
         explained = self.of_request(request_id)
         self.unproven |= {failure.worker: request_id for failure in explained}
         self.steps = [failure for failure in self.steps if failure not in explained]

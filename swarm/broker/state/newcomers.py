@@ -1,4 +1,4 @@
-"""Newcomers: who waits for a name that another process has, and who was sent away, for reports."""
+"""Processes that wait for a name which another process has, and workers that were refused, for reports."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import Hello, Json
 
-MAX_CLAIMS = 64  # processes that wait for a name; who is forgotten says Hello again
+MAX_CLAIMS = 64  # processes that wait for a name; one that is dropped sends Hello again
 MAX_REFUSALS = 16  # names
-TELL_AGAIN_S = 60.0  # of one name, or of one more than ``MAX_REFUSALS``: somebody may start it again and again
+# seconds between two reports of one name (or of a name beyond ``MAX_REFUSALS``): a service manager may restart it
+# forever
+TELL_AGAIN_S = 60.0
 
 
 @dataclass(slots=True)
 class Claim:
-    """A process that has said Hello. ``since``: when it asked first for a name which another one has. ``owner``,
-    ``not_at``: see ``WorkerSaid``."""
+    """A process that has sent Hello with a name which another process has."""
 
-    peer: bytes
+    peer: bytes  # routing id of the connection over which it asked last
     hello: Hello
-    owner: str
-    since: float
-    not_at: str = ""
+    owner: str  # member whose key it used; see ``WorkerMessageReceived``
+    since: float  # time at which it first asked for the name
+    not_at: str = ""  # see ``WorkerMessageReceived``
 
 
 @dataclass(frozen=True, slots=True)
 class SentAway:
-    """Who was sent away, and why. ``number`` grows with each one that is told; ``times``: how often it was so, until
-    ``at``."""
+    """A refused worker and the reason."""
 
-    number: int
+    number: int  # increases with each report
     name: str
     host: str
     pid: int
     reason: str
-    at: float
-    times: int
+    at: float  # time of the report
+    times: int  # how often this worker was refused until ``at``
 
 
 @dataclass(slots=True)
 class Newcomers:
-    """See the module's text."""
+    """Name claims and refused workers (see the module)."""
 
-    claims: dict[str, Claim] = field(default_factory=dict)  # by incarnation, in the order in which they came
+    claims: dict[str, Claim] = field(default_factory=dict)  # by incarnation, in the order of arrival
     refusals: dict[str, SentAway] = field(default_factory=dict)  # by name
-    untold: dict[str, int] = field(default_factory=dict)  # by name: how often since that was told
-    num_told: int = 0
+    untold: dict[str, int] = field(default_factory=dict)  # name -> refusals since the last report
+    num_told: int = 0  # number of reports so far
 
     def wait(self, claim: Claim) -> None:
-        """Let it wait: since it asked first, over the connection by which it asked last."""
+        """Add a claim. A repeated claim keeps its first time and takes the newest connection."""
         known = self.claims.get(claim.hello.incarnation)
         if known is not None:
             claim.since = known.since
@@ -56,15 +56,15 @@ class Newcomers:
         self.claims[claim.hello.incarnation] = claim
 
     def answered(self, incarnation: str) -> None:
-        """Forget the claim of a process that has been answered: it waits no longer."""
+        """Drop the claim of a process that has been answered."""
         self.claims.pop(incarnation, None)
 
     def gone(self, peer: bytes) -> None:
-        """Forget claims over a connection that closed: who lives asks again over the next one."""
+        """Drop the claims of a connection that has closed. A process that still runs asks again over its next one."""
         self.claims = {i: claim for i, claim in self.claims.items() if claim.peer != peer}
 
     def refuse(self, hello: Hello, reason: str, now: float) -> None:
-        """Note that it was sent away: to be told now and then, however often that happens."""
+        """Record a refused worker. It is reported at intervals, however often that happens."""
         known = self.refusals.get(hello.name)
         oldest = min(self.refusals.values(), key=lambda each: each.at, default=None)
         before = known or (oldest if len(self.refusals) >= MAX_REFUSALS else None)
@@ -80,12 +80,13 @@ class Newcomers:
         self.untold = {name: count for name, count in self.untold.items() if name in self.refusals}
 
     def forgive(self, pause_s: float) -> None:
-        """The broker stood still: whose beats were not heard meanwhile has so much more time."""
+        """Give the current holders of the claimed names more time: their heartbeats were not received during a pause of
+        the broker."""
         for claim in self.claims.values():
             claim.since += pause_s
 
     def report(self, now: float) -> list[Json]:
-        """Tell who was sent away, the latest last."""
+        """Return the refused workers, the latest last."""
         return [
             {
                 "number": each.number,

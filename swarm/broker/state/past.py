@@ -1,4 +1,4 @@
-"""What a journal tells of the past: requests with their sequences, as they were when the last broker ended."""
+"""Contents of a journal: requests with their sequences, as they were when the last broker ended."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from random import Random
 
 from swarm.wire.messages import FinishReason, Hop, Lineage, Manifest, Submit, TokenLogprob
 
-_MOST_AT_ONCE = 1 << 20  # generations: two copies of a journal come to the same once in so many times
+# generations; two copies of one journal choose the same next generation with a probability of 1 in this number
+_MOST_AT_ONCE = 1 << 20
 
 
 @dataclass(slots=True)
 class SequenceRecord:
-    """One continuation. ``tokens``: the generated ones, without a gap from the first on. ``reason`` None: not ended.
-    ``num_cached``: tokens of the prompt that came from the prefix cache."""
+    """One sequence as recorded in the journal."""
 
     id: int
     index: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # generated tokens, complete from the first on
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
-    reason: FinishReason | None = None
+    reason: FinishReason | None = None  # None if it has not ended
     detail: str = ""
-    num_cached: int = 0
+    num_cached: int = 0  # prompt tokens that came from the prefix cache
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """``age_s``: how long ago it was accepted, by a clock that nobody sets, where that is known. ``ended_age_s``: how
-    long ago its last sequence ended; None while one has not."""
+    """One request as recorded in the journal."""
 
     submit: Submit
     tenant: str
-    age_s: float
+    age_s: float  # seconds since it was accepted, by a monotonic clock, where that is available
     sequences: list[SequenceRecord]
-    ended_age_s: float | None = None
+    ended_age_s: float | None = None  # seconds since its last sequence ended; None if one has not
 
     @property
     def ended(self) -> bool:
@@ -43,20 +42,18 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Keeps all that counts of the past. ``epoch``: the highest that was announced. ``workers``: the names of the last
-    plan's. ``manifest``: of the model that it was for. ``blames``: (sequence, deaths at which it was in flight).
-    ``notes``: what was wrong with the journal, in words."""
+    """State restored from a journal."""
 
-    epoch: int = 0
-    workers: tuple[str, ...] = ()
+    epoch: int = 0  # highest epoch that was announced
+    workers: tuple[str, ...] = ()  # names of the workers of the last plan
     next_sequence: int = 1
     requests: tuple[RequestRecord, ...] = ()
-    manifest: Manifest | None = None
-    blames: tuple[tuple[int, int], ...] = ()
-    notes: tuple[str, ...] = ()
+    manifest: Manifest | None = None  # model of that plan
+    blames: tuple[tuple[int, int], ...] = ()  # (sequence, worker deaths at which it was in flight)
+    notes: tuple[str, ...] = ()  # damage found in the journal, as text
 
 
 def following(former: Lineage, chance: Random) -> Lineage:
-    """Name the next life: of this journal, or the first one of a new journal, if there was none."""
+    """Return the lineage of the next broker process, or the first one of a new journal if there was none."""
     journal = former.journal or chance.randbytes(8).hex()
     return Lineage(journal, former.generation + 1 + chance.randrange(_MOST_AT_ONCE))

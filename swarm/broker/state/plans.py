@@ -1,4 +1,4 @@
-"""Plans, which of them is in force, and what is still to be brought level after a change."""
+"""Plans, their phases, and the layers that must be rebuilt after a change of plan."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from swarm.wire.messages import BLOCK, Activated, LayerRange, Order, Prepared
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What an operator has said about plans, before the settings, for as long as this process lives; by names, so that
-    it holds for a worker that was started anew. ``cordoned``: who keeps what it serves and gets nothing new, with the
-    layers that it served then. ``drained``: who serves nothing. ``pins``, ``caps``, ``exclude``, ``objective``: as in
-    the settings. ``margin``: by what part the next plan must be quicker, where that is not left to them."""
+    """Plan constraints set by an operator. They take precedence over the settings for as long as the broker process
+    lives, and refer to workers by name, so that they also hold for a restarted worker."""
 
+    # workers that keep the layers they served when cordoned (None: no layers) and get nothing new
     cordoned: Mapping[str, LayerRange | None] = field(default_factory=dict)
-    drained: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()  # workers that serve nothing
+    # ``pins``, ``caps``, ``exclude`` and ``objective`` have the same meaning as in the settings
     pins: Mapping[str, LayerRange] = field(default_factory=dict)
     caps: Mapping[str, int] = field(default_factory=dict)
     exclude: frozenset[str] = frozenset()
     objective: str = ""
-    margin: float | None = None
+    margin: float | None = None  # how much quicker the next plan must be (a fraction); None: as the settings define
 
     def cordon(self, name: str, layers: LayerRange | None) -> Steering:
-        """Have a worker keep these layers (None: it has none) and get no others."""
+        """Restrict a worker to these layers (None: it has none)."""
         return replace(self, cordoned={**self.cordoned, name: layers})
 
     def drain(self, name: str) -> Steering:
-        """Cordon a worker, and have it serve nothing."""
+        """Cordon a worker and remove all layers from it."""
         return replace(self.cordon(name, None), drained=self.drained | {name})
 
     def uncordon(self, name: str) -> Steering:
-        """Let a worker get layers again."""
+        """Allow a worker to get layers again."""
         rest = {each: layers for each, layers in self.cordoned.items() if each != name}
         return replace(self, cordoned=rest, drained=self.drained - {name})
 
     def held_as(self, name: str) -> str:
-        """``drained`` or ``cordoned``; empty for whoever may get layers."""
+        """Return ``drained``, ``cordoned``, or an empty string for a worker that may get layers."""
         if name not in self.cordoned:
             return ""
         return "drained" if name in self.drained else "cordoned"
 
     def calm(self) -> Steering:
-        """The plan that was asked for is there: from now on the settings say what is worth a change."""
+        """Return to the margin of the settings, once the requested plan is active."""
         return self if self.margin is None else replace(self, margin=None)
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether something else than the settings says what a plan must keep to."""
+        """Whether an operator has set constraints for plans, beyond cordoned workers."""
         return bool(self.pins or self.caps or self.exclude or self.objective)
 
     def by_the_settings(self) -> Steering:
-        """As if no plan had been asked for; who is cordoned stays so."""
+        """Return a copy without the operator's constraints on plans; cordoned workers stay cordoned."""
         return Steering(cordoned=self.cordoned, drained=self.drained)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal where the same plan would be made."""
+        """Cache key: equal where the same plan would be made."""
         parts = (self.cordoned, self.pins, self.caps)
         named = tuple(tuple(sorted(part.items(), key=lambda item: item[0])) for part in parts)
         return (*named, self.drained, self.exclude, self.objective, self.margin)
@@ -72,6 +72,8 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
+    """One stage of a plan: a worker with its layers and the address that receives its steps."""
+
     incarnation: str
     name: str
     layers: LayerRange
@@ -80,31 +82,33 @@ class StagePlan:
     host: str = ""
     device: str = "cpu"
     memory_bytes: int = 0
-    load_bytes: int = 0  # what of it is not loaded yet
-    key: str | None = None  # by which it is known where doors go by keys
-    relay: str = ""  # where its steps are waited for, if they come by relay; ``endpoint`` is there, too, then
+    load_bytes: int = 0  # bytes of the weights that are not loaded yet
+    key: str | None = None  # public key of the worker, if authentication is enabled
+    # relay address at which the worker waits for steps, if they go through the relay; then ``endpoint`` points there
+    # too
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which worker holds which layers, in the order of the pipeline. ``back``: if it was made after a loss, who takes
-    what, in words."""
+    """Assignment of layers to workers, in the order of the pipeline."""
 
     epoch: int
     stages: tuple[StagePlan, ...]
     objective: str
     forecast: Forecast | None = None
-    standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()  # (incarnation, what it keeps warm for others)
-    back: str = ""
+    standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()  # (incarnation, layers that it keeps warm for others)
+    back: str = ""  # if it was made after a loss: which worker takes which layers, as text
 
     @property
     def shares_cores(self) -> bool:
-        """Whether all stages compute on the cores of one machine: whoever computes takes from the others."""
+        """Whether all stages compute on the cores of one machine, so that each slows down the others."""
         return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
 
     @property
     def commits_on_write(self) -> bool:
-        """Keys and values take memory as they are written. Elsewhere than on CPUs they take all that was reserved."""
+        """Whether keys and values take memory only as they are written. On devices other than CPUs all reserved memory
+        is taken immediately."""
         return all(stage.device == "cpu" for stage in self.stages)
 
     @property
@@ -116,7 +120,7 @@ class Plan:
 
     @property
     def tickets(self) -> frozenset[str]:
-        """By which the relay knows those whose steps it passes on."""
+        """Tickets by which the relay identifies the workers whose steps it forwards."""
         return frozenset(without_ticket(stage.relay)[1] for stage in self.stages if stage.relay)
 
     def stage_of(self, incarnation: str) -> StagePlan | None:
@@ -125,74 +129,77 @@ class Plan:
 
 @dataclass(slots=True)
 class Return:
-    """What is still to be found out after a restart; nothing (``is_over``) once a plan has been made. ``awaited``: the
-    workers of the last plan, by name."""
+    """State of the start after a restart: the workers of the last plan that the broker still waits for. It ends
+    (``is_over``) once a plan has been made."""
 
-    awaited: set[str] = field(default_factory=set)
-    until: float = 0.0
-    gathered_at: float = 0.0
+    awaited: set[str] = field(default_factory=set)  # names of workers of the last plan that have not joined yet
+    until: float = 0.0  # time at which waiting ends if workers that have joined hold sequences
+    gathered_at: float = 0.0  # time at which waiting ends if too few workers have joined
     is_over: bool = True
-    model_is_remembered: bool = False  # no worker has come yet that has it
+    model_is_remembered: bool = False  # the model is known from the journal only: no worker that has it has joined yet
 
     def forgive(self, pause_s: float) -> None:
-        """The broker stood still, and heard nobody come: those awaited have so much more time."""
+        """Extend the waiting times by a pause of the broker, during which no worker could join."""
         self.until += pause_s
         self.gathered_at += pause_s
 
     def meet_the_model(self) -> None:
-        """A worker has come with its model: that is the one from now on."""
+        """Note that a worker has joined with the model: from now on that model counts."""
         self.model_is_remembered = False
 
 
 class PlanPhase(enum.Enum):
-    NONE = "waiting"  # no plan; ``PlanBook.waits_for`` says why
-    PREPARING = "preparing"  # layers are loading; if there is an old plan, it runs on
+    """Phase of the current or the next plan."""
+
+    NONE = "waiting"  # no plan; ``PlanState.waits_for`` has the reason
+    PREPARING = "preparing"  # layers are loading; the old plan, if any, keeps serving
     ACTIVATING = "activating"  # the fence is up; nothing is dispatched
     SERVING = "serving"
 
 
 @dataclass(slots=True)
 class PlanBook:
-    """The plan in force and the one under way."""
+    """The active plan and the next one, with the phase of the change between them."""
 
-    epoch: int = 0  # the highest that was ever chosen
-    written: int = 0  # the highest that the journal holds: no higher one is announced
+    epoch: int = 0  # highest epoch that was ever chosen
+    written: int = 0  # highest epoch in the journal; no higher one is announced
     phase: PlanPhase = PlanPhase.NONE
     current: Plan | None = None
-    coming: Plan | None = None
+    coming: Plan | None = None  # the plan that is being prepared
+    # by incarnation: answers of workers that have loaded their part of the next plan
     prepared: dict[str, Prepared] = field(default_factory=dict)
-    capacity: dict[str, Prepared] = field(default_factory=dict)  # of the current plan
-    awaited: set[str] = field(default_factory=set)
-    given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
-    again_at: float = 0.0
-    deadline: float = 0.0
-    changed_at: float = 0.0
-    waits_for: str = NOBODY
-    gauge: PlanGauge = field(default_factory=PlanGauge)  # how the current plan does
-    fallen: Plan | None = None  # the one whose way back is looked for, until another serves
+    capacity: dict[str, Prepared] = field(default_factory=dict)  # by incarnation: KV capacity under the current plan
+    awaited: set[str] = field(default_factory=set)  # incarnations whose answer is awaited in this phase
+    given: dict[str, Order] = field(default_factory=dict)  # incarnation -> order that is awaited and will be repeated
+    again_at: float = 0.0  # time at which unanswered orders are repeated
+    deadline: float = 0.0  # time at which workers that have not answered are put out
+    changed_at: float = 0.0  # time at which workers last joined or left
+    waits_for: str = NOBODY  # what the broker waits for, as text for reports
+    gauge: PlanGauge = field(default_factory=PlanGauge)  # predicted and measured performance of the current plan
+    fallen: Plan | None = None  # the last plan, while a recovery from its failure is under way
 
     @property
     def serving(self) -> bool:
-        """Steps may be dispatched: a plan is in force, and no fence is up."""
+        """Whether steps may be dispatched: a plan is active and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
 
     def explain(self, forecast: Forecast) -> None:
-        """Keep the reasons for the plan in force, now that somebody has asked."""
+        """Add the explanation to the active plan; it is computed on demand."""
         if self.current is not None:
             self.current = replace(self.current, forecast=forecast)
 
     def prepare(self, plan: Plan) -> None:
-        """Take this plan as the one to come; nobody hears of it before the journal has its epoch."""
+        """Make this the next plan. It is not announced before the journal has its epoch."""
         self.coming, self.phase = plan, PlanPhase.PREPARING
         self.prepared, self.awaited = {}, set()
 
     def load(self, plan: Plan, deadline: float) -> None:
-        """Await from all who have a part in the plan to come that they have loaded it."""
+        """Wait until all workers of the next plan have loaded their layers."""
         self.awaited, self.deadline = set(plan.members), deadline
         self.waits_for = "the workers to load their layers"
 
     def activate(self, deadline: float) -> Plan:
-        """The plan to come is in force; all are to say what they hold."""
+        """Make the next plan the current one, and wait until all its workers have reported what they hold."""
         assert self.coming is not None
         self.current, self.coming = self.coming, None
         self.phase, self.capacity = PlanPhase.ACTIVATING, dict(self.prepared)
@@ -200,38 +207,39 @@ class PlanBook:
         return self.current
 
     def serve(self) -> Plan:
-        """Put the plan in force: all have said that they are ready."""
+        """Start serving: all workers are ready."""
         assert self.current is not None
         self.phase, self.waits_for, self.fallen = PlanPhase.SERVING, "", None
         return self.current
 
     def abandon(self) -> None:
-        """The plan to come is void; the one in force, if whole, stays."""
+        """Drop the next plan. The active plan, if complete, keeps serving."""
         self.coming, self.awaited = None, set()
         if self.phase is PlanPhase.PREPARING:
             self.phase = PlanPhase.SERVING if self.current is not None else PlanPhase.NONE
             self.waits_for = "" if self.current is not None else "a new plan"
 
     def fall(self) -> None:
-        """No plan is in force any more."""
+        """Drop all plans: none is active any more."""
         self.fallen = self.fallen or self.current
         self.current = self.coming = None
         self.phase, self.awaited, self.waits_for = PlanPhase.NONE, set(), "a new plan"
 
     def find(self, fallen: Plan | None) -> None:
-        """The plan of a broker before this one, if there is anything of it."""
+        """Set the last plan of an earlier broker process, if some of its workers are still there."""
         self.fallen = fallen or self.fallen
 
     def check(self) -> str | None:
-        """The first rule that does not hold, in words."""
+        """Return the first broken invariant as text, or None."""
         if self.phase is PlanPhase.SERVING and (self.current is None or self.fallen is not None):
-            return "a plan serves, and is not in force or has fallen"
+            return "a plan serves, but is not active or has failed"
         if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.coming is not None):
-            return "a plan is activated, and is not in force, or another is to come"
+            return "a plan is being activated, but is not the current one, or another is being prepared"
         return None
 
     def begin_above(self, epoch: int) -> None:
-        """The journal's last one. What workers say of epochs moves none: they are told whose these are."""
+        """Continue after the journal's last epoch. Epochs that workers report never change it; they receive the
+        broker's."""
         self.epoch = self.written = epoch
 
     @property
@@ -245,22 +253,22 @@ class PlanBook:
 
 @dataclass(slots=True)
 class Rebuilding:
-    """Sequences some of whose layers lag behind since the plan changed. ``chunk``: positions of one order."""
+    """Sequences with layers that lag behind since the plan changed."""
 
-    chunk: int = 256
-    said: dict[str, Activated] = field(default_factory=dict)  # what each stage holds, until all have said it
-    queue: deque[Sequence] = field(default_factory=deque)
+    chunk: int = 256  # positions per replay order
+    said: dict[str, Activated] = field(default_factory=dict)  # what each stage holds, until all stages have reported it
+    queue: deque[Sequence] = field(default_factory=deque)  # sequences that wait for their rebuild to start
     under_way: list[Sequence] = field(default_factory=list)
-    ordered_at: float = 0.0  # when an order was last given or answered
+    ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether all layers are level."""
+        """Whether all layers are rebuilt."""
         return not self.queue and not self.under_way
 
     def clear(self) -> None:
-        """The epoch ended: what every layer holds will be told again."""
+        """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
         self.said.clear()
         for sequence in (*self.under_way, *self.queue):
             sequence.stop_rebuilding()
@@ -270,26 +278,26 @@ class Rebuilding:
 
 @dataclass(slots=True)
 class Comparison:
-    """A stage's results are computed again by others. ``expected``: the digest, or the tokens that were drawn; None
-    until it is known; ``found`` by whoever computes again."""
+    """A recheck in progress: results of one stage are computed again by other workers."""
 
     ticket: int
     epoch: int
     sequence: Sequence
     stage: StagePlan
-    checkers: tuple[str, ...]  # names
-    stop: int
+    checkers: tuple[str, ...]  # names of the workers that compute again
+    stop: int  # position up to which the results are compared
     give_up_at: float
+    # result of the stage: a digest, or the drawn tokens; None until it is available
     expected: str | tuple[int, ...] | None = None
-    found: str | tuple[int, ...] | None = None
+    found: str | tuple[int, ...] | None = None  # result of the checkers; None until it is available
 
 
 @dataclass(slots=True)
 class Rechecks:
-    """What ``members.recheck`` compares, one thing at a time: each stage and each sequence in its turn."""
+    """Schedule of ``members.recheck``: one comparison at a time, of each stage and each sequence in turn."""
 
     under_way: Comparison | None = None
-    looked_at: float = 0.0  # when it was time for one the last time
+    looked_at: float = 0.0  # time at which the last one became due
     _num_begun: int = 0
     _turn: int = 0
     _last_sequence: int = 0
@@ -299,7 +307,7 @@ class Rechecks:
         return index
 
     def next_sequence(self, fit: list[Sequence]) -> Sequence | None:
-        """The one after the one that was taken last, by number."""
+        """Return the sequence that follows the last one compared, by id."""
         later = [sequence for sequence in fit if sequence.id > self._last_sequence]
         return min(later or fit, key=lambda sequence: sequence.id, default=None)
 

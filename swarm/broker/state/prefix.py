@@ -1,14 +1,13 @@
-"""The prefix cache: which sequences hold the keys and values of which beginnings.
+"""Prefix cache: which sequences hold the keys and values of which prefixes.
 
-The unit is a full block of 32 positions; its key is a hash of all tokens up to its end, so equal keys mean equal
-content at equal positions. A sequence that is admitted looks for the longest beginning that a stage-resident sequence
-holds already, running or *retired* (ended, but kept for this), and starts from a copy of it: every stage copies the
-blocks within itself when the sequence's first step comes by, and shares the log of their inputs.
+The unit is a full block of 32 positions. A block's key is a hash of all tokens up to its end, so equal keys mean equal
+content at equal positions. A sequence that is admitted starts from a copy of the longest prefix that a sequence in the
+stages already holds; that sequence may be running or *retired* (ended, but kept for this purpose). Every stage copies
+the blocks within itself when it receives the sequence's first step, and shares the log of their inputs.
 
-Retired sequences count as used room and go first when room is needed, the longest unused first, or those whose
-beginning the fewest have begun from (``PrefixRules.policy``). One that somebody is
-about to copy from is pinned until the copying step is in the pipe: the pipe keeps order, so a release that follows
-can't overtake it.
+Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or those with
+the least used prefix (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step
+has been sent. The pipeline keeps order, so a later release cannot overtake that step.
 """
 
 from __future__ import annotations
@@ -33,32 +32,33 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
-    """What is kept: nothing, if not ``is_kept``; else at most this ``share`` of all room. ``policy``: whose beginning
-    is kept longest, the one used last (recent) or the one used most (frequent)."""
+    """Limits of the prefix cache."""
 
-    is_kept: bool = True
-    share: float = 1.0
+    is_kept: bool = True  # False: the cache is disabled
+    share: float = 1.0  # maximum fraction of all KV blocks
+    # which prefixes are kept longest: the most recently or the most frequently used
     policy: Literal["recent", "frequent"] = "recent"
 
 
 class PrefixIndex:
-    """Tokens in, holders out. Knows nothing of rooms and steps."""
+    """Index from tokens to the sequences that hold them. It is independent of KV capacity and steps."""
 
     def __init__(self) -> None:
-        self._holders: dict[bytes, OrderedDict[int, None]] = {}  # block -> sequences that hold it
-        self._keys: dict[int, list[bytes]] = {}  # sequence -> its full blocks, in order
-        self._uses: dict[bytes, int] = {}  # first block -> how many sequences have begun from a holder of it
+        self._holders: dict[bytes, OrderedDict[int, None]] = {}  # block key -> sequences that hold it
+        self._keys: dict[int, list[bytes]] = {}  # sequence -> keys of its full blocks, in order
+        # key of the first block -> number of sequences that started from a holder of it
+        self._uses: dict[bytes, int] = {}
 
     def note(self, sequence: int, tokens: Sequence[int], position: int) -> None:
-        """Every stage holds this sequence's keys and values up to ``position``."""
+        """Record that every stage holds this sequence's keys and values up to ``position``."""
         keys = self._keys.setdefault(sequence, [])
         for key in _block_keys(tokens, len(keys), position // BLOCK, keys[-1] if keys else b""):
             keys.append(key)
             self._holders.setdefault(key, OrderedDict())[sequence] = None
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """(sequence, position): who holds the longest beginning, and how long it is. The last token is never part of
-        it: somebody must compute what comes after it."""
+        """Return (sequence, position) of the longest prefix that is held. It never includes the last token, which must
+        be computed to get its successor."""
         found: tuple[int, int] | None = None
         key = b""
         for index in range((len(tokens) - 1) // BLOCK):
@@ -73,17 +73,17 @@ class PrefixIndex:
         return len(self._keys.get(sequence, ()))
 
     def is_redundant(self, sequence: int) -> bool:
-        """Does somebody else hold all that this one holds?"""
+        """Whether another sequence holds all blocks of this one."""
         keys = self._keys.get(sequence)
         return not keys or len(self._holders[keys[-1]]) > 1
 
     def use(self, sequence: int) -> None:
-        """Somebody begins from this one."""
+        """Count a sequence that starts from this one."""
         first = self._keys[sequence][0]
         self._uses[first] = self._uses.get(first, 0) + 1
 
     def uses(self, sequence: int) -> int:
-        """How many have begun from it, or from another that begins alike."""
+        """Return how many sequences have started from it, or from another one with the same first block."""
         return self._uses.get(self._keys[sequence][0], 0)
 
     def forget(self, sequence: int) -> None:
@@ -101,18 +101,18 @@ class PrefixIndex:
 
 
 class PrefixCache:
-    """The index and the retired sequences."""
+    """The prefix index and the retired sequences."""
 
     def __init__(self, rules: PrefixRules) -> None:
         self.rules = rules
         self.index = PrefixIndex()
-        self.retired: OrderedDict[int, Retired] = OrderedDict()  # the longest unused first
-        self.num_blocks = 0  # room that retired sequences take
-        self._pins: dict[int, int] = {}
+        self.retired: OrderedDict[int, Retired] = OrderedDict()  # longest unused first
+        self.num_blocks = 0  # KV blocks held by retired sequences
+        self._pins: dict[int, int] = {}  # sequence -> number of sequences that are about to copy from it
 
     @property
     def evictable_blocks(self) -> int:
-        """Room that retired sequences would give back."""
+        """Number of KV blocks that eviction of all unpinned retired sequences would free."""
         return self.num_blocks - sum(self.retired[s].num_blocks for s in self._pins if s in self.retired)
 
     @property
@@ -124,7 +124,7 @@ class PrefixCache:
             self.index.note(sequence, tokens, position)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """The longest beginning that is held; its holder counts as used just now."""
+        """Return the longest prefix that is held, and mark its holder as used now."""
         found = self.index.find(tokens) if self.rules.is_kept else None
         if found is not None and found[0] in self.retired:
             self.retired.move_to_end(found[0])
@@ -142,8 +142,8 @@ class PrefixCache:
         return sequence in self._pins
 
     def retire(self, sequence: int, all_blocks: int) -> Retired | None:
-        """Keep an ended sequence's full blocks; None if that is of no use or more than may be kept of all room, and its
-        room shall be given back."""
+        """Keep the full blocks of an ended sequence. Return None if they are redundant or exceed the cache's limit;
+        then the caller must free them."""
         num_blocks = self.index.num_blocks(sequence)
         is_of_use = num_blocks and (self.is_pinned(sequence) or not self.index.is_redundant(sequence))
         if not self.rules.is_kept or not is_of_use or num_blocks > self._most(all_blocks):
@@ -154,14 +154,14 @@ class PrefixCache:
         return self.retired[sequence]
 
     def blocks_beyond(self, all_blocks: int) -> int:
-        """Count what is kept beyond its share of all room."""
+        """Return the number of blocks that exceed the cache's share."""
         return max(0, self.num_blocks - self._most(all_blocks))
 
     def _most(self, all_blocks: int) -> int:
         return int(all_blocks * self.rules.share)
 
     def evict(self, blocks: int, places: int) -> Iterator[int]:
-        """Let retired sequences go, until so many blocks and places are free; yields who."""
+        """Evict retired sequences until this number of blocks and slots is free; yield the evicted ids."""
         is_recent = self.rules.policy == "recent"
         for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.uses):
             if blocks <= 0 and places <= 0:
@@ -176,7 +176,7 @@ class PrefixCache:
             yield sequence
 
     def clear(self) -> None:
-        """A new epoch: the stages keep only what runs."""
+        """Drop everything at a new epoch: the stages keep only running sequences."""
         self.index.clear()
         self.retired.clear()
         self.num_blocks = 0

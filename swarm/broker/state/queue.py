@@ -1,19 +1,19 @@
-"""Who waits for room in the stages, and whose turn it is.
+"""Sequences that wait for KV blocks, in the order in which they are admitted.
 
 Three rules, one inside the other:
 
 * *Class.* A higher priority goes first, always.
-* *Share.* Inside a class the tenant goes first that was given least: each has an account of the tokens computed for
-  it, whatever their class, and a thousand waiting sequences weigh no more than one. Who comes back after a pause starts
-  level with the one that is served now: silence earns nothing.
-* *Deadline.* Of one tenant, the earliest deadline goes first, then who came first. Who had to give room back keeps the
-  place in this order that its arrival gave it.
+* *Share.* Within a class, the tenant with the least service goes first. Each tenant is charged for the tokens computed
+  for it in any class, so a thousand waiting sequences weigh no more than one. A tenant that returns after a pause is
+  raised to the level of the tenant served now: idle time earns no credit.
+* *Deadline.* Among the sequences of one tenant, the earliest deadline goes first, then the earliest arrival. A
+  preempted sequence keeps the position of its arrival.
 
-Adding, taking and removing cost O(log n). What is removed out of turn stays in its heap as a husk until its turn
-comes, or until there are more husks than sequences.
+Adding, popping and removing cost O(log n). A sequence that is removed out of turn leaves a tombstone in its heap until
+its turn comes, or until there are more tombstones than sequences.
 
-Beside the queue stand those whom the journal does not have yet (``Unwritten``), those who were told to come back
-(``TurnedAway``), and the moments at which requests are to be looked at again (``Timers``).
+The module also has the requests that wait for the journal (``AwaitingJournal``), the clients that were asked to retry
+later (``RetryAfter``), and the times at which requests must be checked again (``RequestTimers``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIN_HUSKS = 64
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """What one tenant was given, in tokens; and how many of its sequences wait."""
+    """Service that one tenant has received, in tokens, and the number of its waiting sequences."""
 
     name: str
     served: float = 0.0
@@ -44,21 +44,21 @@ class Tenant:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A sequence's place. ``sequence`` None: a husk. The work is as it was when it came."""
+    """A sequence's entry in a heap; a tombstone if ``sequence`` is None."""
 
     sequence: Sequence | None
     tenant: Tenant
     priority: int
-    num_known: int
-    num_open: int
+    num_known: int  # known tokens when it was added
+    num_open: int  # tokens that could still be added, when it was added
 
 
-_Heap = list[tuple[float, int, int, _Entry]]  # (deadline, arrival, tie, who)
+_Heap = list[tuple[float, int, int, _Entry]]  # (deadline, arrival, tie breaker, entry)
 
 
 @dataclass(slots=True)
 class _Class:
-    """One priority: the tenants that wait in it, least served first, and what each has waiting."""
+    """One priority: its tenants, the least served first, and the waiting sequences of each."""
 
     turns: list[tuple[float, int, Tenant]] = field(default_factory=list)
     heaps: dict[str, _Heap] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class _Class:
 
 
 class Queue:
-    """See the module's text. ``aside`` are those that the plan in force could not hold even alone: they wait too, but
-    have no turn before there is another plan."""
+    """Waiting sequences, ordered by class, share and deadline (see the module). ``aside`` holds sequences that the
+    active plan could not hold even alone. They count as waiting, but are not popped until the plan changes."""
 
     def __init__(self) -> None:
         self.aside: dict[int, Sequence] = {}
@@ -75,8 +75,8 @@ class Queue:
         self._tenants: dict[str, Tenant] = {}
         self._entries: dict[int, _Entry] = {}
         self._num_husks = 0
-        self._level = 0.0  # what the tenant had been given that was served last
-        self._ties = count()
+        self._level = 0.0  # service of the tenant that was popped last
+        self._ties = count()  # breaks ties in heaps, so that entries are never compared
         self._num_known = 0
         self._num_open = 0
 
@@ -87,11 +87,12 @@ class Queue:
         return sequence.id in self._entries or sequence.id in self.aside
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Go through all that wait, by class and arrival: for whoever looks at the whole queue, which no step does."""
+        """Iterate over all waiting sequences by class and arrival. Sorts the whole queue, so no step uses it."""
         waiting = [entry.sequence for entry in self._entries.values() if entry.sequence is not None]
         return iter(sorted([*waiting, *self.aside.values()], key=lambda s: (-s.priority, s.id)))
 
-    # --- coming and going --------------------------------------------------------------------------------------------
+    # --- adding and removing
+    # ---------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         tenant = self._tenant(sequence.request.tenant)
@@ -113,7 +114,7 @@ class Queue:
         heappush(heap, (NO_DEADLINE if deadline is None else deadline, sequence.id, next(self._ties), entry))
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out of the queue; an unknown one is no error."""
+        """Remove a sequence; an unknown one is no error."""
         if self.aside.pop(sequence.id, None) is not None:
             return
         entry = self._entries.get(sequence.id)
@@ -125,7 +126,7 @@ class Queue:
                 self._sweep()
 
     def pop(self) -> Sequence | None:
-        """Take the sequence whose turn it is out of the queue. None: nobody has one."""
+        """Remove and return the next sequence; None if no sequence is eligible."""
         for priority in sorted(self._classes, reverse=True):
             group = self._classes[priority]
             sequence = self._pop_from(group)
@@ -139,43 +140,46 @@ class Queue:
         self.aside[sequence.id] = sequence
 
     def bring_back(self) -> None:
-        """Give those that were set aside a turn again: there is another plan, which may hold them."""
+        """Make the sequences that were set aside eligible again: the plan has changed and may hold them."""
         aside, self.aside = self.aside, {}
         for sequence in aside.values():
             self.add(sequence)
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- queries
+    # ---------------------------------------------------------------------------------------------------------
 
     @property
     def highest(self) -> int | None:
-        """The highest class in which somebody has a turn."""
+        """The highest class with an eligible sequence."""
         return max((priority for priority, group in self._classes.items() if group.num_waiting), default=None)
 
     def work(self, fill: float) -> float:
-        """Tokens to compute for all that have a turn, if answers come to this part of the length they were allowed."""
+        """Return the tokens to compute for all eligible sequences, if answers reach the fraction ``fill`` of their
+        maximum length."""
         return self._num_known + fill * self._num_open
 
     def by_class(self) -> dict[int, int]:
         return {priority: group.num_waiting for priority, group in self._classes.items() if group.num_waiting}
 
     def num_of(self, tenant: str) -> int:
-        """How many of this tenant's sequences wait, those set aside included."""
+        """Return the number of this tenant's waiting sequences, those set aside included."""
         known = self._tenants.get(tenant)
         num_aside = sum(sequence.request.tenant == tenant for sequence in self.aside.values())
         return num_aside + (0 if known is None else known.num_waiting)
 
     def patience_left(self, num_places: int, patience_s: float) -> float:
-        """In how many seconds so many of those set aside will have been given up, if no other plan comes; or all."""
+        """Return the seconds after which ``num_places`` of the sequences set aside (or all) will have been given up, if
+        the plan does not change."""
         left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.aside.values())
         return left[min(num_places, len(left)) - 1] if left and num_places > 0 else 0.0
 
     def by_tenant(self) -> list[tuple[str, int, float]]:
-        """(tenant, how many wait, tokens given), the longest queue first."""
+        """Return (tenant, number of waiting sequences, tokens served), the longest queue first."""
         found = [(t.name, t.num_waiting, t.served) for t in self._tenants.values()]
         return sorted(found, key=lambda item: (-item[1], -item[2], item[0]))
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Charge a tenant with what was computed for it."""
+        """Add computed tokens to a tenant's service."""
         self._tenant(tenant).served += tokens
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -189,7 +193,8 @@ class Queue:
         return tenant
 
     def _forget_the_idle(self) -> None:
-        """Whoever has nothing waiting; a tenant that is ahead would be the better for it, so half are enough."""
+        """Drop half of the tenants that have nothing waiting. A dropped tenant restarts at the current level, which is
+        an advantage for a tenant that has received more; hence the least served half goes first."""
         named = {name for group in self._classes.values() for name in group.heaps}
         idle = sorted((t for t in self._tenants.values() if t.name not in named), key=lambda t: t.served)
         for tenant in idle[: max(1, len(idle) // 2)]:
@@ -206,7 +211,7 @@ class Queue:
                 heappop(group.turns)
                 del group.heaps[tenant.name]
                 continue
-            if served < tenant.served:
+            if served < tenant.served:  # its service has grown since it was pushed: reinsert it
                 heapreplace(group.turns, (tenant.served, next(self._ties), tenant))
                 continue
             entry = heappop(heap)[3]
@@ -228,7 +233,7 @@ class Queue:
         self._num_open -= entry.num_open
 
     def _sweep(self) -> None:
-        """Drop the husks: as often as there are as many of them as sequences, so each costs no more than its share."""
+        """Drop all tombstones. Runs when there are more tombstones than sequences: constant cost per removal."""
         self._num_husks = 0
         for priority, group in list(self._classes.items()):
             for name, heap in list(group.heaps.items()):
@@ -243,8 +248,8 @@ class Queue:
 
 
 class Unwritten:
-    """Sequences of requests that the journal does not have yet. They wait at the door, and take places: also those that
-    were cancelled meanwhile, until it answers."""
+    """Sequences of requests that the journal does not have yet. They count against the queue's limits, even if
+    cancelled, until the journal answers."""
 
     def __init__(self) -> None:
         self._tenants: dict[tuple[int, ...], str] = {}
@@ -262,7 +267,7 @@ class Unwritten:
         self._nums.clear()
 
     def remove(self, sequences: tuple[int, ...]) -> None:
-        """The journal has these of one request; unknown ones are no error."""
+        """Remove the sequences of one request, which the journal has now; unknown ones are no error."""
         tenant = self._tenants.pop(sequences, None)
         if tenant is None:
             return
@@ -274,14 +279,15 @@ class Unwritten:
         return self._nums[tenant]
 
 
-FEW = 1024  # timers that are not worth a look at whose they are
-MAX_TURNED_AWAY = 256  # clients of whom it is known when they shall come back
+FEW = 1024  # with fewer timers, ``drop_stale`` does nothing
+MAX_TURNED_AWAY = 256  # clients whose retry time is remembered
 
 
 class Timers:
-    """Moments at which something may be due for a request. A timer is no promise: whoever looks finds out whether it
-    still is. So none is removed when its request goes, and a look costs only what is due; but those of requests that
-    are gone, which may be due in a year, go together once they may be half of all. They know ids: none keeps a request
+    """Times at which something may be due for a request. The caller checks whether it still is.
+
+    A timer is not removed when its request goes, so popping costs only what is due. Timers of vanished requests, which
+    may lie a year ahead, are dropped together once they may be half of all. Timers hold ids, so they keep no request
     alive.
     """
 
@@ -296,12 +302,12 @@ class Timers:
         heappush(self._heap, (at, request_id))
 
     def forgive(self, pause_s: float) -> None:
-        """Put all of them off by a pause; their order stays."""
+        """Postpone all timers by a pause; their order stays."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
 
     def tidy(self, alive: Container[str]) -> None:
-        """Drop those of other requests, if there are twice as many as there were after the last time: so each timer
-        pays for a look or two."""
+        """Drop the timers of requests that are gone, if the number of timers has doubled since the last time:
+        amortised, each timer is visited once or twice."""
         if len(self._heap) > self._tidied_from:
             self._heap = [timer for timer in self._heap if timer[1] in alive]
             heapify(self._heap)
@@ -314,15 +320,15 @@ class Timers:
 
 @dataclass(slots=True)
 class TurnedAway:
-    """Knows who was told to come back: each client has a time of its own, as places become free one after the other.
-    Who asks again keeps its time: asking often moves nobody's. No time lies beyond that in which the queue drains.
-    """
+    """Retry times of rejected clients. Each client has a time of its own, because places become free one after the
+    other. A client that retries early keeps its time, so frequent retries gain nothing. No time lies beyond the moment
+    at which the queue drains."""
 
     times: dict[bytes, float] = field(default_factory=dict)
 
     def add(self, client: bytes, places: int, interval_s: float, drain_s: float, now: float) -> float:
-        """In how many seconds so many places will be free for this client, if one becomes so each ``interval_s`` and
-        all are after ``drain_s``."""
+        """Return the seconds after which ``places`` places will be free for this client, if one becomes free per
+        ``interval_s`` and all are free after ``drain_s``."""
         latest = now + drain_s
         own = self.times.get(client)
         if own is None:
@@ -334,5 +340,5 @@ class TurnedAway:
         return self.times[client] - now
 
     def forget(self, client: bytes) -> None:
-        """Forget a client that got in."""
+        """Forget a client that was admitted."""
         self.times.pop(client, None)

@@ -1,8 +1,8 @@
-"""What each recovery took, step by step, beside what was predicted: for ``swarmctl recoveries``.
+"""Duration of each phase of each recovery, next to its prediction: for ``swarmctl recoveries``.
 
-A recovery begins when a plan in force is void, because a worker was lost or the data path broke, or the broker was
-started again while requests were under way. It ends when every sequence that ran before has had a step under the new
-plan; those that begin anew, like prompts, are counted and not waited for. A loss in its middle belongs to it.
+A recovery begins when the active plan becomes void: a worker was lost, the data path broke, or the broker was restarted
+while requests were running. It ends when every sequence that ran before has had a step under the new plan. Sequences
+that start over like prompts are counted but not waited for. A loss in the middle belongs to the same recovery.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarm.series import LONG_S, Histogram
 from swarm.wire.messages import Json, LayerRange
 
 REMEMBERED = 64
-FEW = 8  # of the losses in one recovery: the first are its cause, the last what it waits for now
+FEW = 8  # entries at each end: the first losses are the cause, the last ones are what the recovery waits for now
 
 PARTS = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Few(Generic[T]):
-    """The first and the last of what may come without end, as when a worker dies at every start; how many between."""
+    """The first and the last items of a list that may grow without end (a worker may die at every start), and the
+    number between them."""
 
     first: list[T] = field(default_factory=list)
     last: deque[T] = field(default_factory=lambda: deque(maxlen=FEW))
@@ -46,14 +47,14 @@ class Few(Generic[T]):
         return [*self.first, *self.last]
 
     def words(self) -> list[str]:
-        """Tell what is kept, with how many there were between."""
+        """Return the kept items as text, with the number of omitted ones between them."""
         between = [f"{self.num_between} more"] if self.num_between else []
         return [*map(str, self.first), *between, *map(str, self.last)]
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the way back should take. ``is_warm``: nothing is loaded."""
+    """Predicted durations of a recovery. ``is_warm``: no layers must be loaded."""
 
     load_s: float
     replay_s: float
@@ -62,16 +63,16 @@ class Predicted:
 
 @dataclass(slots=True)
 class Recovery:
-    """Moments are seconds of the broker's clock; None: it has not come to that."""
+    """One recovery. Times are seconds of the broker's clock; None until the phase is reached."""
 
     detected_at: float
     causes: Few[str] = field(default_factory=Few)
     workers: Few[str] = field(default_factory=Few)
     evidence: Few[str] = field(default_factory=Few)
-    lost: Few[LayerRange] = field(default_factory=Few)
-    heard_at: float | None = None  # when the lost worker last gave a sign of life
+    lost: Few[LayerRange] = field(default_factory=Few)  # layers of the lost workers
+    heard_at: float | None = None  # time of the lost worker's last heartbeat or message
     epoch: int = 0
-    choice: str = ""
+    choice: str = ""  # which worker takes which layers, as text
     predicted: Predicted | None = None
     planned_at: float | None = None
     prepared_at: float | None = None
@@ -80,9 +81,9 @@ class Recovery:
     resumed_first_at: float | None = None
     resumed_all_at: float | None = None
     num_sequences: int = 0
-    num_anew: int = 0  # of which nobody held anything
-    layer_positions: int = 0
-    least_layer_positions: int = 0
+    num_anew: int = 0  # of these, sequences of which no worker holds anything
+    layer_positions: int = 0  # work of the replays: layers times positions
+    least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
 
     def as_json(self) -> Json:
         found = self.predicted
@@ -115,7 +116,7 @@ class Recovery:
         }
 
     def measured(self) -> Json:
-        """Seconds for each part. ``detect_s`` counts from the last sign of life, so the loss was later."""
+        """Return the seconds of each part. ``detect_s`` counts from the last sign of life: the true time is shorter."""
         return {
             "detect_s": _between(self.heard_at, self.detected_at),
             "plan_s": _between(self.detected_at, self.planned_at),
@@ -133,7 +134,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Recoveries:
-    """The last ones, and the one under way; ``parts``: what each part took, of all that there were."""
+    """Recent recoveries, the current one, and a histogram of the duration of each part over all of them."""
 
     current: Recovery | None = None
     past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -141,7 +142,7 @@ class Recoveries:
     parts: dict[str, Histogram] = field(default_factory=lambda: {part: Histogram(LONG_S) for part in PARTS})
 
     def begin(self, cause: str, now: float) -> Recovery:
-        """Something made the plan in force, or the way back to one, void."""
+        """Start a recovery, or add a cause to the current one."""
         if self.current is None:
             self.current = Recovery(now)
         self.current.causes.add(cause)
@@ -168,7 +169,7 @@ class Recoveries:
             self.current.prepared_at = now
 
     def activated(self, num_sequences: int, now: float) -> Recovery | None:
-        """The plan serves. If nothing ran, that is the end: the recovery, then."""
+        """Note that the new plan serves. If no sequence ran, the recovery ends and is returned."""
         if self.current is None:
             return None
         self.current.activated_at = now
@@ -176,20 +177,20 @@ class Recoveries:
         return None if num_sequences else self._end(now)
 
     def replays(self, layer_positions: int, least: int) -> None:
-        """Note how much is computed again, and how much had to be."""
+        """Add to the work of the replays, and to the part that was unavoidable."""
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
 
     def begins_anew(self, num_sequences: int, layer_positions: int) -> None:
-        """Note sequences that begin anew since nobody holds anything of them, and how much of them will be computed
+        """Count sequences that start over because no worker holds anything of them, and the work of computing them
         again."""
         if self.current is not None:
             self.current.num_anew += num_sequences
             self.replays(layer_positions, layer_positions)
 
     def step_done(self, *, rebuilding: bool, now: float) -> Recovery | None:
-        """A step came through under the new plan. The recovery, if that ends it."""
+        """Note a step completed under the new plan. Return the recovery if that ends it."""
         found = self.current
         if found is None or found.activated_at is None:
             return None
@@ -198,12 +199,12 @@ class Recoveries:
         return None if rebuilding else self._end(now)
 
     def replayed(self, now: float) -> None:
-        """Note that all layers are level."""
+        """Note that all layers are rebuilt."""
         if self.current is not None and self.current.activated_at is not None and self.current.replayed_at is None:
             self.current.replayed_at = now
 
     def nothing_runs(self, now: float) -> Recovery | None:
-        """Whoever was waited for has ended meanwhile."""
+        """End the recovery if all sequences that it waited for have ended; return it."""
         if self.current is None or self.current.activated_at is None:
             return None
         return self._end(now)
@@ -227,12 +228,12 @@ class Recoveries:
                 self.parts[part].add(seconds)
 
     def figures(self, now: float) -> Json:
-        """Report all that there were, in numbers; ``under_way_s``: for how long the present one has lasted."""
+        """Return totals over all recoveries. ``under_way_s``: seconds since the current one began."""
         under_way_s = 0.0 if self.current is None else max(0.0, now - self.current.detected_at)
         return {"ended": self.num, "under_way": int(self.current is not None), "under_way_s": under_way_s}
 
     def report(self, now: float) -> Json:
-        """Report them, the latest last; ``age_s``: since each began."""
+        """Return the recent recoveries, the latest last. ``age_s``: seconds since each began."""
         under_way = [] if self.current is None else [self.current]
         return {
             "recoveries": [

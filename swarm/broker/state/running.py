@@ -1,8 +1,9 @@
-"""The sequences that hold room in the stages, sorted by what each needs next.
+"""Sequences that hold KV blocks in the stages, sorted by the work that each needs next.
 
-``due`` are those whose next token can be computed now, the longest unserved first; ``prefilling`` those of whose known
-tokens some are yet to be dispatched, in the order in which they get them. All others have a step under way. Whoever
-changes a running sequence's positions calls ``refresh``: then a step looks only at those that it carries.
+``due`` holds sequences whose next token can be computed now, the longest unserved first. ``prefilling`` holds sequences
+with known tokens that are not dispatched yet, in the order in which they will be. All others have a step in flight.
+Code that changes a running sequence's positions calls ``refresh``; a step therefore only visits the sequences that it
+carries.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _Key = tuple[int, float, int]
 
 
 class Running:
-    """See the module's text. Iteration is in the order of joining."""
+    """Running sequences (see the module). Iteration is in the order of admission."""
 
     def __init__(self) -> None:
-        self.blocks = 0  # room that they hold
-        self.num_pending = 0  # tokens that ``prefilling`` are yet to be given
-        self.prompts_are_next = False  # whose turn it was last, where a step has no room for both
-        self.due: dict[int, Sequence] = {}
+        self.blocks = 0  # KV blocks that they hold
+        self.num_pending = 0  # tokens of ``prefilling`` sequences that are not dispatched yet
+        self.prompts_are_next = False  # whether prompts go next if a step cannot hold both prompts and decodes
+        self.due: dict[int, Sequence] = {}  # sequences that wait for their next token, by id
         self._all: dict[int, Sequence] = {}
-        self._keys: list[_Key] = []
-        self._prefilling: dict[int, tuple[_Key, int]] = {}  # with the tokens counted in ``num_pending``
+        self._keys: list[_Key] = []  # sort keys of ``prefilling``: class, deadline, arrival
+        self._prefilling: dict[int, tuple[_Key, int]] = {}  # sort key, and tokens counted in ``num_pending``
         self._classes: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -44,7 +45,7 @@ class Running:
 
     @property
     def prefilling(self) -> list[Sequence]:
-        """By class, deadline and arrival."""
+        """Sequences with prompt tokens to dispatch, by class, deadline and arrival."""
         return [self._all[key[2]] for key in self._keys]
 
     @property
@@ -53,7 +54,7 @@ class Running:
 
     @property
     def lowest(self) -> int | None:
-        """The lowest class of which one runs."""
+        """The lowest class of a running sequence."""
         return min(self._classes, default=None)
 
     def add(self, sequence: Sequence, blocks: int) -> None:
@@ -72,17 +73,17 @@ class Running:
         self._leave_prefill(sequence)
 
     def clear(self) -> None:
-        """Empty the list; the caller tells who ran what becomes of it."""
+        """Remove all sequences; the caller decides what happens to them."""
         for sequence in list(self):
             self.remove(sequence)
 
     def resize(self, sequence: Sequence, blocks: int) -> None:
-        """Note how many blocks it holds from now on."""
+        """Set the number of KV blocks of a sequence."""
         self.blocks += blocks - sequence.blocks
         sequence.blocks = blocks
 
     def refresh(self, sequence: Sequence) -> None:
-        """Sort a sequence anew whose positions have changed."""
+        """Move a sequence to the list that its changed positions require."""
         pending = sequence.pending
         if pending == 0 or sequence.is_decoding:
             self._leave_prefill(sequence)
@@ -100,7 +101,8 @@ class Running:
         self._prefilling[sequence.id] = (key, pending)
 
     def check(self) -> str | None:
-        """Return which list is not as the sequences' positions say, if any. Between two plans nobody keeps them."""
+        """Return the list that does not match the sequences' positions, if any. The lists are not maintained between
+        two plans."""
         pending = {s.id: s.pending for s in self if s.pending}
         prefilling = {id_: count for id_, count in pending.items() if not self._all[id_].is_decoding}
         if self.due.keys() != pending.keys() - prefilling.keys():

@@ -1,7 +1,7 @@
-"""Requests and their sequences, as the broker knows them.
+"""Requests and their sequences, as the broker tracks them.
 
-Nobody outside of ``state`` writes a sequence's fields: what can happen to it are its verbs. Until it ends its positions
-obey (``Sequence.check``; the second line also afterwards)::
+Code outside of ``state`` never assigns a sequence's fields; it calls the sequence's methods. Until a sequence ends, its
+positions satisfy these rules (checked by ``Sequence.check``; the second line also holds after the end)::
 
     kv <= scheduled <= sampled        sent <= committed <= sampled        delivered <= sent
 """
@@ -18,51 +18,56 @@ from swarm.wire.messages import BLOCK, FinishReason, Hop, Submit, TokenLogprob
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation of one prompt. Lengths count tokens of the whole sequence, prompt included."""
+    """One completion of one prompt. Lengths and positions count tokens of the whole sequence, prompt included."""
 
     id: int
     request: Request
-    index: int
+    index: int  # index among the request's sequences (``n`` completions of one prompt)
     seed: int
     tokens: list[int]
-    limit: int  # the most positions it can come to hold
+    limit: int  # maximum number of positions
     state: SequenceState = SequenceState.WAITING
-    committed: int = 0  # tokens in the journal: what a client may see
+    committed: int = 0  # tokens in the journal; only these may be sent to the client
     sent: int = 0  # tokens sent to the attached client
     delivered: int = 0  # tokens that the client has acknowledged
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
-    told: bool = False  # the stages of this epoch know the sequence
-    rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must come level before it goes on
-    truncate: bool = False  # the next step must cut the stages to ``kv`` first
-    fork_of: int | None = None  # its first ``kv`` positions are to be copied from this sequence when it is opened
-    reason: FinishReason | None = None
+    told: bool = False  # the stages of this epoch have opened the sequence
+    rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must be rebuilt before the sequence runs again
+    truncate: bool = False  # the next step must first truncate the stages' state to ``kv``
+    fork_of: int | None = None  # the sequence from which its first ``kv`` positions are copied when the stages open it
+    reason: FinishReason | None = None  # None until the sequence ends
     detail: str = ""
-    blocks: int = 0  # room that is kept for it in the stages
-    stay: int = 0  # how often it has left them without an end: what was sent before then is known by a smaller number
-    num_preempted: int = 0  # how often it had to give its room to another
-    stop_at: int | None = None  # where its client found a stop string, in tokens that are still to be drawn again
+    blocks: int = 0  # KV blocks reserved for it in the stages
+    # Residency counter, incremented on preemption. Acknowledgements with a smaller value are stale and ignored.
+    stay: int = 0
+    num_preempted: int = 0  # times it was preempted
+    # generated length at which the client found a stop string, if some of these tokens must be drawn again first
+    stop_at: int | None = None
     num_deaths: int = 0  # worker deaths at which it was in flight
-    num_restored: int = 0  # tokens that a broker before this one had drawn
-    num_cached: int = 0  # of its prompt, when it was first let in: found in the prefix cache
-    not_finite: list[str] = field(default_factory=list)  # workers that sent such hidden states of it, one per time
-    num_recomputed: int = 0
-    num_passed: int = 0  # how many came later and were let in while it was the first to wait for room
-    passed_since: float | None = None
-    unfit_s: float = 0.0  # for how long it has waited while plans served that could not hold it even alone
+    num_restored: int = 0  # tokens drawn by an earlier broker process and restored from the journal
+    num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    # workers that sent NaN or infinite hidden states of it, one entry per occurrence
+    not_finite: list[str] = field(default_factory=list)
+    num_recomputed: int = 0  # times that keys and values were computed again
+    num_passed: int = 0  # later sequences admitted while this one was first in line for KV blocks
+    passed_since: float | None = None  # since when ``num_overtaken`` is counted; None while it is not first in line
+    unfit_s: float = 0.0  # seconds it has waited under plans that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended_at: float | None = None
-    finish_sent: bool = False
-    end_written: bool = False  # its end is in the journal, and all its tokens
-    unsure: bool = False  # where its reader stands is not known before the reader says so
+    finish_sent: bool = False  # the client has been sent the end
+    end_written: bool = False  # the journal has its end and all its tokens
+    # after a restart: the position up to which the client has read is unknown until it attaches and reports it
+    unsure: bool = False
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
-    sent_at: array[float] = field(default_factory=lambda: array("d"))  # when each generated token was first sent
+    # time at which each generated token was first sent
+    sent_at: array[float] = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
-        """The prompt is known to everybody."""
+        """Count the prompt as committed, sent and delivered: the client has it already."""
         self.committed = self.sent = self.delivered = self.num_prompt
 
     @property
@@ -71,12 +76,12 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who has the better claim to room: the higher class, then who came first."""
+        """Key for the right to KV blocks: the higher class first, then the earlier arrival."""
         return (self.request.submit.priority, -self.id)
 
     @property
     def most_to_come(self) -> int:
-        """Tokens that it may still grow by."""
+        """Maximum number of tokens that the sequence can still grow by."""
         return self.limit - len(self.tokens)
 
     @property
@@ -93,7 +98,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Known tokens that the next steps must carry: none as long as layers are being rebuilt."""
+        """Known tokens that the next steps must process; 0 while layers are being rebuilt."""
         return 0 if self.rebuilds else len(self.tokens) - self.scheduled
 
     @property
@@ -101,23 +106,23 @@ class Sequence:
         return self.scheduled >= self.num_prompt and self.pending == 1
 
     def story(self) -> str:
-        """Tell where it stands, in one line."""
+        """Return the state and the positions in one line, for errors and logs."""
         positions = ("kv", "scheduled", "sampled", "committed", "sent", "delivered", "limit", "blocks", "stay")
         return f"sequence {self.id} of {self.request.id} is {self.state.value}: " + ", ".join(
             f"{name} {getattr(self, name)}" for name in positions
         )
 
     def check(self) -> str | None:
-        """Return which rule it breaks, if any."""
+        """Return the first broken invariant as text, or None."""
         wrong = self._wrong_length()
         if wrong is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
-            wrong = "it has no room for what is dispatched"
+            wrong = "it has too few blocks for its dispatched positions"
         if wrong is None and self.state is not SequenceState.RUNNING and self.blocks:
-            wrong = "it holds room and does not run"
+            wrong = "it holds blocks but does not run"
         return None if wrong is None else f"{wrong}: {self.story()}"
 
     def _wrong_length(self) -> str | None:
-        """Tell what is wrong with its tokens: how far they have come, and what stands beside them."""
+        """Return what is inconsistent about positions, tokens, log probabilities and hops; None if nothing is."""
         sampled = len(self.tokens)
         if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
             return "kv <= scheduled <= sampled does not hold"
@@ -126,7 +131,7 @@ class Sequence:
         if sampled > max(self.limit, self.num_prompt):
             return "it has grown past its limit"
         if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
-            return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) are uneven"
+            return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
 
     def _move(self, to: SequenceState) -> None:
@@ -135,14 +140,16 @@ class Sequence:
         self.state = to
 
     def _allow(self, verb: str) -> None:
-        """Refuse a verb in a state where it does not belong."""
+        """Raise ``IllegalMove`` if this operation is not allowed in the current state."""
         if self.state not in VERBS[verb]:
             raise IllegalMove(f"it can't {verb.replace('_', ' ')}: {self.story()}")
 
-    # --- in and out of the stages ------------------------------------------------------------------------------------
+    # --- entering and leaving the stages
+    # ---------------------------------------------------------------------------------
 
     def enter(self, fork: tuple[int, int] | None) -> None:
-        """Get room in the stages. ``fork``: whose first positions it begins with, and how many."""
+        """Start running. ``fork`` is (sequence, position): the sequence whose first positions are copied, and their
+        number."""
         self._move(SequenceState.RUNNING)
         if fork is not None:
             self.fork_of, self.kv = fork
@@ -151,18 +158,18 @@ class Sequence:
                 self.num_cached = min(self.kv, self.num_prompt)
 
     def start(self, now: float) -> bool:
-        """Stop being passed by later ones. Returns whether it runs for the first time."""
+        """Stop counting overtakes. Return whether the sequence runs for the first time."""
         self._allow("start")
         self.num_passed, self.passed_since = 0, None
         if self.started_at is not None:
             return False
         self.started_at = now
-        if self.num_restored:  # a broker before this one has seen it run, and no stage holds anything of it
+        if self.num_restored:  # it ran under an earlier broker, and no stage holds its keys and values
             self.num_recomputed += 1
         return True
 
     def take_back(self, position: int, now: float) -> None:
-        """Run on from what workers still hold of it after the broker's own death."""
+        """Resume from what the workers still hold of the sequence, after a restart of the broker."""
         self._move(SequenceState.RUNNING)
         self.kv = self.scheduled = position
         self.told, self.truncate = False, True
@@ -170,27 +177,28 @@ class Sequence:
             self.started_at = now
 
     def be_first_to_wait(self, now: float) -> None:
-        """Find no room: from now on it counts for how long others pass it."""
+        """Note that the sequence is first in line and lacks KV blocks: from now on overtakes are counted."""
         self._allow("be_first_to_wait")
         self.passed_since = now if self.passed_since is None else self.passed_since
 
     def be_passed(self) -> None:
-        """Somebody who came later was let in."""
+        """Count a later sequence that was admitted before this one."""
         self._allow("be_passed")
         self.num_passed += 1
 
     def fit(self) -> None:
-        """Note that the plan could hold it."""
+        """Note that the plan could hold the sequence."""
         self._allow("fit")
         self.unfit_s = 0.0
 
     def not_fit(self, passed_s: float) -> None:
-        """Note that for so long more the plan could not hold it, even alone."""
+        """Add to the time during which the plan could not hold the sequence even alone."""
         self._allow("not_fit")
         self.unfit_s += passed_s
 
     def wait_again(self) -> None:
-        """Have it hold nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
+        """Return to waiting: the stages hold nothing of it any more. Its steps that are still in flight belong to the
+        previous residency."""
         self._move(SequenceState.WAITING)
         self._cut_to(0)
         self.truncate = False
@@ -200,10 +208,12 @@ class Sequence:
         self._move(SequenceState.ENDED)
         self.reason, self.detail, self.ended_at = reason, detail, now
 
-    # --- through the stages ------------------------------------------------------------------------------------------
+    # --- through the stages
+    # ----------------------------------------------------------------------------------------------
 
     def dispatch(self, count: int) -> int:
-        """Send so many more tokens through the stages, which know it from now on. Returns the first one's position."""
+        """Schedule ``count`` more tokens; the stages open the sequence with this step. Return the position of the first
+        token."""
         self._allow("dispatch")
         start = self.scheduled
         self.told, self.truncate = True, False
@@ -211,24 +221,24 @@ class Sequence:
         return start
 
     def acknowledge(self, position: int) -> None:
-        """Every stage has computed it so far."""
+        """Note that every stage has computed the sequence up to ``position``."""
         self._allow("acknowledge")
         self.kv = min(max(self.kv, position), self.scheduled)
 
     def drop_kv(self) -> None:
-        """Compute everything again with the next step: where keys and values are not to be kept."""
+        """Discard the keys and values: the next step computes everything again."""
         self._allow("drop_kv")
         self.kv = self.scheduled = 0
         self.truncate = True
 
     def draw_again(self) -> None:
-        """Compute the last position again with the next step, for a draw that was put off."""
+        """Compute the last position again in the next step, for a draw that was postponed."""
         self._allow("draw_again")
         self.kv = self.scheduled = self.sampled - 1
         self.truncate = True
 
     def cut_to(self, position: int) -> None:
-        """Count no longer what lies beyond ``position`` in the stages (a new epoch, or room given back)."""
+        """Discard everything beyond ``position`` in the stages (after a new epoch or a preemption)."""
         self._allow("cut_to")
         self._cut_to(position)
 
@@ -238,26 +248,26 @@ class Sequence:
         self.kv = self.scheduled = position
         self.told = False
         self.truncate = True
-        if self.fork_of is not None:  # it was never opened: nothing has been copied
+        if self.fork_of is not None:  # the stages never opened it, so nothing has been copied
             self.fork_of = None
-            if not self.num_generated:  # with the first token the journal has noted it
+            if not self.num_generated:  # from the first token on, the journal has recorded ``num_cached``
                 self.num_cached = 0
         self.rebuilds.clear()
 
     def compute_from(self, position: int) -> None:
-        """Have what lies behind ``position`` computed again like a prompt."""
+        """Compute everything after ``position`` again, like a prompt."""
         self._allow("compute_from")
         self.num_recomputed += 1
         self.kv = self.scheduled = position
 
     def lag(self, runs: list[Rebuild]) -> None:
-        """Wait for layers that changed hands to be brought level."""
+        """Wait until layers that changed hands have been rebuilt."""
         self._allow("lag")
         self.num_recomputed += 1
         self.rebuilds[:] = runs
 
     def level(self, run: Rebuild) -> None:
-        """These layers have caught up."""
+        """Remove a rebuild that is complete."""
         self._allow("level")
         self.rebuilds.remove(run)
 
@@ -265,11 +275,11 @@ class Sequence:
         self.rebuilds.clear()
 
     def be_present_at_death(self, times: int = 1) -> None:
-        """Some worker died while it was in flight."""
+        """Count worker deaths during which the sequence was in flight."""
         self.num_deaths += times
 
     def be_not_finite(self, worker: str) -> None:
-        """Note a worker that sent hidden states of it that are no numbers."""
+        """Record the worker that sent NaN or infinite hidden states of this sequence."""
         self._allow("be_not_finite")
         self.not_finite.append(worker)
 
@@ -279,62 +289,64 @@ class Sequence:
         self._allow("grow")
         self.tokens.append(token)
         self.logprobs.append(logprobs)
-        if hops is not None:
+        if hops is not None:  # None if the client did not ask for hops
             self.hops.append(hops)
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
 
     def commit(self, position: int) -> None:
-        """The journal has it so far: a client may see it."""
+        """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""
         self.committed = max(self.committed, min(position, self.sampled))
 
     def send(self, stop: int, now: float) -> None:
-        """Tokens up to ``stop`` go to the client."""
+        """Note that the tokens up to ``stop`` are sent to the client."""
         self.sent = stop
         num_sent = stop - self.num_prompt
         if num_sent > len(self.sent_at):
             self.sent_at.extend((now,) * (num_sent - len(self.sent_at)))
 
     def be_read(self, num_generated: int) -> None:
-        """Note how many of its tokens its client has."""
+        """Note how many generated tokens the client has acknowledged."""
         self.delivered = max(self.delivered, min(self.num_prompt + num_generated, self.sent))
 
     def read_from(self, next_index: int) -> None:
-        """Note how much its reader says that it has; it may be less than the one before it had."""
+        """Continue sending at the index that the reader asks for. It may lie before what an earlier reader has
+        received."""
         self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)
         self.unsure = self.finish_sent = False
 
     def be_unsure(self) -> None:
-        """Wait with sending until its reader has said how much it has."""
+        """Stop sending until the reader has reported its position."""
         self.unsure = True
 
     def tell_end(self) -> None:
-        """Note that its client has been sent the end."""
+        """Note that the end was sent to the client."""
         self._allow("tell_end")
         self.finish_sent = True
 
     def end_is_written(self) -> None:
-        """The journal has its end, and all its tokens."""
+        """Note that the journal has the sequence's end and all its tokens."""
         self._allow("end_is_written")
         self.end_written = True
 
     def expect_stop(self, num_generated: int) -> None:
-        """Stop at so many tokens, some of which are still to be drawn again."""
+        """Stop at ``num_generated`` tokens, some of which must be drawn again first."""
         self._allow("expect_stop")
         self.stop_at = num_generated
 
     def bound(self, limit: int) -> None:
-        """The model takes no more positions than that."""
+        """Lower the limit to the maximum number of positions of the model."""
         self._allow("bound")
         self.limit = min(self.limit, limit)
 
     def send_again(self) -> None:
-        """Send once more what was not acknowledged, and the end."""
+        """Send again all tokens that were not acknowledged, and the end."""
         self.sent, self.finish_sent = self.delivered, False
 
     def cut_answer(self, num_generated: int) -> None:
-        """Keep only so many tokens, and what stands beside them: a stop string was found behind them."""
+        """Drop all tokens after the first ``num_generated``, with their log probabilities and hops: a stop string ends
+        there."""
         self._allow("cut_answer")
         keep = self.num_prompt + num_generated
         del self.tokens[keep:], self.logprobs[num_generated:], self.hops[num_generated:], self.sent_at[num_generated:]
@@ -345,31 +357,33 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
+    """A submitted request with its sequences and its reader."""
+
     submit: Submit
-    client: bytes | None
-    arrived_at: float
+    client: bytes | None  # routing id of the current reader; None while there is none
+    arrived_at: float  # The three times are in seconds of the broker's clock.
     deadline_at: float | None
-    tenant: str = ""  # on whose account it is computed
+    tenant: str = ""  # tenant that is charged for it
     sequences: list[Sequence] = field(default_factory=list)
-    accepted: bool = False
-    owner: bytes | None = None  # who submitted it last
-    detached_at: float | None = None  # when its last reader left
-    left_for_s: float = 0.0  # for how long after that it runs on without a reader
-    stuck: bool = False  # its reader is there and does not read: what was sent last did not go out
-    restored: bool = False  # it was in the journal only, for a while
-    read_at: float | None = None  # when it was read from there because somebody asked for it
+    accepted: bool = False  # the journal has the submission, and the client has been informed
+    owner: bytes | None = None  # routing id of the client that submitted it last
+    detached_at: float | None = None  # time at which its last reader left
+    left_for_s: float = 0.0  # seconds for which it runs on without a reader after ``detached_at``
+    stuck: bool = False  # its reader is connected but does not read: the last message could not be sent
+    restored: bool = False  # it was read back from the journal
+    read_at: float | None = None  # time at which a client's question caused it to be read from the journal
 
     @property
     def id(self) -> str:
         return self.submit.request_id
 
     def be_left(self, for_s: float, now: float) -> None:
-        """Go on without a reader, for so long."""
+        """Run on without a reader for ``grace_s`` seconds."""
         self.client, self.stuck = None, False
         self.detached_at, self.left_for_s = now, for_s
 
     def forgive(self, pause_s: float) -> None:
-        """The broker stood still for so long: its deadline, and the grace of its client, end so much later."""
+        """Postpone the deadline and the end of the client's grace period by a pause of the broker."""
         if self.deadline_at is not None:
             self.deadline_at += pause_s
         if self.detached_at is not None:
@@ -377,7 +391,7 @@ class Request:
 
     @property
     def listener(self) -> bytes | None:
-        """Whom to tell of it now."""
+        """The client to send updates to; None if there is none or its connection is blocked."""
         return None if self.stuck else self.client
 
     @property

@@ -1,5 +1,7 @@
-"""How a sequence can stand: its states, which may follow which, which of its verbs belong in each; and which layers of
-one that runs may lag behind the others."""
+"""Lifecycle of a sequence: its states, the transitions, and the states in which each operation is allowed.
+
+``Rebuild`` describes layers of a running sequence that lag behind the others.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from swarm.wire.messages import LayerRange
 
 
 class SequenceState(enum.Enum):
-    WAITING = "waiting"  # no room in the stages yet, or none any more
-    RUNNING = "running"  # holds room in the stages
+    """Whether a sequence waits for KV blocks, runs, or has ended."""
+
+    WAITING = "waiting"  # holds no KV blocks in the stages: not admitted yet, or preempted
+    RUNNING = "running"  # holds KV blocks in the stages
     ENDED = "ended"
 
 
@@ -21,14 +25,14 @@ MOVES = {
     SequenceState.ENDED: (),
 }
 
-# Where verbs that move nothing belong. Others may be used at any time: clients read, and the journal writes, after the
-# end too; and a worker may die with a step of a sequence that has ended meanwhile.
+# States in which operations that change no state are allowed. Other operations are allowed at any time: clients read
+# and the journal writes after the end too, and a worker may die with a step of a sequence that has ended meanwhile.
 _WAITING, _RUNNING = (SequenceState.WAITING,), (SequenceState.RUNNING,)
 VERBS = {
     **dict.fromkeys(("be_first_to_wait", "be_passed", "fit", "not_fit", "bound"), _WAITING),
     **dict.fromkeys(("start", "dispatch", "acknowledge", "drop_kv", "draw_again", "cut_to"), _RUNNING),
     **dict.fromkeys(("compute_from", "lag", "level"), _RUNNING),
-    # What was under way when it gave its room back still counts.
+    # Steps that were in flight at a preemption still count.
     **dict.fromkeys(("grow", "be_not_finite", "expect_stop", "cut_answer"), (*_RUNNING, *_WAITING)),
     **dict.fromkeys(("tell_end", "end_is_written"), (SequenceState.ENDED,)),
 }
@@ -36,20 +40,17 @@ VERBS = {
 
 @dataclass(slots=True)
 class Rebuild:
-    """Layers of one sequence that lag behind: to be brought from ``done`` to ``stop`` positions.
+    """Layers of one sequence that lag behind and must be computed from position ``done`` up to ``stop``."""
 
-    ``source`` has the log of what ``through`` begins with; None: the tokens, at layer 0. ``num_lost`` of these layers
-    really lag, the others lie between them and the log.
-    """
-
+    # incarnation whose log holds the inputs of ``through``; None: compute from the tokens, starting at layer 0
     source: str | None
-    through: LayerRange
-    num_lost: int
+    through: LayerRange  # layers to compute: the lagging ones and those between them and the log
+    num_lost: int  # number of these layers that really lag
     stop: int
-    start: int
-    done: int
+    start: int  # position at which the rebuild began
+    done: int  # positions computed so far
 
     @property
     def cost(self) -> int:
-        """Layers times positions to be computed."""
+        """Layers times positions that are still to be computed."""
         return (self.stop - self.done) * len(self.through)

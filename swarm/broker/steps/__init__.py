@@ -1,11 +1,12 @@
-"""Steps: who joins the next one, and who has room for keys and values.
+"""Steps: which sequences join the next one, and which hold KV blocks in the stages.
 
-Comes in: sequences that wait (``state.queue``) or run, and answers of the last stage. Goes out: steps to be sent, and
-positions that are acknowledged; the tokens that came with an answer go to ``requests``. Rules: decodes and prompts are
-governed apart, so that neither starves the other; nothing is dispatched without room for it; an answer counts once, and
-only for the stay in which its sequence was sent.
+In: waiting sequences (``state.queue``), running sequences, and answers of the last stage. Out: steps to send, and
+acknowledged positions; the tokens of an answer go to ``requests``. Rules: decodes and prompts are limited separately,
+so that neither starves the other; nothing is dispatched without KV blocks for it; an answer counts once, and only for
+the residency in which its sequence was sent.
 
-``scheduler`` forms a batch of sequences that need a token and prompts that want in, admits those who wait, and says
-what counts of a step that has come back. ``room`` says who gives way when there is not enough: whoever has the least
-claim, and nobody loses a token by it. ``apart``: who is computed alone after a step has raised.
+- ``scheduler`` forms a batch of sequences that need a token and prompts that are not computed yet, admits waiting
+  sequences, and decides what counts of a completed step
+- ``kv_capacity`` decides which sequence is preempted when blocks are short; no token is lost by it
+- ``isolation`` decides which sequences are computed alone after a step has raised
 """

@@ -1,6 +1,6 @@
-"""Sequences that were in a step which raised are computed apart: each alone, in turns with steps of all others.
+"""Isolation of suspects: each sequence of a step that raised is computed alone, alternating with steps of all others.
 
-So the next failure tells whether one of them is to blame, or the worker (``members.blame``).
+The next failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from swarm.broker.state import Sequence, State
 
 
 class Apart(NamedTuple):
-    """The sequences that a step may take: decodes, and prompts."""
+    """Sequences that the next step may contain: decodes and prompts."""
 
     due: list[Sequence]
     prefilling: list[Sequence]
 
 
 def who_may_go(state: State) -> Apart:
-    """Return one suspect, or all sequences that are none, in turns."""
+    """Return one suspect, or all sequences that are not suspects, alternately."""
     evidence, everybody = state.evidence, Apart(list(state.running.due.values()), state.running.prefilling)
     suspects = [s for s in (*everybody.due, *everybody.prefilling) if s.id in evidence.suspects]
     if not suspects:

@@ -1,16 +1,16 @@
-"""Who has how much room for keys and values, and who gives it back when there is not enough.
+"""KV capacity of the stages: which sequence holds how many blocks, and which is preempted when blocks are short.
 
-Room is counted in blocks of 32 positions. A sequence enters with room for what it has and a little more, and takes
-block after block as it grows, so many that may become long run side by side as long as they are short. Where a stage's
-memory is taken by what is reserved, not by what is written, it enters with room for all it may come to hold.
+A block has 32 positions. A sequence is admitted with blocks for its tokens and a little more, and grows block by block;
+so sequences that may become long run side by side as long as they are short. Where a stage's memory is taken by
+reservation and not by writing, a sequence is admitted with blocks for its maximum length.
 
-When there is none left: retired sequences go first. Then whoever has the least claim gives way, the youngest of the
-lowest class: it releases all, waits, and is computed again later. Nobody loses a token by it.
+When no blocks are free, retired sequences are evicted first. Then the sequence with the lowest rank is preempted, the
+youngest of the lowest class: it releases all blocks, waits, and is computed again later. It loses no token.
 
-Why this comes to an end: claims are a strict order. Whoever has the best one is never asked to give way, and if alone
-fits into the stages, so it ends some day, and the next one has the best claim. A sequence that can't grow and finds
-nobody with less claim just pauses. And nobody gives way more than ``MAX_PREEMPTED`` times: after that it enters with
-room for all it may come to hold, and keeps it.
+Why this terminates: ranks are a strict order. The sequence with the highest rank is never preempted and fits into the
+stages if alone, so it ends eventually, and the next one has the highest rank. A sequence that can't grow and finds none
+of lower rank pauses. And no sequence is preempted more than ``MAX_PREEMPTED`` times: after that it is admitted with
+blocks for its maximum length, and keeps them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_PREEMPTED = 3
 
 @dataclass(slots=True)
 class Room:
-    """What is free in the stages, with the rules for getting more. ``headroom``: positions beyond what a sequence has
-    for which it gets room when it enters."""
+    """Allocator of KV blocks and slots. ``headroom``: positions beyond its tokens for which a sequence gets blocks at
+    admission."""
 
     state: State
     headroom: int
@@ -44,14 +44,15 @@ class Room:
         return min(self.max_running, state.book.max_sequences - held) - len(state.running)
 
     def entry_blocks(self, sequence: Sequence) -> int:
-        """Count the blocks that it needs to enter."""
+        """Return the number of blocks needed to admit the sequence."""
         return entry_blocks(self.state, sequence, self.headroom)
 
-    # --- entering ----------------------------------------------------------------------------------------------------
+    # --- admission
+    # -------------------------------------------------------------------------------------------------------
 
     def enter(self, sequence: Sequence) -> bool:
-        """Take room for a sequence, from retired ones or lower classes if need be, and begin with a prefix that
-        somebody holds. False: there is none."""
+        """Admit a sequence, with blocks from retired or lower-class sequences if necessary, and start it from a cached
+        prefix. Return False if there is no capacity."""
         state, blocks = self.state, self.entry_blocks(sequence)
         victims = self._victims(sequence, blocks, own_class=False)
         if victims is None:
@@ -62,7 +63,7 @@ class Room:
         if found is not None:
             state.prefix.pin(found[0])
             self._evict(blocks)
-            if not self._holds(blocks):  # only at the cost of what it would begin with
+            if not self._holds(blocks):  # possible only by evicting the prefix that it would start from
                 state.prefix.unpin(found[0])
                 found = None
         self._evict(blocks)
@@ -82,7 +83,8 @@ class Room:
     # --- growing -----------------------------------------------------------------------------------------------------
 
     def grow(self, sequence: Sequence, position: int) -> bool:
-        """See to it that a running sequence has room up to ``position``. False: it must pause, or had to give way."""
+        """Make sure that a running sequence has blocks up to ``position``. Return False if it must pause or was
+        preempted."""
         blocks = num_blocks(position)
         more = blocks - sequence.blocks
         if more <= 0:
@@ -99,11 +101,13 @@ class Room:
         self.state.running.resize(sequence, blocks)
         return True
 
-    # --- giving way --------------------------------------------------------------------------------------------------
+    # --- preemption
+    # ------------------------------------------------------------------------------------------------------
 
     def _victims(self, sequence: Sequence, blocks: int, *, own_class: bool) -> list[Sequence] | None:
-        """Who has to give way so that there are so many blocks (and a place, if it is not in yet); None: it can't be
-        done. Within its own class only one that runs already has a claim on others' room."""
+        """Return the sequences to preempt so that this number of blocks is free (and a slot, if the sequence is not
+        running yet); None if that is impossible. Only a sequence that runs already may preempt others of its own class.
+        """
         state = self.state
         short = blocks - self.blocks - state.prefix.evictable_blocks
         short_places = 0 if own_class else 1 - self.places - state.prefix.num_evictable
@@ -126,15 +130,16 @@ class Room:
         return has_less and other.num_preempted < MAX_PREEMPTED and not self.state.prefix.is_pinned(other.id)
 
     def _evict(self, blocks: int, places: int = 1) -> None:
-        """Let retired sequences go as far as needed."""
+        """Evict retired sequences as far as needed."""
         self.state.evict(blocks - self.blocks, places - self.places if places else 0)
 
 
 def entry_blocks(state: State, sequence: Sequence, headroom: int) -> int:
-    """The room with which a sequence enters the stages, or stays in them over a change of plan."""
+    """Return the blocks with which a sequence is admitted, or stays in the stages over a change of plan."""
     plan = state.book.current
     if plan is None or not plan.commits_on_write or sequence.num_preempted >= MAX_PREEMPTED:
         return num_blocks(sequence.limit)
+    # the headroom doubles with each preemption
     wanted = min(sequence.limit, sequence.sampled + (headroom << sequence.num_preempted))
     return num_blocks(wanted)
 

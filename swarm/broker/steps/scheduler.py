@@ -1,21 +1,22 @@
-"""Who joins the next step, and what counts once it has come back.
+"""Scheduler: which sequences join the next step, and what counts when it completes (continuous batching).
 
-Continuous joining and leaving. Who enters the stages is decided by class, share and deadline (``queue``), how much room
-it gets by ``room``; small sequences may overtake one that has no room yet, but not for long.
+Admission follows class, share and deadline (``state.queue``); ``kv_capacity`` decides how many blocks a sequence gets.
+Small sequences may overtake one that lacks blocks, but not for long.
 
 A step takes the decodes that are due, the longest unserved first, one row each; then chunks of prompts by class,
-deadline and arrival. The two are governed apart:
+deadline and arrival. The two are limited separately:
 
-* *Decodes* are spread evenly over the micro-batches in flight (see ``depth``).
+* *Decodes* are spread evenly over the micro-batches in flight (see ``max_steps_in_flight``).
 * *Prompts* get what the decodes leave of the step's budget, and always a little, so that neither starves the other.
-  What is pending is shared out over the micro-batches. While answers are running, prompts are held back as free room
-  gets short, so that those who run come to their end before more join; and they get no more than keeps a step's
-  measured time below ``step_target_s``.
+  Pending prompt tokens are shared out over the micro-batches. While answers are running, prompts are held back as free
+  blocks become short, so that running sequences finish before more join; and they get no more tokens than keep the
+  measured time of a step below ``step_target_s``.
 
-While layers that changed hands are rebuilt, steps rest between each other, so that replays get most of the time.
+While layers that changed hands are rebuilt, there is a pause between steps, so that replays get most of the time.
 
-Nothing here must know which micro-batch is which: a sequence's tokens that no step carries yet are its ``pending``
-ones, and a decode has none while its step is under way. A step costs time in proportion to its rows, whatever waits.
+The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
+decode has none while its step is in flight. The cost of a step is proportional to its rows, however many sequences
+wait.
 """
 
 from __future__ import annotations
@@ -32,54 +33,59 @@ from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequenceP
 
 Mode = Literal["batch", "overlapped", "auto"]
 
-# Below this, cutting the decodes into micro-batches costs more (each pays for reading the weights) than it hides.
+# With fewer decodes, splitting into micro-batches costs more (each reads all weights) than it hides.
 SPLIT_FROM = 16
 
-# How often, and for how long, others may pass the first one that waits for room. After that it is kept free for it.
+# How often, and for how many seconds, others may overtake the first sequence that waits for blocks. After that, free
+# blocks are kept for it.
 MAX_PASSED = 16
 MAX_PASSED_S = 5.0
 
-LOOK_AHEAD = 16  # how many that have no room are passed over in looking for one that has
-PROMPT_SHARE = 64  # prompts are not cut smaller to share them out over the micro-batches: each pays for the weights
-MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2  # of a step's header; the rest of it is far shorter
-KV_SHORT = 0.05  # below this part of free room, prompts get the least there is
+LOOK_AHEAD = 16  # sequences without enough blocks that are skipped in search of one that fits
+# tokens; prompts are not split into smaller parts over the micro-batches, since each part reads all weights
+PROMPT_SHARE = 64
+# maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
+MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2
+KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
+    """Limits of steps and of admission."""
+
     mode: Mode = "auto"
-    step_tokens: int = 512
-    prefill_chunk: int = 256
+    step_tokens: int = 512  # maximum tokens of a step
+    prefill_chunk: int = 256  # maximum prompt tokens of one sequence in a step
     max_running: int = 256
-    kv_cache: bool = True  # False: every token computes its whole sequence anew; only good for comparisons
-    step_target_s: float = 0.0  # 0: a step has all of ``step_tokens``, however long it takes
-    kv_headroom: int = 64  # positions beyond its prompt for which a sequence gets room when it enters
+    kv_cache: bool = True  # False: every token computes its whole sequence again; only useful for comparisons
+    step_target_s: float = 0.0  # 0: a step may have ``step_tokens``, however long it takes
+    kv_headroom: int = 64  # positions beyond its prompt for which a sequence gets blocks at admission
     max_passed: int = MAX_PASSED
     max_passed_s: float = MAX_PASSED_S
 
 
 def depth(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
-    """How many steps may be in flight.
+    """Return the maximum number of steps in flight.
 
     Stages that share the cores of one machine gain nothing by computing at the same time: each step reads all weights,
-    so two half-full ones cost nearly twice one full one, and a step that is alone may use every core.
+    so two half-full steps cost nearly twice as much as one full step, and a step that runs alone can use every core.
     """
     if mode == "batch" or (mode == "auto" and shares_cores):
         return 1
     return max(1, num_stages)
 
 
-# --- entering ---------------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 def admit(state: State, settings: SchedulerSettings, now: float) -> None:
-    """Let waiting sequences in while there is room. One that doesn't fit yet doesn't hold up smaller ones behind it,
-    until they have passed it too often or for too long; then nobody does, so that there will be room."""
+    """Admit waiting sequences while there is capacity. A sequence that doesn't fit yet doesn't block smaller ones
+    behind it, until they have overtaken it too often or for too long; from then on free blocks are kept for it."""
     waiting = state.waiting
     if not waiting:
         return
     room = Room(state, settings.kv_headroom, settings.max_running)
-    passed: list[Sequence] = []  # those that have no room now, the first of them first
+    passed: list[Sequence] = []  # sequences that lack blocks now, the first one first
     while len(passed) < LOOK_AHEAD and _has_place(state, room) and not _may_not_be_passed(passed, settings, now):
         sequence = waiting.pop()
         if sequence is None:
@@ -101,7 +107,7 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
 
 
 def _has_place(state: State, room: Room) -> bool:
-    """One may be free for whoever is next, at once or by others' going."""
+    """Whether a slot may be available for the next sequence, immediately or by preempting others."""
     if room.places + state.prefix.num_evictable > 0:
         return True
     highest, lowest = state.waiting.highest, state.running.lowest
@@ -115,11 +121,11 @@ def _may_not_be_passed(passed: list[Sequence], settings: SchedulerSettings, now:
 
 
 def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
-    """Even with the quickest steps of late, alone and at once, it would be too late."""
+    """Whether it would miss its deadline even alone, now, and with the quickest recent steps."""
     deadline, params = sequence.request.deadline_at, sequence.request.submit.params
     if deadline is None:
         return False
-    may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids
+    may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
     least = params.min_tokens if may_end_early else params.max_tokens
     return now + max(1, least - sequence.num_generated) * state.costs.least_step_s > deadline
 
@@ -135,7 +141,7 @@ def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: floa
 
 
 def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
-    """The step to dispatch now, with the state moved on as if it were sent; None if there is nothing to send."""
+    """Return the step to dispatch now, and record it in the state as sent; None if there is nothing to send."""
     plan = state.book.current
     if plan is None or not state.book.serving:
         return None
@@ -151,27 +157,27 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
 
 
 def _has_work(state: State) -> bool:
-    """Somebody waits, or has tokens that no step carries, or is to be let go of: asked after every event."""
+    """Whether a sequence waits, has tokens that no step carries, or must be released. Called after every event."""
     running = state.running
     pending = running.due or running.num_prefilling
     return bool(pending or state.waiting or state.to_release or state.to_retire)
 
 
 def _lets_replays_pass(state: State, now: float) -> bool:
-    """While layers are rebuilt, stages belong to replays most of the time. A step goes before the next chunk in every
-    stage: those whose layers are level would have their tokens at the cost of all who still wait, and of their own,
-    since a step of few costs as much as one of all."""
+    """Whether to pause so that the stages can work on replays. A step is served before the next replay chunk in every
+    stage. Sequences without a rebuild would get tokens at the expense of all that still wait for theirs, and finally of
+    themselves, since a step of few sequences costs as much as one of all."""
     costs = state.costs
     return not state.rebuilding.is_idle and now - costs.done_at < rest_s(costs.usual_step_s)
 
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
-    """(sequence, number of tokens) in the order of the step's rows."""
+    """Return (sequence, number of tokens) in the order of the step's rows."""
     room = Room(state, settings.kv_headroom, settings.max_running)
     kept = _kept_for_prompts(state, settings)
     most = min(settings.step_tokens - kept, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
-    told = 0  # bytes by which stages are told of sequences that they don't know
+    told = 0  # header bytes needed to open sequences in the stages
     apart = who_may_go(state) if state.evidence.suspects else None
     for sequence in list(state.running.due.values()) if apart is None else apart.due:
         if len(chosen) >= most:
@@ -193,19 +199,19 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
             chosen.append((sequence, count))
             left -= count
             told += _telling_bytes(sequence)
-    # Whoever was chosen first and had to give way to a later one with more claim is in the queue again.
+    # A sequence chosen early may have been preempted since by a later one of higher rank.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
 
 
 def _can_be_told(sequence: Sequence, told: int) -> bool:
-    """The step's header has room for it. Grammars are long, and each of a request's sequences brings its own copy. One
-    that is longer than all comes alone."""
+    """Whether the step's header has space to open the sequence. Grammars are long, and each sequence of a request
+    carries its own copy. A sequence whose record exceeds the limit alone gets a step of its own."""
     more = _telling_bytes(sequence)
     return not more or not told or told + more <= MOST_TELLING_BYTES
 
 
 def _telling_bytes(sequence: Sequence) -> int:
-    """How much longer a step's header is at most because stages are told of this sequence."""
+    """Return the maximum size of the ``Open`` record that the sequence needs; 0 if it is open in the stages."""
     if sequence.told:
         return 0
     grammar = sequence.request.submit.params.grammar
@@ -213,7 +219,7 @@ def _telling_bytes(sequence: Sequence) -> int:
 
 
 def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:
-    """Decodes in one micro-batch: an even share, or all of them where splitting doesn't pay."""
+    """Return the number of decodes in one micro-batch: an even share, or all where splitting doesn't pay."""
     num_decoding = len(state.running) - state.running.num_prefilling
     if most_in_flight == 1 or (settings.mode == "auto" and num_decoding < SPLIT_FROM):
         return max(1, num_decoding)
@@ -221,8 +227,8 @@ def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int
 
 
 def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
-    """Tokens of the step that decodes must leave to prompts: up to a chunk, a quarter of the step at most. Where a step
-    has only one or two tokens, they take turns."""
+    """Return the tokens that decodes must leave to prompts: up to a chunk, at most a quarter of the step. In steps of
+    only a few tokens, decodes and prompts take turns."""
     running = state.running
     if not running.num_pending or not running.due:
         running.prompts_are_next = False
@@ -235,7 +241,7 @@ def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
 
 
 def _prompt_tokens(state: State, settings: SchedulerSettings, num_decodes: int, kept: int, most_in_flight: int) -> int:
-    """How many tokens of prompts join this many decodes."""
+    """Return the number of prompt tokens that join this number of decodes."""
     pending, decided = state.running.num_pending, state.decided
     decided.budget, decided.prefill, decided.throttle = settings.step_tokens, 0, "none"
     if not pending:
@@ -253,7 +259,7 @@ def _prompt_tokens(state: State, settings: SchedulerSettings, num_decodes: int, 
 
 
 def _kv_ease(state: State) -> float:
-    """1 as long as all room is free, falling to 0 where it is short."""
+    """Return 1 while all blocks are free, falling to 0 when they are short."""
     total = state.book.kv_blocks
     free = total - state.running.blocks - state.prefix.num_blocks + state.prefix.evictable_blocks
     return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0
@@ -267,7 +273,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     for sequence, count in chosen:
         if not sequence.told:
             opens.append(opening(sequence))
-            state.unfork(sequence)  # what may release its model now comes behind this step
+            state.unfork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
         start = sequence.dispatch(count)
@@ -289,7 +295,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
 
 
 def opening(sequence: Sequence) -> Open:
-    """Make what stages must know of a sequence before its first row."""
+    """Return the ``Open`` record that stages need before the sequence's first row."""
     return Open(
         sequence.id,
         sequence.request.submit.params,
@@ -302,18 +308,18 @@ def opening(sequence: Sequence) -> Open:
     )
 
 
-# --- the step comes back ----------------------------------------------------------------------------------------------
+# --- completed steps --------------------------------------------------------------------------------------------------
 
-# What a sequence was when the step was sent counts: one that has given its room back since (``stay``) begins anew, and
-# what comes of it now is of its former self.
+# The residency at the time of dispatch counts: a sequence preempted since (``residency`` has changed) starts over, and
+# results of the earlier residency are ignored.
 
 
 def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: Flight, *, keeps_kv: bool) -> None:
-    """Every stage has done these rows: their keys and values are everywhere."""
+    """Record that every stage has computed these rows."""
     for sequence_id, position in ((k.sequence, k.position) for k in reached):
         sequence = state.sequences.get(sequence_id)
         if sequence is None or sequence.stay != flight.stays.get(sequence_id):
-            continue  # it has given its room back since
+            continue  # preempted since
         if sequence.state is SequenceState.RUNNING:
             sequence.acknowledge(position)
             state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
@@ -323,11 +329,11 @@ def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: Fli
 
 
 def put_off(state: State, late: tuple[int, ...], flight: Flight) -> None:
-    """Have those drawn for again that the last stage could not draw for yet."""
+    """Schedule another draw for sequences for which the last stage could not draw yet."""
     for sequence_id in late:
         sequence = state.sequences.get(sequence_id)
         if sequence is None or sequence.stay != flight.stays.get(sequence_id):
-            continue  # it has given its room back since
+            continue  # preempted since
         if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
             sequence.draw_again()
             state.running.refresh(sequence)

@@ -459,7 +459,7 @@ def test_another_process_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = Store(tmp_path)
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(JournalError, match=r"another process holds .* end that one"):
+    with pytest.raises(JournalError, match=r"another process holds .* end that process"):
         store.write([WriteEpoch(3)], NOW)
     other.close()
     store.write([WriteEpoch(3)], NOW)

@@ -432,7 +432,7 @@ def test_what_is_examined(tmp_path: Path) -> None:
     store.write([accept("b", 2), WriteEnd(2, "length", 0)], Moment.now())
     store.examine()
     (tmp_path / FILE).write_bytes(backup)
-    with pytest.raises(DamagedJournal, match="does not tell what was written last"):
+    with pytest.raises(DamagedJournal, match="lacks the values that were written last"):
         store.examine()
     store.close()
 

@@ -160,11 +160,11 @@ def set_fact(directory: Path, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("epoch", 2**63 - 1, "its epoch"),
-        ("epoch", 2**63, "its epoch"),
-        ("epoch", -1, "its epoch"),
-        ("next_sequence", 2**63 - 1, "its next sequence's number"),
-        ("lineage", Lineage("a", 2**62), "its generation"),
+        ("epoch", 2**63 - 1, "the epoch"),
+        ("epoch", 2**63, "the epoch"),
+        ("epoch", -1, "the epoch"),
+        ("next_sequence", 2**63 - 1, "the next sequence's number"),
+        ("lineage", Lineage("a", 2**62), "the generation"),
     ],
 )
 def test_a_poisoned_number_is_not_believed(tmp_path: Path, name: str, value: object, what: str) -> None:
@@ -176,7 +176,7 @@ def test_a_poisoned_number_is_not_believed(tmp_path: Path, name: str, value: obj
     store.close()
     set_fact(tmp_path, name, value)
     store, (note,) = open_or_salvage(tmp_path, Bounds())
-    assert f"it says that {what} is" in note
+    assert f"{what} is" in note
     past = store.past(LATER, retained_s=60.0)
     assert sequences(past.requests[0]) == [(4, 0, [11], None)]
     assert max(past.epoch, past.next_sequence, store.begin().generation) < HIGHEST

@@ -46,7 +46,7 @@ def test_of_one_that_has_left_it_is_said_that_it_did(serving: Bench) -> None:
     serving.tick(1.0)
     told = refusal(serving, StopWorker(worker="w1"))
     assert told.startswith("w1 left 1 s ago: ")
-    assert told.endswith("it can be started again where it ran (process 1 on w1)")
+    assert told.endswith("it can be restarted where it ran (process 1 on w1)")
 
 
 def test_of_the_name_that_nobody_ever_had_it_is_said_who_is_here(serving: Bench) -> None:

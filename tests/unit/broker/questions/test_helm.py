@@ -29,7 +29,7 @@ def test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new(serving: Benc
     before = layers(serving)
     body = steer(serving, "cordon", "w0")
     assert (body["worker"], body["state"]) == ("w0", "cordoned")
-    assert "until this broker is started again" in str(body["lasts"])
+    assert "until this broker restarts" in str(body["lasts"])
     serving.tick(1.0)
     assert layers(serving) == before
     serving.join("w2")
@@ -107,10 +107,10 @@ def test_what_else_an_order_brings_about_is_told_with_it(make_bench) -> None:
     steer(bench, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
     bench.tick(1.0)
     assert "note" not in steer(bench, "cordon", "w0")  # which keeps just that
-    assert steer(bench, "drain", "w2")["note"] == "its pin to layers 4–5 rests until swarmctl uncordon w2"
+    assert steer(bench, "drain", "w2")["note"] == "its pin to layers 4–5 is suspended until swarmctl uncordon w2"
     bench.tick(1.0)
     assert steer(bench, "cordon", "w1")["note"] == (
-        "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
+        "no worker is left that may get layers: if one dies, requests wait for swarmctl uncordon or a new worker"
     )
 
 
@@ -134,7 +134,7 @@ def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
     assert bench.ask(Steer(verb="drain", worker="w2")).body == {"error": would_wait}
     assert bench.ask(StopWorker(worker="w2")).body == {"error": f"{would_wait} (--force stops it anyway)"}
     again = bench.ask(StopWorker(worker="w2", again=True))
-    assert again.body == {"error": f"{would_wait} (--force starts it anew anyway)"}
+    assert again.body == {"error": f"{would_wait} (--force restarts it anyway)"}
     steer(bench, "uncordon", "w1")
     bench.tick(1.0)
     steer(bench, "cordon", "w1")

@@ -43,7 +43,7 @@ def test_the_broker_s_own_are_told_by_its_process(serving: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("worker", "says"),
-    [("w9", "no worker 'w9': the workers are w0, w1"), ("w0", "w0 is of an older build, which does not tell its")],
+    [("w9", "no worker 'w9': the workers are w0, w1"), ("w0", "w0 runs an older version, which does not report its")],
 )
 def test_what_can_not_be_told_is_refused_in_words(serving: Bench, worker: str, says: str) -> None:
     report = answered(serving, worker)

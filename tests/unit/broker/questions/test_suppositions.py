@@ -155,7 +155,7 @@ def test_it_is_not_asked_for_ever(asked: Bench) -> None:
         asked.join(f"v{number}")
         actions = solve(asked, question)
     (report,) = reports(actions)
-    assert "workers come and go" in str(report.body["error"])
+    assert "workers keep joining and leaving" in str(report.body["error"])
 
 
 def test_a_worker_that_has_gone_meanwhile(asked: Bench) -> None:
@@ -206,7 +206,7 @@ def test_too_many_questions_before_it(asked: Bench) -> None:
     for more in range(1, 1 + MAX_OPEN):
         assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
     (report,) = reports(stop(asked, "w0"))
-    assert "too many ask" in str(report.body["error"])
+    assert "too many plan previews" in str(report.body["error"])
 
 
 def test_a_stream_goes_on_meanwhile(asked: Bench) -> None:

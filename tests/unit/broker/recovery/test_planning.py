@@ -1059,7 +1059,7 @@ def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., 
     bench.mute.add("w0")
     bench.tick()
     waits = "w0 keeps layers 3–5 warm in case their holder dies: 4.0 MiB (plan.standby); 0 % of it is loaded, "
-    assert waits + "the rest as steps leave time for it" in why_of(bench)
+    assert waits + "the rest as far as steps leave time for it" in why_of(bench)
     bench.tick(6.0)
     first = LayerRange(3, 4)
     bench.tell("w0", Kept(epoch=1, incarnation="w0.1", layers=(first,), wanted=(first,), load_s=0.2))

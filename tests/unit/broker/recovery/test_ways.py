@@ -103,7 +103,7 @@ def test_who_can_t_reach_the_broker_s_door_is_not_the_last(bench: Bench) -> None
     bench.tick()
     assert order_of(bench) == ["w1", "w0"]
     (row,) = (w for w in bench.ask(Query(what="nodes")).body["workers"] if w["name"] == "w1")
-    assert row["unreachable"] == "it can't reach the broker's data door: no"
+    assert row["unreachable"] == "it can't reach the broker's data endpoint: no"
 
 
 def test_where_only_it_could_be_the_last_it_is_asked_again_soon(bench: Bench) -> None:
@@ -198,7 +198,7 @@ def test_it_is_said_who_is_reached_by_relay(relaying: Bench) -> None:
     told = [a.fields for a in relaying.log if isinstance(a, Note) and a.event == "way_relayed"]
     assert told == [{"source": "w0", "target": "w1", "reason": "nothing answers"}]
     rows = {row["name"]: row["unreachable"] for row in relaying.ask(Query(what="nodes")).body["workers"]}
-    assert rows == {"w0": "", "w1": "w0 can't reach it, but by relay: nothing answers"}
+    assert rows == {"w0": "", "w1": "w0 can't reach it except through the relay: nothing answers"}
     stages = relaying.ask(Query(what="plan")).body["stages"]
     assert [(stage["worker"], stage["by_relay"]) for stage in stages] == [("w0", False), ("w1", True)]
 

@@ -176,8 +176,8 @@ def test_a_stage_that_binds_all_is_named(bench: Bench) -> None:
     for name in ("w0", "w1"):
         bench.tell(name, bench.workers[name].hello())
     bench.tick()
-    (told,) = [why for why in ask(bench, "plan")["why"] if "binds all" in why]
-    assert told.startswith("w1 binds all to 320 positions of KV, w0 would hold 4096")
+    (told,) = [why for why in ask(bench, "plan")["why"] if "limits all stages" in why]
+    assert told.startswith("w1 limits all stages to 320 KV positions, w0 could hold 4096")
 
 
 def test_nodes_show_the_way_to_the_next_stage_and_the_clock(serving: Bench) -> None:

@@ -119,7 +119,7 @@ def test_forgotten_requests_are_remembered_for_a_while(serving: Bench) -> None:
     assert "r" not in serving.state.requests
     assert ask(serving, "r")["sequences"][0]["num_traced"] == 2
     serving.tick(serving.settings.requests.retain_s + 1)
-    assert "no request 'r' is known" in ask(serving, "r")["error"]
+    assert "no request 'r' found" in ask(serving, "r")["error"]
 
 
 def test_which_request_is_meant(serving: Bench) -> None:
@@ -136,7 +136,7 @@ def test_which_request_is_meant(serving: Bench) -> None:
 
 def test_an_empty_broker_has_no_trace(bench: Bench) -> None:
     """It says so."""
-    assert "no request is known" in ask(bench)["error"]
+    assert "no request found" in ask(bench)["error"]
 
 
 def test_only_the_newest_steps_are_kept(make_bench: MakeBench) -> None:

@@ -106,7 +106,7 @@ def test_none_has_ended(make_bench: MakeBench, store: Store) -> None:
     bench = make_bench(JOURNALLED)
     asked_of_the_journal(bench)
     body = body_of(bench.feed(answered(store, "")))
-    assert body["error"].startswith("no request is known: none is under way")
+    assert body["error"].startswith("no request is running or in the journal")
 
 
 def test_the_id_itself_before_its_beginning(store: Store) -> None:
