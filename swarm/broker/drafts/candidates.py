@@ -199,7 +199,7 @@ class Table:
         text = f"another pin for {found[0]}, or another broker.mode: all layers are pinned to it, and mode overlapped"
         return Shortage(f"{text} needs two stages", 0)
 
-    # --- the problems ------------------------------------------------------------------------------------------------
+    # --- problems ----------------------------------------------------------------------------------------------------
 
     def _problems(self, kv_positions: int) -> Iterator[tuple[Problem, list[int]]]:
         everybody = list(range(len(self._ids)))
@@ -287,7 +287,7 @@ class Table:
     def _is_mute(self, own: str) -> bool:
         return bool(own) and self._state.ways.to(own, BROKER, self._state.now) is Way.SHUT
 
-    # --- the answer --------------------------------------------------------------------------------------------------
+    # --- proposals ---------------------------------------------------------------------------------------------------
 
     def _proposal(self, problem: Problem, line: Line, chosen: list[int]) -> Proposal:
         honest = self._honest(problem, chosen)

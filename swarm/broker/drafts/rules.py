@@ -122,7 +122,7 @@ def _kept(state: State, of: Plan | None) -> Iterator[tuple[str, LayerRange]]:
             yield worker.name, known
 
 
-# --- where two words contradict each other ----------------------------------------------------------------------------
+# --- conflicts between commands ---------------------------------------------------------------------------------------
 
 
 def why_excluded(said: Steering, name: str) -> str:

@@ -220,7 +220,7 @@ class Entry:
             self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
 
 
-# --- who may come in --------------------------------------------------------------------------------------------------
+# --- admission checks -------------------------------------------------------------------------------------------------
 
 
 def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> str | None:

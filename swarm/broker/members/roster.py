@@ -83,7 +83,7 @@ class Members:
         )
         state.leases_renewed_at = now
 
-    # --- what workers say --------------------------------------------------------------------------------------------
+    # --- workers' messages -------------------------------------------------------------------------------------------
 
     def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "", not_at: str = "") -> None:
         if isinstance(message, Hello):

@@ -215,7 +215,7 @@ def _too_small(problem: Problem, device: Device) -> str:
     return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- text and JSON ----------------------------------------------------------------------------------------------------
 
 
 def sentences(found: Forecast) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def _at(points: _Points, rows: float) -> float:
     return low_s + (high_s - low_s) * (rows - low) / (high - low)
 
 
-# --- what happens beside what was predicted --------------------------------------------------------------------------
+# --- measured times against predicted ones ---------------------------------------------------------------------------
 
 # A prediction costs a few microseconds for each stage: with many stages, only some steps are measured.
 STAGES_PER_STEP = 16

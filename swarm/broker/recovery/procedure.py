@@ -74,7 +74,7 @@ class Procedure:
         self._orders = Orders(state, out)
         self._gathering = Gathering(state, self.restart, settings.min_workers, settings.gather_s)
 
-    # --- what moves the plan -----------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Make a plan if one is wanted, and resend orders that were not answered."""
@@ -359,7 +359,7 @@ class Procedure:
         names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
         self._out.note("recovered", "info", **{name: told[name] for name in names})
 
-    # --- undoing -----------------------------------------------------------------------------------------------------
+    # --- releasing and abandoning ------------------------------------------------------------------------------------
 
     def release(self, worker: Worker, reason: str, now: float) -> None:
         """Release a worker gracefully."""
@@ -396,7 +396,7 @@ class Procedure:
             sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _is_awaited(self, incarnation: str, epoch: int) -> bool:
         plan = self._state.book.coming or self._state.book.current

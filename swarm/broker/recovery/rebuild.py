@@ -52,7 +52,7 @@ class RebuildSettings:
     from_tokens: bool = False
 
 
-# --- what stays ------------------------------------------------------------------------------------------------------
+# --- sequences that stay ---------------------------------------------------------------------------------------------
 
 
 def keep_what_fits(state: State) -> list[Sequence]:
@@ -108,7 +108,7 @@ def live_at(worker: Worker, kept: list[Sequence]) -> tuple[SequencePosition, ...
     return tuple(SequencePosition(s.id, min(s.kv, believed[s.id])) for s in kept if s.id in believed)
 
 
-# --- what is replayed ------------------------------------------------------------------------------------------------
+# --- replays ---------------------------------------------------------------------------------------------------------
 
 
 def runs_to_rebuild(
@@ -247,7 +247,7 @@ class Rebuilder:
         self._fill(now)
         self._notice_end(now)
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
         plan = self.state.book.current
