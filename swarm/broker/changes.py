@@ -19,7 +19,7 @@ MAX_WAITING: Final = 256  # changes that wait for the disk
 class Done(NamedTuple):
     """Result of a change: the key registry after it; the ``answer``, if a client waits for one; a function to run
     ``on_disk`` in the thread, after the registry is written; and one to run on the loop ``after`` that. ``hangs_up``:
-    whether to disconnect the keys that it removes. (Not keys that used up an invitation: their clients wait for the answer.)"""
+    whether to disconnect the keys that it removes. (Not for used-up invitations: their clients wait for the answer.)"""
 
     roll: Roll
     answer: ServerMessage | None = None

@@ -146,8 +146,7 @@ class BrokerService:
         log.info("broker_listens", clients=reception.front.endpoint, workers=reception.control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
-        """Open the journal on disk if there is a state directory, else none. Returns the journal's record of the past.
-        """
+        """Open the journal on disk if there is a state directory, else none. Returns what it recorded of the past."""
         self._writer: JournalWriter | None = None
         self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:

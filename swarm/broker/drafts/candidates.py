@@ -236,8 +236,7 @@ class Table:
         )
 
     def _honest(self, problem: Problem, chosen: list[int]) -> Problem:
-        """Return the problem with the costs that the choice left out: hops, and each stage's cost besides its layers.
-        """
+        """Return the problem with the costs that the choice ignored: hops, and each stage's cost besides its layers."""
         own = [self._device(i, alone=problem.takes_turns) for i in chosen]
         if problem.takes_turns:
             own = figures.alike(own)

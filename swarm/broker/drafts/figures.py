@@ -75,8 +75,7 @@ def alone_s(worker: Worker, load: Load) -> float:
 
 
 def rest_s(costs: Sequence[LayerCost], load: Load) -> float:
-    """Return how much longer a step takes in a stage that was idle before: only measurements made alone include that.
-    """
+    """Return how much longer a step takes in a stage that was idle before. Only measurements made alone show it."""
     among, alone = Speeds.of(costs, alone=False), Speeds.of(costs, alone=True)
     return 0.0 if among is None or alone is None else max(0.0, alone.stage_s(load) - among.stage_s(load))
 

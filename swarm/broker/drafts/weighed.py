@@ -22,8 +22,8 @@ DUE = "a change to it is due"
 
 
 def weigh(table: Table, stands: Proposal, made: Proposal, current: Plan | None, margin: float) -> tuple[Weighed, ...]:
-    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active one.
-    """
+    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active plan,
+    if there is one."""
     now_s, found = stands.forecast.step_s, list[Weighed]()
     if made.named != stands.named:
         found.append(Weighed(made.named, made.forecast.step_s, now_s, _why_kept(made, now_s, current, margin)))

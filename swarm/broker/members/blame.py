@@ -163,8 +163,7 @@ class Blame:
         return ""
 
     def _pause(self, worker: Worker) -> None:
-        """Set when the worker may be called back: immediately the first time, later after a pause. Old faults expire.
-        """
+        """Set when the worker may be called back: immediately at first, later after a pause. Old faults expire."""
         now = self.state.now
         if now - worker.call_after > KEEP_S:
             worker.num_faults = 0

@@ -101,8 +101,7 @@ class Entry:
         self._let_in(claim, known, now)
 
     def settle(self, now: float) -> None:
-        """Answer the workers that wait for a name, as soon as it is clear whether the current holder of the name lives.
-        """
+        """Answer the workers that wait for a name, once it is clear whether the current holder of the name lives."""
         newcomers = self._state.newcomers
         for claim in list(newcomers.claims.values()):
             former = names.holder(claim.hello, self._state)

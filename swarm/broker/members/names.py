@@ -56,8 +56,7 @@ def gives_way(former: Worker, hello: Hello, owner: str, state: State) -> bool:
 
 
 def _brings(hello: Hello) -> tuple[bool, bool]:
-    """Return whether the worker brings layers of a plan, and whether a broker has admitted it before; for comparison.
-    """
+    """Return whether the worker brings layers of a plan, and whether a broker has admitted it before, as a sort key."""
     return hello.held_layers is not None, hello.lineage != NOBODYS
 
 

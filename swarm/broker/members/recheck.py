@@ -213,8 +213,7 @@ class Rechecker:
             self._say(stage.incarnation, tell)
 
     def _let_hear(self, way: list[str], epoch: int) -> None:
-        """Have each worker on the route accept messages of the one before it, which is not its neighbour in the plan.
-        """
+        """Have each worker on the route accept messages of the previous one, which is not its neighbour in the plan."""
         for sender, receiver in pairwise(way):
             key = self.state.workers[sender].hello.key
             if key is not None and sender != receiver:

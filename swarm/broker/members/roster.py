@@ -255,8 +255,7 @@ class Members:
         self._end_the_dangerous(now)
 
     def _lose_the_late(self, now: float) -> None:
-        """Put out the workers that have not answered by a plan's deadline; the next plan is made without any of them.
-        """
+        """Put out workers that have not answered by a plan's deadline; the next plan is made without any of them."""
         late = self._procedure.late(now)
         for worker, evidence in late:
             self._put_out(worker, evidence, Verdict.DEAD, now)
@@ -298,8 +297,7 @@ class Members:
     # --- health ------------------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, now: float, key: str = "") -> None:
-        """Handle a heartbeat. ``key``: the sender's; a heartbeat for another worker, or with a revoked key, is ignored.
-        """
+        """Handle a heartbeat. ``key``: the sender's. A heartbeat for another worker or with a revoked key is ignored."""
         worker = self._state.workers.get(beat.incarnation)
         if worker is not None and (worker.is_revoked or self.keyring.tells_apart(key, worker.hello.key)):
             self._state.count("foreign_beats")

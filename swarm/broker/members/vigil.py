@@ -156,8 +156,7 @@ class Vigil:
 
 @dataclass(slots=True)
 class LostSteps:
-    """Detects steps that are lost although no worker died: one is in flight, and yet no stage has computed for a while.
-    """
+    """Detects steps that are lost although no worker died: one is in flight, but no stage has computed for a while."""
 
     state: State
     vigil: Vigil

@@ -91,8 +91,7 @@ class Forecast:
 
     @property
     def margin(self) -> float:
-        """Fraction of its time by which the slowest stage is slower than the next: the most that could be gained there.
-        """
+        """Fraction of its time by which the slowest stage is slower than the next: the largest possible gain there."""
         times = sorted((stage.compute_s for stage in self.stages), reverse=True)
         return 1 - times[1] / times[0] if len(times) > 1 and times[0] else 0.0
 

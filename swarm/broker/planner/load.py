@@ -149,8 +149,7 @@ def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
 
 
 def _short(costs: Sequence[LayerCost]) -> _Points:
-    """Return for each number of rows the time with the least context; never less for more rows, which would be noise.
-    """
+    """Return for each number of rows the time with the least context; never less for more rows, which is noise."""
     least = min((cost.context for cost in costs), default=0)
     found: dict[int, float] = {}
     for cost in costs:

@@ -177,8 +177,7 @@ def _with_best_ends(problem: Problem, order: list[int]) -> list[int]:
 
 
 def _improve(hunt: _Hunt) -> None:
-    """Move one device, or exchange two, as long as that helps and the effort allows; the most relevant changes first.
-    """
+    """Move one device, or exchange two, while that helps and the effort allows; the most relevant changes first."""
     for turn in count():
         if hunt.is_over or not any(hunt.is_over or hunt.attempt(order) for order in _changes(hunt, turn)):
             return

@@ -28,8 +28,8 @@ SHUT_S = 1e6  # penalty of a blocked route, so that others are preferred; a line
 
 
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
-    """Return the device's time for each range of layers in one step; infinite where they don't fit or are not allowed.
-    """
+    """Return the device's time for each range of layers in one step; infinite where they don't fit or aren't allowed,
+    for instance by a pin or a cap."""
     work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
     table[0, :] += device.embed_s + way_in_s(device)

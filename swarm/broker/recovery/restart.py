@@ -171,8 +171,7 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all awaited workers are there: those of before a restart, or the required number, if more than one.
-        """
+        """Whether all awaited workers are there: those of before a restart, or the required number, if several."""
         return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._waiting()))
 
     def _waiting(self) -> list[float]:
