@@ -351,7 +351,7 @@ class Locks:
             self._by_itself(f"knocked {key}", lambda roll, now: Done(roll.knocked(key), hangs_up=True))
 
     def _by_itself(self, name: str, change: Change) -> None:
-        """Queue a change that no client asked for. A change that can't be written is tried again at the next occasion."""
+        """Queue a change that no client asked for. If it can't be written, it is tried again later."""
 
         def answered(outcome: ServerMessage | Refusal | None) -> None:
             if isinstance(outcome, Refusal):

@@ -297,7 +297,7 @@ class Members:
     # --- health ------------------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, now: float, key: str = "") -> None:
-        """Handle a heartbeat. ``key``: the sender's. A heartbeat for another worker or with a revoked key is ignored."""
+        """Handle a heartbeat. ``key``: the sender's. One for another worker or with a revoked key is ignored."""
         worker = self._state.workers.get(beat.incarnation)
         if worker is not None and (worker.is_revoked or self.keyring.tells_apart(key, worker.hello.key)):
             self._state.count("foreign_beats")
