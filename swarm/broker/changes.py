@@ -52,7 +52,7 @@ class Changes:
         if name and any(asked.name == name for asked in self._waiting):
             return
         if len(self._waiting) >= MAX_WAITING:
-            raise Refusal(f"{len(self._waiting)} changes of keys wait for the disk: say it again in a moment")
+            raise Refusal(f"{len(self._waiting)} changes of keys wait for the disk: try again in a moment")
         self._waiting.append(_Asked(change, answered, name))
         self._some.set()
 

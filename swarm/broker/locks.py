@@ -139,7 +139,7 @@ class Locks:
             return ""
         if not own:
             return "the key of this machine was revoked"
-        return f"this machine is known as {own}: its workers are called so, or {own}-ANYTHING, and not {name}"
+        return f"this machine is registered as {own}: its workers must be named {own} or {own}-SOMETHING, not {name}"
 
     # --- the broker's own key ----------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Locks:
         if self.own.former is not None:
             return self._finished(roll) if is_last_word else Done(roll, self._told_of_own())
         if is_last_word:
-            raise Refusal("the broker has one key and no other to put away: say it without --now first")
+            raise Refusal("the broker has only one key, and none to drop: run the command without --now first")
         try:
             self.own.demand_own()
         except ConfigError as error:

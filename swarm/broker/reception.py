@@ -212,7 +212,7 @@ class Reception:
                     failpoints.reached("broker.step_done")
                 self._feed(StepFinished(message))
             else:
-                self._refused(MessageRefused("data"), f"a {type(message).__name__} came, which is not for the broker")
+                self._refused(MessageRefused("data"), f"a {type(message).__name__} is not for the broker")
 
     def _refused(self, event: MessageRefused, reason: str, **about: object) -> None:
         """Count a message that can't be decoded, and log it, rate-limited."""
@@ -228,7 +228,7 @@ def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
     if named is not None and named.encode() != peer:
         shown = peer.decode(errors="replace")
         raise WireError(
-            f"{type(message).__name__.lower()}.incarnation {named!r} is not who says so, which is {shown!r}"
+            f"{type(message).__name__.lower()}.incarnation {named!r} is not the sender's, which is {shown!r}"
         )
     if not isinstance(message, Hello):
         return

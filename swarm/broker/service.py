@@ -140,7 +140,7 @@ class BrokerService:
         self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
         if unused := handed.left():
             log.warning(
-                "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
+                "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"
             )
         keeper.keep(reception.doors, reception.front, reception.control, self._feed, self._core.workers_here)
         log.info("broker_listens", clients=reception.front.endpoint, workers=reception.control.endpoint, others=others)
@@ -208,7 +208,7 @@ class BrokerService:
                 group.create_task(self._keeper.run()),
             ]
             await self._stop.wait()
-            self._unit.manager.stopping("stopping; what was accepted is in the journal")
+            self._unit.manager.stopping("stopping; accepted requests are in the journal")
             for task in (*loops, *self._tries):
                 task.cancel()
         log.info("broker_stops")

@@ -25,8 +25,7 @@ MAX_HOSTS = 4  # machines that are considered on their own, the quickest first
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Predicted recovery after a loss. ``is_warm``: nothing needs to be loaded. ``choice``: which worker takes which
-    layers."""
+    """Predicted recovery after a loss. ``is_warm``: nothing needs loading. ``choice``: which worker takes what."""
 
     load_s: float  # predicted time to load the missing layers
     replay_s: float  # predicted time to replay what was lost
@@ -100,16 +99,14 @@ class Table:
         like = next((w for w in workers if w.name == suppose.like), workers[0])  # the worker that assumed ones resemble
         self._workers = [*workers, *([like] * suppose.more)]
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
-        self._shut = figures.ways(state, workers, Way.SHUT)  # by incarnation: names that can't be reached at all
-        # by incarnation: names that are reached through the relay
+        # by incarnation: the names of the workers that it can't reach, or reaches only through the relay
+        self._shut = figures.ways(state, workers, Way.SHUT)
         self._relayed = figures.ways(state, workers, Way.RELAYED)
-        # by host: latency to the broker, if it matters
         self._far = figures.far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
         hosts = list(map(self._host, range(len(self._ids))))
         self._rules = rules = rules.in_force(self._workers, hosts, self._manifest.context)
         self._is_latency = rules.objective == "latency"
         self.is_quietly = self._is_latency and rules.is_quiet  # as long as the load is low
-        # positions of KV capacity that a plan must have at least
         self._least_room = rules.kv_positions if self.is_quietly else 0
         self._context = 0  # positions before the replayed ones
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems share the same devices
@@ -134,8 +131,7 @@ class Table:
         return shortage
 
     def about(self) -> Option | None:
-        """Return a quick upper bound of a step's time: fixed order, only the last device is moved. None: no plan is
-        possible."""
+        """Return a quick upper bound of a step's time: fixed order, only the last device moves; None if impossible."""
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             problems = [(self._honest(*each), each[0]) for each in self._problems(kv_positions)]
             found = [_option(honest, line) for honest, of in problems if (line := in_this_order(of)) is not None]
@@ -166,16 +162,14 @@ class Table:
             return None
         honest = self._honest(problem, chosen)
         if self._rules.mode == "auto" and not problem.takes_turns and self._on_one_machine(line):
-            # lines on one machine would take turns, and are considered as such
-            over = self._over_machines(problem, line)
+            over = self._over_machines(problem, line)  # a line on one machine takes turns: another problem
             if over is None:
                 return None
             line = over
         return tables.told_seconds(honest, line), problem, line, chosen
 
     def _over_machines(self, problem: Problem, line: Line) -> Line | None:
-        """Return a line that uses more than this line's machine: with the quickest worker elsewhere. None if there is
-        none."""
+        """Return a line that also uses the quickest worker on another machine; None if there is none."""
         hosts = {problem.devices[share.device].host for share in line}
         others = [i for i, device in enumerate(problem.devices) if device.host not in hosts or device.kind != "cpu"]
         if not others:
@@ -219,8 +213,7 @@ class Table:
 
     def _problem(self, chosen: list[int], kv_positions: int, *, takes_turns: bool) -> Problem:
         devices = [self._device(i, alone=takes_turns) for i in chosen]
-        # where steps take turns, throughput ignores hops and per-stage costs: each worker gets an even share
-        free = takes_turns and not self._is_latency
+        free = takes_turns and not self._is_latency  # shares are even then: hops and stages cost nothing
         if takes_turns:
             devices = figures.alike(devices)
         if free:
@@ -311,8 +304,7 @@ class Table:
         return tuple((self._ids[index], layers) for index, layers in sorted(kept.items()))
 
     def come_back(self, fallen: Plan, replays: Replays) -> Proposal | None:
-        """Return the quickest way to restore a plan that fell (see ``proposals.come_back``); considers all workers in
-        the pool."""
+        """Return the quickest way to restore a plan that fell (see ``proposals.come_back``), from the whole pool."""
         self._context = replays.context
         places, everybody = self._places(), list(range(len(self._ids)))
         survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
@@ -334,7 +326,7 @@ class Table:
             to_load = missing[share.layers.first, share.layers.stop]
             how = f"{to_load / 2**20:.1f} MiB to load" if to_load else "warm"
             parts.append(f"{self._names[share.device]} takes {share.layers.in_words} ({how})")
-        return "; ".join(parts) or "everybody keeps what it has"
+        return "; ".join(parts) or "every worker keeps its layers"
 
     def _places(self) -> dict[str, int]:
         return {incarnation: index for index, incarnation in enumerate(self._ids) if incarnation}

@@ -157,7 +157,7 @@ def _by_the_settings(state: State, rules: PlanRules, plan: Plan, now_s: float) -
         return ()
     gain = quicker(found.forecast.step_s, now_s)
     why = f"{gain}, but this one is by hand" if gain else "no quicker, and this one is by hand"
-    return (Weighed(found.named, found.forecast.step_s, now_s, f"by the settings it would be so, {why}"),)
+    return (Weighed(found.named, found.forecast.step_s, now_s, f"the settings alone would give it, {why}"),)
 
 
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:

@@ -13,11 +13,11 @@ from swarm.broker.planner.solve import EXACT
 from swarm.broker.state import Plan
 
 IN_TURNS = (
-    "where stages take turns on the cores of one machine, none makes another quicker: there each worker gets an even "
-    "share, and what one more stage costs is told but doesn't count (for the objective latency it does)"
+    "stages that take turns on the cores of one machine don't make each other quicker: each worker gets an even "
+    "share, and the cost of one more stage is shown but not counted (for the objective latency it is)"
 )
-EQUAL = f"within {TOLERANCE:.0%} plans count as equal, since measuring is no more exact: this one moves less"
-NOT_FOUND = "among so many workers not every plan is looked at, and it was not found when this one was made"
+EQUAL = f"within {TOLERANCE:.0%} plans count as equal, since measurements are not more exact: this one moves less"
+NOT_FOUND = "with this many workers not every plan is searched, and it was not found when this one was made"
 DUE = "a change to it is due"
 
 

@@ -122,8 +122,8 @@ class Blame:
             self._clear(names)
         layers = ", ".join(dict.fromkeys(failure.layers.in_words for failure in failures))
         detail = (
-            f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where others' "
-            f"went well; the last one: {reason}"
+            f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where other "
+            f"requests succeeded; the last one: {reason}"
         )
         sequences = self.state.requests[request_id].sequences
         return tuple((s, detail) for s in sequences if s.id in failed and s.state is not SequenceState.ENDED)
@@ -155,11 +155,11 @@ class Blame:
         if len(failures) >= OFTEN and not _in_all(failures) and is_new:
             return f"{len(failures)} of its steps failed within {KEEP_S / 60:.0f} minutes, with different requests"
         if len(in_row) >= (GUILTY_AFTER if is_needed else FAILED_AFTER):
-            shows = "a test of its device shows" if is_needed else "others show"
+            shows = "a test of its device will show" if is_needed else "other workers will show"
             return f"its last {len(in_row)} steps failed; {shows} whether a request is to blame"
         here = Counter(request_id for failure in failures for request_id in failure.pending_requests)
         if not is_needed and here and max(here.values()) >= GUILTY_AFTER:
-            return f"a request failed here {GUILTY_AFTER} times; others show which of the two is to blame"
+            return f"a request failed here {GUILTY_AFTER} times; other workers will show which of the two is to blame"
         return ""
 
     def _pause(self, worker: Worker) -> None:

@@ -56,7 +56,7 @@ class Doors:
         self.book.look_at = now + self.book.pause_s
         self.book.reason = f"{reason}: {remedy}"
         doors = " and ".join(sorted(self.book.closed))
-        self.book.problem = f"newcomers wait at the {doors} door: {self.book.reason}"
+        self.book.problem = f"new connections wait at the {doors} port: {self.book.reason}"
 
     def _look(self, used: int, limit: int, now: float) -> None:
         if limit - used < room_for_opening(limit):
@@ -81,9 +81,12 @@ def _reason(event: DoorClosed) -> tuple[str, str]:
         case errno.EMFILE:
             return (
                 f"all {event.limit} descriptors that the broker may have are in use",
-                "raise its limit (LimitNOFILE= of its service, or ulimit -n), or end clients",
+                "raise its limit (LimitNOFILE= of its service, or ulimit -n), or disconnect clients",
             )
         case errno.ENFILE:
-            return "this machine has no descriptors left", "raise fs.file-max, or end whatever opens so many files"
+            return (
+                "this machine has no descriptors left",
+                "raise fs.file-max, or stop what opens the most files",
+            )
         case _:
-            return "this machine has no memory left for connections", "end something, or give it more memory"
+            return "this machine has no memory left for connections", "stop some processes, or add memory"

@@ -138,7 +138,7 @@ class Entry:
         peer, hello, owner = claim.peer, claim.hello, claim.owner
         self._state.newcomers.answered(hello.incarnation)
         if known is not None and not known.is_gone:
-            self._lose(known, "it said Hello again: what was under way with it is void", now)
+            self._lose(known, "it sent Hello again: its work in flight is void", now)
         before = [worker for worker in self._state.workers.values() if worker.name == hello.name]
         for other in before:
             if other.incarnation != hello.incarnation:
@@ -188,7 +188,7 @@ class Entry:
         """Remove the former holder of a worker name. If that process lives, it must end."""
         if not former.is_gone:
             reason = (
-                f"another process (pid {hello.pid} on {hello.host}) has the better right to the name {hello.name}: "
+                f"another process (pid {hello.pid} on {hello.host}) has taken over the name {hello.name}: "
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
@@ -215,7 +215,7 @@ class Entry:
         its Hello. A member stays: one unreadable message is no reason to end it."""
         known = self._state.workers.get(peer.decode(errors="replace"))
         if known is None or known.is_gone:
-            reason = f"the broker can't understand it ({reason}): install the same version on both"
+            reason = f"the broker can't decode its message ({reason}): install the same version on both"
             self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
 
 
@@ -276,7 +276,7 @@ def why_not_called(name: str, owner: str, state: State) -> str | None:
     and would be ordered to end, as a process that has been replaced. ``owner``: see ``WorkerMessageReceived``."""
     if not owner or not _is_anothers(name, owner, state):
         return None
-    return f"the name {name} is that of a worker on the broker's own machine: call this one {owner}-SOMETHING (--name)"
+    return f"the name {name} is that of a worker on the broker's own machine: name this one {owner}-SOMETHING (--name)"
 
 
 def why_not_reached(claim: Claim, state: State) -> str | None:

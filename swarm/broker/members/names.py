@@ -69,6 +69,6 @@ def why_taken(former: Worker) -> str:
     """Return why the name can't be had, and the remedy."""
     known = former.hello
     return (
-        f"the name {known.name} is taken: it is that of a worker that lives (process {known.pid} on {known.host}); "
-        f"give this one a name of its own (--name), or end that one first (swarmctl stop {known.name})"
+        f"the name {known.name} is taken by a running worker (process {known.pid} on {known.host}); "
+        f"give this one a name of its own (--name), or stop that one first (swarmctl stop {known.name})"
     )

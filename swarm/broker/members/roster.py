@@ -329,7 +329,7 @@ class Members:
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
         remember(self._state.strangers, incarnation, now)
-        reason = "the broker does not know this worker"
+        reason = "the broker has no record of this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
     def tick(self, now: float) -> None:

@@ -196,7 +196,7 @@ class LostSteps:
         for stage in plan.stages:
             holder = self.state.workers.get(self.vigil.blocked_on(stage.incarnation))
             if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
-                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
+                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, although both are alive", now)
                 self.out.note("worker_unreachable", "error", worker=holder.name, by=stage.name)
                 self.state.count("workers_unreachable")
                 return True

@@ -234,9 +234,9 @@ def sentences(found: Forecast) -> tuple[str, ...]:
         gain = quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
     if found.broker_s >= found.step_s / 100:
-        said.append(f"{_ms(found.broker_s)} of a step are the broker's ways to the first stage and from the last")
+        said.append(f"{_ms(found.broker_s)} of a step is latency between the broker and the end stages")
     if found.beside_s >= found.step_s / 100:
-        said.append(f"{_ms(found.beside_s)} of a step pass beside the stages, whatever the plan")
+        said.append(f"{_ms(found.beside_s)} of a step is spent outside of the stages, with any plan")
     said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
     said += [_said_of_weighed(each) for each in found.others]
@@ -252,7 +252,7 @@ def _takes(found: Forecast) -> str:
     if found.bound == "cores":
         return "stages that share the cores of a machine take"
     if found.bound == "way":
-        return f"a step is {_ms(found.way_s)} on its way through all stages, so {found.in_flight} in flight take"
+        return f"a step is {_ms(found.way_s)} in transit through all stages, so {found.in_flight} in flight take"
     return f"the slowest stage, {found.bottleneck.worker}, takes"
 
 
@@ -274,7 +274,7 @@ def _said_of_relayed(stages: Sequence[StageForecast]) -> list[str]:
     for before, stage in itertools.pairwise((None, *stages)):
         if stage is not None and stage.by_relay:
             price = "" if before is None else f", in {_ms(before.hop_s)} from {before.worker}"
-            said.append(f"{stage.worker} is reached by the broker's relay only{price}")
+            said.append(f"{stage.worker} is reached only through the broker's relay{price}")
     return said
 
 
@@ -284,14 +284,14 @@ def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
     for name, why in left_out:
         groups.setdefault(why, []).append(name)
     return [
-        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each of them: {why}"
+        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each because: {why}"
         for why, names in groups.items()
     ]
 
 
 def _said_of_weighed(other: Weighed) -> str:
     seconds = f"{_ms(other.step_s)} a step instead of {_ms(other.now_s)}"
-    return f"weighed against {_shared(other.shares)}, {seconds}: {other.why}"
+    return f"compared with {_shared(other.shares)}, {seconds}: {other.why}"
 
 
 def _shared(shares: NamedShares) -> str:

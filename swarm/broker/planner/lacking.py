@@ -31,7 +31,7 @@ def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
 def shut_off(problem: Problem) -> Shortage:
     """Explain which routes are blocked, where every plan would need one of them."""
     shut = [f"the broker can't reach {device.name}" for device in problem.devices if device.is_shut]
-    shut += [f"{device.name} can't reach the broker's data door" for device in problem.devices if device.is_mute]
+    shut += [f"{device.name} can't reach the broker's data port" for device in problem.devices if device.is_mute]
     for device in problem.devices:
         if device.cant_reach:
             shut.append(f"{device.name} can't reach {', '.join(sorted(device.cant_reach)[:SHOWN])}")
@@ -70,7 +70,7 @@ def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | 
     said = " and ".join(str(gap) for gap in gaps)
     if len(gaps) > len(free):
         who = f"without a pin there is only {_names(free)}" if free else "all workers hold others by their pins"
-        return Shortage(f"other pins or caps, or another worker: nobody is left for layers {said}: {who}", 0)
+        return Shortage(f"other pins or caps, or another worker: no worker is left for layers {said}: {who}", 0)
     wanted, allowed = sum(map(len, gaps)), sum(num if d.max_layers is None else d.max_layers for d in free)
     if wanted <= allowed:
         return None

@@ -7,14 +7,13 @@
        └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
 
 * The epoch is journalled before any worker receives it.
-* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, all workers are fenced
-  first.
+* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, a fence comes first.
 * ``Activate`` lists the sequences that stay, with the positions that count; the stages drop everything else. Their
   answers report what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
   computed again from its tokens, which the broker has.
 * An active plan is changed when it must be (a member leaves), when a new worker on the same machine is to get its part,
-  and when another plan is quicker by more than the margin. Among equally good plans the one that moves least is taken
-  (``planner.solve``).
+  and when another plan is quicker by more than the margin. Among equally good plans, ``planner`` takes the one that
+  moves least.
 * An unanswered order is resent every second: it, or the answer, may have been lost. Workers answer an order again that
   they have already carried out.
 * A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it reports progress
@@ -119,8 +118,8 @@ class Procedure:
         self.changed(now)
 
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
-        """Handle a worker that is out. A plan that contains it is void. ``blame``: the sequences in its steps may be
-        the cause."""
+        """Handle a worker that is out. A plan that contains it is void. ``blame``: sequences in its steps may be the
+        cause."""
         book = self._state.book
         was_under_way = book.coming is not None and worker.incarnation in book.coming.members
         if was_under_way:
@@ -136,8 +135,7 @@ class Procedure:
             self.changed(now)
 
     def late(self, now: float) -> list[tuple[Worker, str]]:
-        """Return the workers that have not answered by the deadline, with the evidence: to be put out, and reported as
-        ``lost``."""
+        """Return the workers that missed the deadline, with the evidence: to be put out, and reported as ``lost``."""
         book = self._state.book
         if now < book.deadline:
             return []
@@ -226,8 +224,7 @@ class Procedure:
             self.changed(now)
 
     def tried(self, epoch: int, problem: str, now: float) -> None:
-        """Handle the broker's test of the route to the first stage of this plan. If it failed, another order of stages
-        is needed."""
+        """Handle the broker's test of the route to the first stage. If it failed, another order of stages is needed."""
         book = self._state.book
         plan = next((p for p in (book.coming, book.current) if p is not None and p.epoch == epoch), None)
         if plan is None:
@@ -268,7 +265,7 @@ class Procedure:
         if isinstance(found, Shortage):
             self._wait_for(found)
         else:
-            self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
+            self._state.book.waits_for = "a quiet moment: workers have just joined or left"
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Restart:
         """Return the workers to wait for, as text; None if waiting longer is pointless."""
         if self.book.is_over or not self.missing or now >= self._given_up_at:
             return None
-        return f"the workers of before the restart: {', '.join(self.missing)}"
+        return f"the workers from before the restart: {', '.join(self.missing)}"
 
     @property
     def _given_up_at(self) -> float:
