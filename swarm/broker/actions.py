@@ -1,4 +1,4 @@
-"""What the broker's core can ask for: orders to its shell. The shell carries them out in the order given."""
+"""Actions: orders of the broker's core to its shell, which carries them out in the order given."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SayClient:
-    client: bytes
+    """Send a message to a client."""
+
+    client: bytes  # routing id of the client's connection
     message: ServerMessage
     payload: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OrderWorker:
-    """``peer`` is the routing id of the worker's control connection."""
+    """Send an order to a worker. ``peer`` is the routing id of the worker's control connection."""
 
     peer: bytes
     message: Order
@@ -41,7 +43,7 @@ class OrderWorker:
 
 @dataclass(frozen=True, slots=True)
 class OpenPipe:
-    """Connect a fresh edge to the first stage of this epoch; drop the one before with all it holds."""
+    """Open a connection to the first stage of this epoch; drop the previous one with everything queued in it."""
 
     epoch: int
     endpoint: str
@@ -49,7 +51,7 @@ class OpenPipe:
 
 @dataclass(frozen=True, slots=True)
 class TryDoor:
-    """Find out beside all else whether the first stage of this epoch can be reached: answered by DoorTried."""
+    """Test in the background whether the first stage of this epoch can be reached; then feed ``RouteTested``."""
 
     epoch: int
     endpoint: str
@@ -57,20 +59,20 @@ class TryDoor:
 
 @dataclass(frozen=True, slots=True)
 class ClosePipe:
-    """Drop the edge to the first stage."""
+    """Close the connection to the first stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send a step into the pipe."""
+    """Send a step to the first stage."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class WriteEpoch:
-    """Journal an epoch, durably; then feed EpochWritten. ``workers``: the names of those in its plan. ``manifest``: of
-    the model that it is for. ``blames``: (sequence, worker deaths at which it was in flight)."""
+    """Journal an epoch, durably; then feed EpochWritten. ``workers``: the names of the workers in its plan.
+    ``manifest``: of its model. ``blames``: (sequence, worker deaths at which it was in flight)."""
 
     epoch: int
     workers: tuple[str, ...] = ()
@@ -80,8 +82,8 @@ class WriteEpoch:
 
 @dataclass(frozen=True, slots=True)
 class WriteAcceptance:
-    """Journal a request, durably; then feed AcceptanceWritten. ``age_s``: how long ago it was accepted, if it is
-    written once more."""
+    """Journal a request, durably; then feed AcceptanceWritten. ``age_s``: time since it was accepted, if it is written
+    again."""
 
     submit: Submit
     sequences: tuple[int, ...]
@@ -92,27 +94,27 @@ class WriteAcceptance:
 @dataclass(frozen=True, slots=True)
 class NewTokens:
     """Tokens of one sequence, from ``position`` on; the first is number ``first`` of the generated ones.
-    ``num_cached``: with the first token, how many of the prompt's tokens came from the prefix cache."""
+    ``num_cached``: with the first token, the number of the prompt's tokens that came from the prefix cache."""
 
     sequence: int
     position: int
     first: int
     ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
-    hops: tuple[tuple[Hop, ...], ...] = ()
+    hops: tuple[tuple[Hop, ...], ...] = ()  # by token: the times of its step at each stage
     num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTokens:
-    """Journal the new tokens of one step. Then feed TokensWritten."""
+    """Journal the new tokens of one step; then feed TokensWritten."""
 
     tokens: tuple[NewTokens, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteEnd:
-    """Journal how a sequence ended, and with how many of its tokens. Then feed EndWritten."""
+    """Journal how a sequence ended, and with how many of its tokens; then feed EndWritten."""
 
     sequence: int
     reason: FinishReason
@@ -122,8 +124,8 @@ class WriteEnd:
 
 @dataclass(frozen=True, slots=True)
 class WriteAnew:
-    """The last of what memory gives a journal that was begun anew, durably: the epoch, and the number that the next
-    sequence gets. Then feed JournalRewritten."""
+    """Write the last records from memory into a journal that was started again, durably: the epoch, and the number of
+    the next sequence; then feed JournalRewritten."""
 
     epoch: WriteEpoch
     next_sequence: int
@@ -131,14 +133,14 @@ class WriteAnew:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read what the journal has of a request; then feed RequestRead."""
+    """Read a request from the journal; then feed RequestRead."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadList:
-    """Read what the journal has for a report to this client, of the account's own only if it has one; then feed
+    """Read a report's requests from the journal for this client, only the account's own if it has one; then feed
     ListRead."""
 
     client: bytes
@@ -148,7 +150,7 @@ class ReadList:
 
 @dataclass(frozen=True, slots=True)
 class Solve:
-    """Find the answer beside the loop; then feed Solved with this number."""
+    """Answer a plan query in the background; then feed Solved with this number."""
 
     number: int
     question: Question
@@ -156,19 +158,19 @@ class Solve:
 
 @dataclass(frozen=True, slots=True)
 class CountDescriptors:
-    """Feed DescriptorsCounted."""
+    """Count the open file descriptors; feed DescriptorsCounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDoor:
-    """Let people in again at this door; if that fails again, feed DoorClosed again."""
+    """Accept connections at this listening socket again; if that fails again, feed the event again."""
 
-    door: str
+    door: str  # "client", "worker", "beat" or "data"
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """From now on this door of the broker's own ("beat" or "data") hears who has one of these keys, and nobody else."""
+    """Restrict one of the broker's own sockets ("beat" or "data") to peers with one of these keys from now on."""
 
     door: str
     keys: frozenset[str]
@@ -176,30 +178,30 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """From now on the relay passes on what comes with one of these tickets, and nothing else."""
+    """Restrict the relay to connections with one of these tickets from now on."""
 
     tickets: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ShowOwnSettings:
-    """Tell this client by which settings the broker's process runs: only the process knows all of them."""
+    """Send this client the effective settings of the broker's process: only the process has all of them."""
 
     client: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact for the log."""
+    """Log an event."""
 
     event: str
     level: str = "info"
-    fields: dict[str, object] = field(default_factory=dict)
+    fields: dict[str, object] = field(default_factory=dict)  # fields of the log line
 
 
 def caused(action: Action, cause: str) -> Action:
-    """The action with the id of the event that it follows from, where somebody may want to know it: in lines of the
-    log, in steps, and in orders to workers, which put it into theirs."""
+    """Return the action with the id of the event that caused it, where the id is useful: in log lines, in steps, and in
+    orders to workers, which put it into their logs."""
     match action:
         case Note():
             action.fields.setdefault("cause", cause)
@@ -237,7 +239,7 @@ Action = (
 
 
 class Outbox(list[Action]):
-    """What is to be done, in order: whoever decides appends to it. What is to be logged goes the same way."""
+    """Actions in order, collected by the deciding parts. Log entries are queued the same way."""
 
     def note(self, event: str, level: str = "info", **fields: object) -> None:
         self.append(Note(event, level, fields))

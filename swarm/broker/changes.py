@@ -1,5 +1,5 @@
-"""Changes of what is known of keys, one after the other: each is on the disk before it counts, and before who asked is
-told. A disk takes its time, which is no time of the broker's loop: a thread waits for it."""
+"""Serialised changes of the key store: each is on the disk before it takes effect, and before the client gets its
+answer. A thread waits for the disk, so that the broker's loop does not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from swarm.lock.file import RollFile
 from swarm.lock.roll import Refusal, Roll
 from swarm.wire.messages import ServerMessage
 
-MAX_WAITING: Final = 256
+MAX_WAITING: Final = 256  # changes that wait for the disk
 
 
 class Done(NamedTuple):
-    """What becomes of a change: the roll as it shall be; the ``answer``, if anybody waits for one; what else is to be
-    done ``on_disk``, behind the roll's write, in the thread; and what is to be done on the loop ``after`` that.
-    ``hangs_up``: on whose key counts no more. (Not on who has used up an invitation: it waits for the answer.)"""
+    """Result of a change: the key registry after it; the ``answer``, if a client waits for one; a function to run
+    ``on_disk`` in the thread, after the registry is written; and one to run on the loop ``after`` that. ``hangs_up``:
+    whether to disconnect the keys that it removes. (Not for used-up invitations: their clients wait for the answer.)"""
 
     roll: Roll
     answer: ServerMessage | None = None
@@ -28,7 +28,7 @@ class Done(NamedTuple):
     hangs_up: bool = False
 
 
-Change = Callable[[Roll, float], Done]  # of the roll as it is when its turn has come, and the time. Raises Refusal
+Change = Callable[[Roll, float], Done]  # applied to the registry when its turn has come, and the time; raises Refusal
 Answered = Callable[[ServerMessage | Refusal | None], None]
 
 
@@ -39,7 +39,7 @@ class _Asked(NamedTuple):
 
 
 class Changes:
-    """See the module's text. ``lost`` is called with each key that opens nothing any more."""
+    """Queue of changes to the key store (see the module). ``lost`` is called with each key that is no longer valid."""
 
     def __init__(self, file: RollFile, lost: Callable[[str], None]) -> None:
         self._file = file
@@ -48,21 +48,21 @@ class Changes:
         self._some = asyncio.Event()
 
     def ask(self, change: Change, answered: Answered, name: str = "") -> None:
-        """Put it behind those that wait, unless one of this ``name`` waits already. Raises Refusal if too many do."""
+        """Queue a change, unless one of this ``name`` waits already. Raises Refusal if too many wait."""
         if name and any(asked.name == name for asked in self._waiting):
             return
         if len(self._waiting) >= MAX_WAITING:
-            raise Refusal(f"{len(self._waiting)} changes of keys wait for the disk: say it again in a moment")
+            raise Refusal(f"{len(self._waiting)} changes of keys wait for the disk: try again in a moment")
         self._waiting.append(_Asked(change, answered, name))
         self._some.set()
 
     @property
     def waits(self) -> bool:
-        """Is there something that is not done yet?"""
+        """Whether a change is not finished yet."""
         return bool(self._waiting)
 
     async def run(self) -> None:
-        """Carry out what is asked for, until cancelled."""
+        """Carry out queued changes, until cancelled."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -70,8 +70,8 @@ class Changes:
                 await self.turn()
 
     async def turn(self) -> None:
-        """Carry out the first of those that wait."""
-        asked = self._waiting[0]  # it is one of those that wait until it is done
+        """Carry out the first queued change."""
+        asked = self._waiting[0]  # it stays in the queue until it is done
         outcome: ServerMessage | Refusal | None
         try:
             outcome = await self._carried_out(asked.change)
@@ -95,7 +95,7 @@ class Changes:
         return done.answer
 
     def _write(self, done: Done) -> None:
-        """In the thread."""
+        """Write the result to the disk; runs in the thread."""
         self._file.write(done.roll)
         if done.on_disk is not None:
             try:

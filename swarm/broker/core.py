@@ -1,11 +1,11 @@
-"""The broker's core: ``handle(event, now) -> actions``. The only door to the state.
+"""Core of the broker: ``handle(event, now) -> actions``. The only access to the state.
 
-It decides; the shell (``service``) acts. It knows no sockets, no clock, no chance: the same events at the same times
+It decides; the shell (``service``) acts. It uses no sockets, no clock, no randomness: the same events at the same times
 give the same actions, in production, in unit tests and in the simulation.
 
-Rooms, each with its own rules: ``requests`` (the client door), ``steps`` (who joins the next one), ``recovery`` (who
-holds which layers), ``members`` (who is there, and alive). After every event the core fills the pipe: as many
-steps as may be in flight are dispatched at once, which is why no part needs to ask for it.
+Packages, each with its own rules: ``requests`` (clients' requests), ``steps`` (the next step), ``recovery`` (plans and
+their changes), ``members`` (workers and their health). After every event the core fills the pipeline: it dispatches as
+many steps as may be in flight, which is why no other part needs to ask for it.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ from swarm.wire.messages import (
 
 # A gap longer than this between two events, or two ticks, is the broker's own pause (the shell ticks far more often).
 PAUSE_S = 0.25
-# So much of a pause counts all the same: were all forgiven, a broker that is always late would never miss anybody.
+# Forgive only the part of a pause above this limit; otherwise a permanently slow broker would never time anyone out.
 USUAL_GAP_S = 0.05
-MAX_NOTES = 8  # of what was wrong with the journal, for reports: the latest
+MAX_NOTES = 8  # latest problems of the journal that are kept for reports
 
 
 class BrokerCore:
-    """See the module's text."""
+    """Decides what the broker does (see the module)."""
 
     def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
@@ -124,12 +124,12 @@ class BrokerCore:
             judgements=self.judgements,
         )
         self._lost_steps = LostSteps(self.state, self._members.vigil, self._procedure, self._out)
-        self._num_events = 0
+        self._num_events = 0  # part of the event ids in logs
         if past is not None:
             self._restore(past, now)
 
     def _restore(self, past: Past, now: float) -> None:
-        """Go on where the broker before this one ended; what was noticed on the way is told with the first event."""
+        """Resume where the previous broker ended; findings on the way are logged with the first event."""
         self.state.book.begin_above(past.epoch)
         self._requests.durability.restore(past, now)
         self._procedure.restart.begin(past, now, self.settings.plan.gather_s)
@@ -144,19 +144,19 @@ class BrokerCore:
             self._out.note("requests_restored", epoch=past.epoch, requests=len(past.requests), unended=unended)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one fact, return what is to be done, in order."""
+        """Handle one event; return the resulting actions, in order."""
         self._num_events += 1
         self._notice_own_pause(event, now)
         self.state.now = now
         self._route(event, now)
         self._fill_pipe(now)
-        doors = self._members.keyring.changes()  # before the orders that make somebody knock there
+        doors = self._members.keyring.changes()  # before the orders that make peers connect there
         actions = [*doors, *(self._of_this_life(action) for action in self._out)]
         self._out.clear()
         return actions
 
     def _of_this_life(self, action: Action) -> Action:
-        """Workers must be able to tell whose epochs, steps and sequences these are."""
+        """Add this broker's lineage, by which workers recognise whose epochs, steps and sequences these are."""
         match action:
             case OrderWorker(peer, message):
                 return OrderWorker(peer, msgspec.structs.replace(message, lineage=self.state.lineage))
@@ -166,13 +166,13 @@ class BrokerCore:
                 return action
 
     def workers_here(self) -> list[str]:
-        """How the workers of the broker's own machine are called, also of those that may come back."""
+        """Return the names of workers on the broker's own machine, including those that may come back."""
         found = self.state.workers.values()
         return [worker.name for worker in found if not worker.belongs_to and worker.state is not WorkerState.LEFT]
 
     @property
     def cause(self) -> str:
-        """The id of the event that was handled last, for ``actions.caused``."""
+        """Id of the event that was handled last, for ``actions.caused``."""
         return f"{self.settings.run}{self._num_events:x}"
 
     def _route(self, event: Event, now: float) -> None:
@@ -239,7 +239,7 @@ class BrokerCore:
                 self._out.note("journal_rewritten", requests=len(self.state.requests))
 
     def _journal_renewed(self, note: str, next_sequence: int, now: float) -> None:
-        """Tell the new journal what it must know, the epoch last: with that it is whole."""
+        """Write what the new journal needs from memory, the epoch last: with that it is complete."""
         self.state.count("journals_renewed")
         self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
         self._out.note("journal_begun_anew", "error", what=note)
@@ -250,7 +250,7 @@ class BrokerCore:
         self.state.count(f"malformed_{refused.door}")
         if refused.foreign:
             self._members.entry.not_understood(refused.peer, refused.foreign)
-        if refused.door == "data":  # the last stage's answer to a step, most likely: it will not come again
+        if refused.door == "data":  # most likely the last stage's answer to a step, which is not sent again
             self._members.damaged(now)
 
     def _fill_pipe(self, now: float) -> None:
@@ -353,7 +353,7 @@ class BrokerCore:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def judgements(self, now: float) -> dict[str, Judgement]:
-        """The verdict on every worker, with its evidence."""
+        """Return the verdict on every worker, with its evidence."""
         return self._members.vigil.judgements(now)
 
     def _tick(self, now: float) -> None:
@@ -372,9 +372,9 @@ class BrokerCore:
             self._out.note("rule_broken", "error", what=wrong)
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
-        """If the broker itself stood still, every deadline by which somebody could lose something moves by that much.
-        Many short pauses between two ticks are one long one: what waits to be heard is heard before a tick, and nobody
-        is judged but at one."""
+        """If the broker itself stood still, move every deadline with consequences by the length of the pause. Many
+        short pauses between two ticks count as one long one: waiting messages are handled before a tick, and verdicts
+        are given only at ticks."""
         self._forgive_since(self.state.now, now)
         if isinstance(event, Tick):
             self._forgive_since(self.state.ticked_at, now)

@@ -1,4 +1,4 @@
-"""What the deciding code is told of the settings, each room its own part. ``settings`` makes it of the user's."""
+"""Settings of the deciding code, by package. ``settings`` derives them from the user's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.wire.messages import NOBODYS, Lineage
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What the core needs to know; the endpoints are those that workers are told."""
+    """Settings of the core; the endpoints are sent to workers."""
 
     beat_endpoint: str
     data_endpoint: str
@@ -24,14 +24,14 @@ class BrokerSettings:
     beat_interval_s: float = 0.1
     lease_s: float = 10.0
     prefix: PrefixRules = field(default_factory=PrefixRules)
-    trace_steps: int = 4096
-    profile_every: int = 0
-    check_rules: bool = False
-    lineage: Lineage = NOBODYS  # of this life
-    key: str | None = None  # the broker's own, where doors go by keys
-    dtype: str = ""  # of the weights, at all workers; empty: the first worker's
-    relay: str = ""  # where steps are passed on to workers that can only connect outwards, if they are
-    run: str = ""  # tells the ids of this broker's events from those of one before it
+    trace_steps: int = 4096  # steps that the tracer keeps
+    profile_every: int = 0  # steps between two ``profile`` log events; 0: none
+    check_rules: bool = False  # check the state's rules at every tick, and log violations
+    lineage: Lineage = NOBODYS  # of this process
+    key: str | None = None  # the broker's public key, where connections are authenticated by keys
+    dtype: str = ""  # type of the weights at all workers; empty: the first worker's
+    relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
+    run: str = ""  # prefix that distinguishes the ids of this broker's events from those of previous ones
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)

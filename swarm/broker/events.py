@@ -1,10 +1,11 @@
-"""What can happen to the broker: facts, each with what is known about it. ``core.handle`` takes them one by one."""
+"""Events: facts that reach the broker's core, each with its data. ``core.handle`` takes them one by one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+# part of a client's message
 from swarm.broker.state.archive import Account as Account  # noqa: PLC0414 (a part of what is said)
 from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, WorkerMessage
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientSaid:
-    """A message came through the client door. ``client`` is the connection's routing id. ``account``: of the key that
-    it knocked with; None: who says it may do all."""
+    """A client sent a message. ``client`` is the connection's routing id. ``account``: of the key with which it
+    connected; None: it has all permissions."""
 
     client: bytes
     message: ClientMessage
@@ -33,16 +34,16 @@ class ClientUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClientStuck:
-    """A message to a client was dropped, though it is connected: it has not read for long, and its queue is full."""
+    """A message to a connected client was dropped: it has not read for long, and its queue is full."""
 
     client: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
-    """A message came through the control door. ``peer`` is the connection's routing id. ``owner``: the member by whose
-    key it was let in; empty: it is on the broker's own machine, of which no key is asked. ``not_at``: why nobody may
-    connect to the address in its Hello; empty: everybody may."""
+    """A worker sent a message on its control connection. ``peer`` is the connection's routing id. ``owner``: the member
+    whose key authenticated it; empty: it is on the broker's own machine, where no key is needed. ``not_at``: why other
+    workers may not connect to the address in its Hello; empty: they may."""
 
     peer: bytes
     message: WorkerMessage
@@ -52,7 +53,7 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class AssetPartArrived:
-    """A part of a file that clients need came from a worker: the bytes from ``offset`` on, of ``total``."""
+    """A worker sent a part of a file that clients need: the bytes from ``offset`` on, of ``total``."""
 
     peer: bytes
     name: str
@@ -63,8 +64,8 @@ class AssetPartArrived:
 
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
-    """Bytes that can't be understood came through a door: "client", "control", "beat" or "data". ``foreign``: they came
-    whole, and this is what has no meaning here; ``peer``: then, who said it."""
+    """A message could not be decoded. It came through the socket "client", "control", "beat" or "data". ``foreign``:
+    the message was complete, and this is what has no meaning here; ``peer``: in that case, its sender."""
 
     door: str
     peer: bytes = b""
@@ -80,7 +81,7 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class BeatHeard:
-    """``key``: of who sent it, where that door goes by keys."""
+    """A heartbeat arrived. ``key``: the sender's, where that socket checks keys."""
 
     beat: Beat
     key: str = ""
@@ -88,7 +89,7 @@ class BeatHeard:
 
 @dataclass(frozen=True, slots=True)
 class KeyRevoked:
-    """This key opens no door any more."""
+    """This key is no longer valid."""
 
     key: str
 
@@ -109,8 +110,8 @@ class EpochWritten:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceWritten:
-    """The journal holds this request; its client may be told. ``sequences`` are those of the acceptance written: the
-    same request id may have been cancelled and used again since."""
+    """The journal holds this request; its client may be informed. ``sequences`` identify the acceptance: the same
+    request id may have been cancelled and used again since."""
 
     request_id: str
     sequences: tuple[int, ...]
@@ -132,14 +133,14 @@ class EndWritten:
 
 @dataclass(frozen=True, slots=True)
 class EndNotWritten:
-    """The journal could not take this sequence's end: it lacks tokens of it."""
+    """The journal could not take this sequence's end: it lacks tokens of the sequence."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRead:
-    """What the journal has of a request; None: nothing. ``problem``: why it can't be read."""
+    """The journal was read for a request. ``record`` None: it has nothing. ``problem``: why it can't be read."""
 
     request_id: str
     record: RequestRecord | None
@@ -148,7 +149,7 @@ class RequestRead:
 
 @dataclass(frozen=True, slots=True)
 class ListRead:
-    """What the journal has for a report: a row per request that has ended, the latest first."""
+    """The journal was read for a report: a row per request that has ended, the latest first."""
 
     client: bytes
     query: Query
@@ -159,7 +160,7 @@ class ListRead:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What was found for the question of this number. ``problem``: why nothing was."""
+    """A plan query was answered. ``number``: the query's. ``problem``: why there is no answer."""
 
     number: int
     found: Found
@@ -168,21 +169,21 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class JournalBroke:
-    """The disk refuses: what was to be written is kept and tried again, and nothing counts as written meanwhile."""
+    """The disk rejects writes: records are kept and tried again, and none counts as written meanwhile."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class JournalMended:
-    """All that was kept has been written."""
+    """All kept records have been written."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRenewed:
-    """The journal could not be believed any more. Another one is in its place, with what the old one still gave; what
-    memory has is to be written once more. ``note``: what happened, in words. ``next_sequence``: from here on no number
-    of a sequence is taken in it."""
+    """The journal could no longer be trusted. Another one is in its place, with what the old one still gave; the data
+    in memory has to be written again. ``note``: what happened, as text. ``next_sequence``: the first number that no
+    sequence in it has."""
 
     note: str
     next_sequence: int
@@ -190,27 +191,27 @@ class JournalRenewed:
 
 @dataclass(frozen=True, slots=True)
 class JournalRewritten:
-    """The new journal has what memory gave it."""
+    """The new journal has all data from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFigures:
-    """What writing took so far, for reports; ``write_s`` is how its transactions' seconds are spread."""
+    """The journal reports its writing times; ``write_s`` is the distribution of its transactions' seconds."""
 
     values: Json
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What the broker's own process takes, for reports."""
+    """The broker's process reports the resources that it uses."""
 
     values: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class DoorClosed:
-    """A door ("client" or "worker") lets nobody new in: accepting failed with this error number. ``limit``: the number
-    of descriptors that this process may have."""
+    """A listening socket ("client" or "worker") has stopped accepting: accepting failed with this error number.
+    ``limit``: the number of descriptors that this process may have."""
 
     door: str
     code: int
@@ -219,7 +220,7 @@ class DoorClosed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorsCounted:
-    """This many descriptors are open now, and this many may be."""
+    """The open file descriptors were counted. ``limit``: how many may be open."""
 
     used: int
     limit: int
@@ -227,7 +228,7 @@ class DescriptorsCounted:
 
 @dataclass(frozen=True, slots=True)
 class DoorTried:
-    """Why the first stage of this epoch can't be reached from here; empty: it can."""
+    """The route to the first stage of this epoch was tested. ``problem``: why it can't be reached; empty: it can."""
 
     epoch: int
     problem: str
@@ -235,7 +236,7 @@ class DoorTried:
 
 @dataclass(frozen=True, slots=True)
 class RulesChanged:
-    """The settings were read again while we run, and say this about plans."""
+    """The settings were reloaded, with these rules for plans."""
 
     rules: PlanRules
 
@@ -246,7 +247,7 @@ class Tick:
 
 
 def described(event: Event) -> dict[str, object] | None:
-    """Tell an event in a line of the log; None for the clock and for beats, which come often and cause little."""
+    """Return an event's fields for the log; None for ticks and heartbeats, which are frequent and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
         case Tick() | BeatHeard() | JournalFigures() | ProcessFigures():

@@ -1,5 +1,5 @@
-"""What the broker's process does for its lock, if it has one: it has what changes written down, tells those who are
-connected what they must know of keys, hangs up on whose key is lost, and tells the network where the broker is."""
+"""Authentication service of the broker's process: has changes of keys written, sends connected peers what they need
+about keys, disconnects revoked keys, and announces the broker on the network."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from swarm.wire.messages import (
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-LOOK_S: Final = 5.0  # between two looks at whether the old key is of any use still
+LOOK_S: Final = 5.0  # between two checks whether the old key is still needed
 
 log = get_logger(__name__)
 
 
 class LockKeeper:
-    """See the module's text. Without addresses of other machines there is no lock, and whoever is here may do all."""
+    """Key management of the broker's process (see the module). Without addresses for other machines there are no keys,
+    and every local peer has all permissions."""
 
     def __init__(self, settings: Settings) -> None:
         """Read or make the broker's keys, if other machines are to be served. Raises ConfigError."""
@@ -47,31 +48,33 @@ class LockKeeper:
         self._host, self._port = settings.broker.host, settings.broker.port
         self._is_discoverable = settings.broker.discoverable
         self._worker_networks = tuple(map(ipaddress.ip_network, settings.broker.worker_networks))
+        # by name: sockets whose peers are checked again when keys change
         self._doors: Mapping[str, RouterChannel | AsyncPullChannel] = {}
         self._front: RouterChannel | None = None
         self._control: RouterChannel | None = None
         self._has_other_key = asyncio.Event()
         self._allowance = Allowance()
-        self._damper = Damper()  # for who uses it up
+        self._damper = Damper()  # limits the log lines about clients that use it up
 
-    # --- doors -------------------------------------------------------------------------------------------------------
+    # --- sockets -----------------------------------------------------------------------------------------------------
 
     def places(self, door: str) -> list[Place]:
-        """Where the door of a name listens."""
+        """Return the addresses at which this socket listens."""
         return [Place(self._host)] if self._locks is None else self._locks.places(self._host, door)
 
     def port(self, number: int) -> int | None:
-        """The port of a door of which workers are told: so is a firewall. None, without a lock: any that is free."""
+        """Return the port of a socket that is announced to workers, fixed for firewalls. None, without keys: any free
+        port."""
         return None if self._locks is None else self._port + number
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """At which other machines are served."""
+        """Addresses at which other machines are served."""
         return () if self._locks is None else self._locks.addresses
 
     @property
     def pair(self) -> KeyPair | None:
-        """By which we knock at the first stage's door; of this life."""
+        """Key pair with which the broker connects to the first stage; made for this process."""
         return None if self._locks is None else self._locks.life
 
     def keep(
@@ -82,8 +85,8 @@ class LockKeeper:
         feed: Callable[[KeyRevoked], None],
         here: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """These are the doors. ``feed`` is given what becomes of keys. ``here``: how the workers of this machine are
-        called."""
+        """Attach the sockets. ``feed`` receives an event for each revoked key. ``here``: returns the names of local
+        workers."""
         self._doors, self._front, self._control = doors, front, control
         if self._locks is None:
             return
@@ -97,23 +100,23 @@ class LockKeeper:
         self._locks.here = here
 
     def admit(self, door: str, keys: frozenset[str]) -> None:
-        """Hear these at the door from now on, and nobody else."""
+        """Accept only these keys at the socket from now on."""
         if self._locks is not None:
             self._locks.admit(door, keys)
             self._doors[door].reconsider()
 
-    # --- who says what -----------------------------------------------------------------------------------------------
+    # --- messages and their senders ----------------------------------------------------------------------------------
 
     def account(self, key: str) -> Account | None:
-        """On whose account somebody speaks who knocked with this key; None: of this machine, or an admin."""
+        """Return the account of a peer that connected with this key; None: a local peer, or an admin."""
         return self._locks.account(key) if self._locks is not None and key else None
 
     def owner(self, key: str) -> str:
-        """The member whose worker this is; empty: it is of this machine."""
+        """Return the member whose worker this is; empty: a local worker."""
         return "" if self._locks is None else self._locks.owner(key)
 
     def took(self, client: bytes, key: str, seconds: float, now: float) -> None:
-        """Note how long what a client said has taken: it may have to rest."""
+        """Charge a client for the time that its message has taken; beyond its budget, reading from it is paused."""
         if self._locks is None or self._front is None or not self._locks.is_held_to(key):
             return
         if rest_s := self._allowance.spent(key, seconds, now):
@@ -122,7 +125,8 @@ class LockKeeper:
                 log.warning("client_floods", name=self._locks.owner(key), rest_s=round(rest_s, 2), left_out=left_out)
 
     def takes(self, client: bytes, key: str, message: ClientMessage) -> bool:
-        """Is it the lock's to answer? Then it is answered, now or when the disk has what was asked for."""
+        """Handle a message about keys, or without permission: it is answered now, or when the disk has the change.
+        Returns whether it did."""
         if self._locks is not None:
             return self._locks.takes(key, message, lambda answer: self._answer(client, answer))
         if (answer := without_keys(message)) is not None:
@@ -134,7 +138,8 @@ class LockKeeper:
             self._front.send(client, SERVER.encode(answer))
 
     def takes_of_worker(self, worker: bytes, key: str, message: WorkerMessage) -> bool:
-        """Is it about keys, or a name that is not this machine's to give?"""
+        """Handle a worker's message about keys, or a Hello with a name that its key does not allow. Returns whether it
+        did."""
         if isinstance(message, BrokerKeyKept):
             if self._locks is not None:
                 self._locks.keeps(key, message.key)
@@ -150,14 +155,14 @@ class LockKeeper:
         return bool(reason)
 
     def why_not_at(self, worker: bytes, key: str, message: WorkerMessage) -> str:
-        """Return why nobody may connect to the address that a worker names; empty: everybody may. Who shows no key is
-        on this machine and may do all."""
+        """Return why other workers may not connect to the address that a worker names; empty: they may. A peer without
+        a key is on this machine and has all permissions."""
         if self._control is None or not key or not isinstance(message, Hello):
             return ""
         return why_not_at(message.endpoint, self._control.comes_from(worker), self._worker_networks)
 
     def greeted(self, door: RouterChannel, peer: bytes, key: str) -> None:
-        """Somebody has come in: it is told what it missed."""
+        """Send a peer that has connected what it missed about keys."""
         encode = SERVER.encode if door is self._front else ORDER.encode
         for message in () if self._locks is None else self._locks.to_say(key):
             door.send(peer, encode(message))
@@ -174,12 +179,12 @@ class LockKeeper:
         for door, frames in ((self._front, SERVER.encode(message)), (self._control, ORDER.encode(message))):
             for peer, key in [] if door is None else door.known():
                 if to(key) and door is not None:
-                    door.send(peer, frames)  # who does not read is told when it knocks again
+                    door.send(peer, frames)  # a peer that does not read gets it when it connects again
 
-    # --- by the clock ------------------------------------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Carry out changes and announcements, until cancelled."""
         if self._locks is None:
             return
         async with asyncio.TaskGroup() as group:
@@ -188,13 +193,13 @@ class LockKeeper:
             group.create_task(self._tell_the_network())
 
     async def _look_at_the_old_key(self) -> None:
-        """Invitations expire, and nobody says so."""
+        """Drop the old key once it is not needed any more. Polls, since invitations expire without an event."""
         while self._locks is not None:
             await asyncio.sleep(LOOK_S)
             self._locks.put_away_if_known()
 
     async def _tell_the_network(self) -> None:
-        """If wished, until the end."""
+        """Announce the broker while it runs, if configured; again after each change of its key."""
         while self._is_discoverable:
             self._has_other_key.clear()
             telling = asyncio.create_task(self._announce(), name="tell the network")
@@ -206,7 +211,7 @@ class LockKeeper:
                     await telling
 
     async def _announce(self) -> None:
-        """That nobody can find us is no reason not to serve."""
+        """Announce the broker's addresses and key. If that fails, the broker serves nevertheless."""
         if self._locks is None:
             return
         try:

@@ -1,7 +1,8 @@
-"""The broker's lock: whose key opens which of its doors, and what is said about keys. A shell around the roll.
+"""Access control of the broker's sockets: which key may connect where, and the messages about keys. A shell around the
+key registry.
 
-Without addresses beyond loopback there is none (``open_lock`` returns None): whoever is on this machine may do all.
-With it, those at loopback still may; from elsewhere only keys of the roll are heard, each as its role says.
+Without addresses beyond loopback there is none (``open_lock`` returns None): every local peer has all permissions. With
+it, local peers still have; from elsewhere only registered keys are accepted, each with the permissions of its role.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from swarm.wire.messages import (
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-SERVED: Final = frozenset({"client", "gateway", "worker", "admin", "invited"})  # at the clients' door
-ROTATE_EVERY_S: Final = 10.0  # for each member
-LOCKED: Final = "locked"  # where keys are kept, in the state directory
+SERVED: Final = frozenset({"client", "gateway", "worker", "admin", "invited"})  # roles accepted at the clients' socket
+ROTATE_EVERY_S: Final = 10.0  # least time between two key changes of a member
+LOCKED: Final = "locked"  # directory of the keys, in the state directory
 log = get_logger(__name__)
 
 
 def open_lock(settings: Settings) -> Locks | None:
-    """Read or make the broker's keys, if other machines are to be served. Raises ConfigError."""
+    """Read or make the broker's keys, if other machines are to be served; else None. Raises ConfigError."""
     if not settings.broker.listen:
         return None
     if settings.state_dir is None:
@@ -66,13 +67,14 @@ def open_lock(settings: Settings) -> Locks | None:
 
 
 class Locks:
-    """See the module's text. ``lost``: called with each key that opens nothing any more. ``renewed``: called when the
-    broker has another key. ``ordered``: called with each key of a member that shall change it. ``here``: how
-    workers of the broker's own machine are called."""
+    """Access control by keys (see the module). ``lost``: called with each key that is no longer valid. ``renewed``:
+    called when the broker has another key. ``ordered``: called with each key of a member that must change it. ``here``:
+    returns the names of workers on the broker's own machine."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self.own = OwnKeys(directory)
-        self.life = new_pair()  # of the doors that workers are told when they join, and by which we knock at theirs
+        # key pair of the sockets announced at join, and of connections to workers; made for this process
+        self.life = new_pair()
         self.addresses = own(settings.broker.listen)
         self.lost: Callable[[str], None] = lambda key: None
         self.renewed: Callable[[], None] = lambda: None
@@ -82,15 +84,17 @@ class Locks:
         self._told = tuple(with_port(host, port) for host in settings.broker.advertise or self.addresses)
         self._file = RollFile(directory / "roll.json")
         self.changes = Changes(self._file, self._lost)
-        self._admitted: dict[str, frozenset[str]] = {}
-        self._rotated_at: dict[str, float] = {}  # of those who did just now, by name
+        self._admitted: dict[str, frozenset[str]] = {}  # by socket: the keys that may connect
+        self._rotated_at: dict[str, float] = {}  # by name: time of a member's latest key change, if recent
         self._damper = Damper()
-        self._late: set[str] = set()  # who knocked at the old key, and has not said since that the new one is kept
+        # keys that connected to the broker's old key, and have not confirmed the new one since
+        self._late: set[str] = set()
 
-    # --- doors -------------------------------------------------------------------------------------------------------
+    # --- sockets -----------------------------------------------------------------------------------------------------
 
     def places(self, local: str, door: str) -> list[Place]:
-        """Where a door listens, and to whom: clients and workers' control at loopback too, where no key is needed."""
+        """Return where a socket listens, with the keys that may connect; clients and control also at loopback, without
+        keys."""
         if door == "client":
             lock = self._lock(lambda key: self._role(key) in SERVED)
         elif door == "worker":
@@ -104,7 +108,7 @@ class Locks:
         return Lock(self.own.pairs[0], opens, answers=lambda: self.own.pairs, came=self._came, names=names)
 
     def admit(self, door: str, keys: frozenset[str]) -> None:
-        """Hear these at the door from now on, and nobody else."""
+        """Accept only these keys at the socket from now on."""
         self._admitted[door] = keys
 
     def _lost(self, key: str) -> None:
@@ -114,40 +118,40 @@ class Locks:
         return self._file.roll.role_of(key, self._file.now())
 
     def owner(self, key: str) -> str:
-        """The member whose key this is; empty: who has knocked without one, or with one that is nobody's any more."""
+        """Return the member whose key this is; empty: no key, or one that is not registered any more."""
         return self._file.roll.name_of(key)
 
     def is_held_to(self, key: str) -> bool:
-        """May it take no more than its allowance of the broker's time? Gateways speak for many, admins may do all."""
+        """Whether the key's client is limited to its share of the broker's CPU time. Gateways speak for many users,
+        admins may do all."""
         return bool(key) and self._role(key) not in ("gateway", "admin")
 
     def is_named_by(self, key: str, identity: bytes) -> bool:
-        """Has this key's owner the better right to call a worker's connection so? It has the process's name in it, and
-        something drawn behind that."""
+        """Whether this key's owner may use this identity for a worker's connection: the worker's name, followed by a
+        random part."""
         name = identity.decode(errors="replace").rpartition("-")[0]
         return not key or self.owner(key) == self._file.roll.owner_of(name) != ""
 
     def why_not_called(self, key: str, name: str) -> str:
-        """Why a worker that knocked with this key may not have this name; empty: it may. Those of this machine may have
-        any."""
+        """Return why a worker with this key may not have this name; empty: it may. Local workers may have any."""
         own, owner = self.owner(key), self._file.roll.owner_of(name)
         if not key or own == owner != "":
             return ""
         if not own:
             return "the key of this machine was revoked"
-        return f"this machine is known as {own}: its workers are called so, or {own}-ANYTHING, and not {name}"
+        return f"this machine is registered as {own}: its workers must be named {own} or {own}-SOMETHING, not {name}"
 
     # --- the broker's own key ----------------------------------------------------------------------------------------
 
     def _came(self, key: str, door: str) -> None:
-        """Somebody has come in, and knew the broker by this key."""
+        """Record a new connection that authenticated the broker by the key ``door``."""
         if door == self.own.public:
             self.keeps(key, door)
         elif self._file.roll.name_of(key):
             self._late.add(key)
 
     def keeps(self, key: str, broker: str) -> None:
-        """Who has this key has the broker's on its disk, as it says; or has shown that it knows it."""
+        """Record that this key's owner has stored the broker's key, as it reports or as its connection shows."""
         if broker != self.own.public:
             return
         self._late.discard(key)
@@ -158,16 +162,16 @@ class Locks:
         self.put_away_if_known()
 
     def put_away_if_known(self) -> None:
-        """Put the former key away once everybody knows the new one, also who holds an invitation."""
+        """Drop the broker's former key once all members and holders of invitations have the new one."""
         if self.own.former is not None and not self._behind():
             self._by_itself("put away", self._put_away_if_known)
 
     def _put_away_if_known(self, roll: Roll, now: float) -> Done:
-        """Put the former key away, unless somebody is behind by now; nobody was when this was asked for."""
+        """Drop the former key, unless a member lacks the new one by now; none did when this change was queued."""
         return self._finished(roll) if self.own.former is not None and not self._behind() else Done(roll)
 
     def _behind(self) -> list[str]:
-        """Who does not know the new key, in words."""
+        """Return the members and invitations that lack the new key, as text."""
         roll, now = self._file.roll, self._file.now()
         self._late = {key for key in self._late if roll.name_of(key)}
         behind = roll.behind(self.own.public, now)
@@ -182,7 +186,7 @@ class Locks:
         if self.own.former is not None:
             return self._finished(roll) if is_last_word else Done(roll, self._told_of_own())
         if is_last_word:
-            raise Refusal("the broker has one key and no other to put away: say it without --now first")
+            raise Refusal("the broker has only one key, and none to drop: run the command without --now first")
         try:
             self.own.demand_own()
         except ConfigError as error:
@@ -211,7 +215,7 @@ class Locks:
         return Report(what="rotate_broker", ok=True, body=body)
 
     def to_say(self, key: str) -> list[BrokerKey | RotateYours]:
-        """Tell what is to be said to who has knocked with this key."""
+        """Return the messages that a peer with this key must get when it connects."""
         said: list[BrokerKey | RotateYours] = []
         if key and self.own.former is not None:
             said.append(BrokerKey(key=self.own.public))
@@ -219,16 +223,16 @@ class Locks:
             said.append(RotateYours())
         return said
 
-    # --- who says what -----------------------------------------------------------------------------------------------
+    # --- client messages ---------------------------------------------------------------------------------------------
 
     def account(self, key: str) -> Account | None:
-        """On whose account somebody speaks who knocked with this key; None: of this machine, or an admin."""
+        """Return the account of a peer that connected with this key; None: a local peer, or an admin."""
         role = self._role(key) if key else "admin"
         return None if role == "admin" else Account(f"key:{self._file.roll.name_of(key)}", role == "gateway")
 
     def takes(self, key: str, message: ClientMessage, say: Callable[[ServerMessage], None]) -> bool:
-        """Is it the lock's to answer: who knocked with this key may not say that, or it is about keys? Then ``say`` is
-        called with the answer, at once or when the disk has what was asked for. False: the core's to answer."""
+        """Handle a message that is about keys, or that this key's role does not permit: ``say`` is called with the
+        answer, now or when the disk has the change. Returns False for a message that the core must answer."""
         role = self._role(key) if key else "admin"
         self._knocked(key)
         if (refusal := rights.refusal(role, message)) or role is None:
@@ -267,6 +271,7 @@ class Locks:
         former = (self.own.former or "")[:16]
         return {**told, "key": self.own.public, "former_key": former, "locked": True}
 
+    # one return for each kind
     def _change_for(self, key: str, message: ClientMessage) -> Change | None:  # noqa: PLR0911 (one for each kind)
         match message:
             case Enrol():
@@ -284,7 +289,8 @@ class Locks:
         return None
 
     def _enrolled(self, roll: Roll, now: float, key: str, message: Enrol) -> Done:
-        """Who comes by the old key is told the new one, and has shown to know it when it knocks by it."""
+        """Register a key. A client that connected by the broker's old key gets the new one, and confirms it by its next
+        connection."""
         if not is_proven(message.proof, message.key, key, self.own.pairs):
             raise Refusal(NOT_PROVEN)
         known = self.own.former or self.own.public
@@ -316,10 +322,11 @@ class Locks:
         )
 
     def _announced(self, roll: Roll, key: str, successor: str) -> Done:
-        """Each change is written to the disk before others' are: nobody may have that done all the time."""
+        """Register a member's next key. Rate-limited, since each change is written to the disk before other members'
+        changes."""
         new, report = roll.rotate(key, successor, self._own_keys), Report(what="rotate", ok=True, body={})
         if new is roll:
-            return Done(roll, report)  # said again
+            return Done(roll, report)  # a repeated message
         name, now = new.name_of(key), time.monotonic()
         if now - self._rotated_at.get(name, -ROTATE_EVERY_S) < ROTATE_EVERY_S:
             raise Refusal(f"the key of {name} was changed just now: wait {ROTATE_EVERY_S:g} seconds")
@@ -339,12 +346,12 @@ class Locks:
         return Done(new, Report(what="rotate_member", ok=True, body={"name": member.name}), after=after)
 
     def _knocked(self, key: str) -> None:
-        """Who has knocked with its new key does without the old one."""
+        """Drop a member's old key once it has connected with its new one."""
         if key and self._file.roll.knocked(key) is not self._file.roll:
             self._by_itself(f"knocked {key}", lambda roll, now: Done(roll.knocked(key), hangs_up=True))
 
     def _by_itself(self, name: str, change: Change) -> None:
-        """A change that nobody has asked for. What can't be written now is tried at the next occasion."""
+        """Queue a change that no client asked for. If it can't be written, it is tried again later."""
 
         def answered(outcome: ServerMessage | Refusal | None) -> None:
             if isinstance(outcome, Refusal):
@@ -361,7 +368,7 @@ class Locks:
 
 
 def without_keys(message: ClientMessage) -> ServerMessage | None:
-    """Answer questions about keys where there is no lock."""
+    """Answer messages about keys where the broker has none; None for other messages."""
     match message:
         case Query(what="keys"):
             return Report(what="keys", ok=True, body={"members": [], "invitations": [], "key": "", "locked": False})

@@ -1,4 +1,4 @@
-"""What the broker's process takes of its machine."""
+"""Resources that the broker's process uses on its machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def descriptor_limit() -> int:
-    """As it is now: it can be changed from outside."""
+    """Return the present limit: it can be changed from outside."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -31,8 +31,8 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def num_descriptors() -> int:
-    """Open ones. Newer kernels tell the number without listing them."""
+    """Return the number of open file descriptors. Newer kernels report it without listing them."""
     try:
         return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
-    except OSError:  # listing takes one itself
+    except OSError:  # listing takes a descriptor itself, so none is left
         return descriptor_limit()

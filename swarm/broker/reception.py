@@ -1,7 +1,8 @@
-"""The broker's doors: what comes in is checked, and an event made of it.
+"""Message server: the broker's sockets, where messages are checked and turned into events.
 
-Four doors: clients at the port, workers' control at the port after it, beats and finished steps at ports of their own
-that workers are told when they join. What can't be understood is answered here, and only counted by the core.
+Four sockets: clients at the port, workers' control at the next port, heartbeats and finished steps at ports of their
+own that are announced to workers when they join. Messages that can't be decoded are answered here, and only counted by
+the core.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from swarm.wire.sockets import Frames
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-STEP_QUEUE = 64
-STRIKES = 16  # messages that can't be understood, until their client must knock again
+STEP_QUEUE = 64  # finished steps that wait to be read
+STRIKES = 16  # messages that can't be decoded, until their client is disconnected
 
 log = get_logger(__name__)
 
 
 class Reception:
-    """See the module's text. ``feed`` is given each event."""
+    """Receives messages and feeds events (see the module). ``feed`` receives each event."""
 
     def __init__(self, settings: Settings, keeper: LockKeeper, clock: Clock, feed: Callable[[Event], None]) -> None:
         self._keeper = keeper
@@ -69,17 +70,17 @@ class Reception:
             "beat": self.beats,
             "data": self.steps,
         }
-        self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
-        self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
+        self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # by socket
+        self._strikes: Counter[bytes] = Counter()  # by connected client: messages that could not be decoded
 
     @property
     def advertised(self) -> tuple[str, str]:
-        """Where workers are told to send beats and finished steps."""
+        """Addresses to which workers send heartbeats and finished steps."""
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self.beats, self.steps))
         return beats, steps
 
     def hear_waiting_beats(self) -> None:
-        """Take the beats that have come and were not read yet."""
+        """Handle the heartbeats that have arrived and were not read yet."""
         for event in self.beats.waiting():
             self._hear_beat(event)
 
@@ -107,13 +108,13 @@ class Reception:
                     self._feed(_closed("client", event))
 
     def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
-        """Answer what is about keys, and what who knocked with such a key may not say."""
+        """Have messages about keys or without permission answered; feed the others."""
         if not self._keeper.takes(client, key, message):
             self._feed(ClientSaid(client, message, self._keeper.account(key)))
 
     def _client_refused(self, client: bytes, reason: str) -> None:
-        """Tell a client why it is refused. Who goes on like that must knock again: a loop that is wrong shall not keep
-        us busy."""
+        """Send a client the reason for refusing its message. After several it is disconnected: a broken loop must not
+        keep the broker busy."""
         self._refused(MessageRefused("client"), reason, client=client.hex())
         self.front.send(client, SERVER.encode(Malformed(reason=reason[:4000])))
         self._strikes[client] += 1
@@ -142,8 +143,9 @@ class Reception:
                     self._feed(_closed("worker", event))
 
     def _worker_refused(self, worker: bytes, error: WireError) -> None:
-        """It may have been what everybody waits for, and nobody will say it again. Over a new connection the worker
-        says Hello, with all that it holds. (One of another build would say the same again: it is told.)"""
+        """Disconnect a worker whose message can't be decoded: the message may be awaited, and is not sent again. Over a
+        new connection the worker sends Hello, with all that it holds. (A worker of another build would send the same
+        again: it gets an answer instead.)"""
         foreign = str(error) if isinstance(error, ForeignMessage) else ""
         self._refused(MessageRefused("control", worker, foreign), str(error), worker=worker.decode(errors="replace"))
         if not foreign:
@@ -162,7 +164,8 @@ class Reception:
         self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))
 
     def _greeted(self, door: RouterChannel, name: str, event: Arrived, own: str) -> bool:
-        """Whether it is a greeting; it is answered with ours, and whoever knocks says what is to be said of it."""
+        """Handle a greeting; returns whether it was one. It is answered with the broker's own; an incompatible peer
+        logs the mismatch itself."""
         theirs = read_greeting(event.frames)
         if theirs is None:
             return False
@@ -209,23 +212,23 @@ class Reception:
                     failpoints.reached("broker.step_done")
                 self._feed(StepFinished(message))
             else:
-                self._refused(MessageRefused("data"), f"a {type(message).__name__} came, which is not for the broker")
+                self._refused(MessageRefused("data"), f"a {type(message).__name__} is not for the broker")
 
     def _refused(self, event: MessageRefused, reason: str, **about: object) -> None:
-        """A message that can't be understood: counted, and told as often as a reader can bear."""
+        """Count a message that can't be decoded, and log it, rate-limited."""
         if (left_out := self._dampers[event.door].asks(self._clock.now())) is not None:
             log.warning("message_refused", door=event.door, reason=reason, left_out=left_out, **about)
         self._feed(event)
 
 
 def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
-    """Nobody speaks for another process, whose number its neighbours know. Others will be told to connect to a Hello's
-    address, and to hear who has its key: the one that it knocked with."""
+    """Raise WireError if a message names another process than its sender, whose incarnation is known to its neighbours.
+    Of a Hello, check the address to which others will connect, and that it names the key of its connection."""
     named = getattr(message, "incarnation", None)
     if named is not None and named.encode() != peer:
         shown = peer.decode(errors="replace")
         raise WireError(
-            f"{type(message).__name__.lower()}.incarnation {named!r} is not who says so, which is {shown!r}"
+            f"{type(message).__name__.lower()}.incarnation {named!r} is not the sender's, which is {shown!r}"
         )
     if not isinstance(message, Hello):
         return
@@ -237,7 +240,7 @@ def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
 
 
 def by_our_clock(stats: Stats, now_s: float) -> Stats:
-    """Say by how much the worker's clock is ahead of ours, in the place of what it says."""
+    """Replace the worker's clock by its offset from the broker's."""
     values = dict(stats.values)
     theirs_s = values.pop("clock_s", None)
     return stats if theirs_s is None else replace(stats, values=values | {"clock_ahead_s": theirs_s - now_s})

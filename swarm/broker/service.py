@@ -1,7 +1,7 @@
-"""The broker's process: sockets and timers around the core. It decides nothing.
+"""Process of the broker: sockets and timers around the core. It decides nothing.
 
-One asyncio loop owns everything. ``reception`` makes an event of whatever arrives; ``_feed`` hands it to the core and
-carries out what the core asks for.
+One asyncio loop owns everything. ``message_server`` makes an event of each message; ``_feed`` hands it to the core and
+carries out the resulting actions.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from swarm.config import Settings
 
 TICK_S = 0.05
-FIGURES_S = 1.0  # between two looks at what this process takes
-RETRY_S = 0.002  # how soon a step that could not be sent is tried again: a fresh edge takes a moment to connect
+FIGURES_S = 1.0  # between two samples of the process's resources
+RETRY_S = 0.002  # delay until an unsent step is tried again: a new connection takes a moment to be established
 
 _POINTS: dict[type, str] = {
     act.Dispatch: "broker.dispatch",
@@ -79,16 +79,16 @@ log = get_logger(__name__)
 
 
 def run(settings: Settings, unit: Unit | None = None) -> int:
-    """Run until SIGTERM or SIGINT; the process's exit code. ``unit``: as systemd sees it."""
+    """Run until SIGTERM or SIGINT; return the process's exit code. ``unit``: the systemd service."""
     failpoints.arm(os.environ)
     _allow_connections()
     return uvloop.run(_main(settings, unit))
 
 
 def _allow_connections() -> None:
-    """As many descriptors as may be had: each connection takes one, and what a shell grants by default is few."""
+    """Raise the limit of file descriptors to the maximum: each connection takes one, and a shell's default is low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # some systems grant fewer than they name
+    with contextlib.suppress(ValueError, OSError):  # some systems grant fewer than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -106,7 +106,7 @@ async def _main(settings: Settings, unit: Unit | None) -> int:
 
 
 class BrokerService:
-    """The shell around a :class:`BrokerCore`."""
+    """Shell around a :class:`BrokerCore`."""
 
     def __init__(
         self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock, unit: Unit | None = None
@@ -116,20 +116,20 @@ class BrokerService:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         past = self._open_journal(settings)
-        self._pipe: PushChannel | None = None
-        self._writes: list[Write] = []  # of this turn
+        self._pipe: PushChannel | None = None  # connection to the first stage
+        self._writes: list[Write] = []  # of the present turn of the loop
         self._unsent: deque[list[Bytes]] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = Solver(self._feed)
-        self._tries: set[asyncio.Task[None]] = set()  # bounded: each ends soon by itself
+        self._tries: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
         self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
         self._host = settings.broker.host
         self._keeper = keeper = LockKeeper(settings)
         self._reception = reception = Reception(settings, keeper, clock, self._feed)
         others = keeper.addresses
-        # Without others, nobody needs it.
+        # Without other machines no worker needs a relay.
         self._relay = (
             Relay([bind(host, reception.port + 4) for host in (self._host, *others)], self._fail_soon)
             if others
@@ -140,13 +140,13 @@ class BrokerService:
         self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
         if unused := handed.left():
             log.warning(
-                "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
+                "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"
             )
         keeper.keep(reception.doors, reception.front, reception.control, self._feed, self._core.workers_here)
         log.info("broker_listens", clients=reception.front.endpoint, workers=reception.control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
-        """On disk if there is a state directory, else in memory. What the journal tells of the past."""
+        """Open the journal on disk if there is a state directory, else none. Returns what it recorded of the past."""
         self._writer: JournalWriter | None = None
         self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:
@@ -174,17 +174,18 @@ class BrokerService:
         return replace(past, notes=notes)
 
     def _fail_soon(self, error: BaseException) -> None:
-        """The same, from another thread."""
+        """Call ``_fail`` from another thread."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
-        """A bug in a thread; a broker that limps on would hide it. End; somebody starts us again."""
+        """Stop because of a bug in a thread: a broker that limps on would hide it. A supervisor starts the broker
+        again."""
         log.error("broker_fails", reason=f"{type(error).__name__}: {error}")
         self.exit_code = 1
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until told to stop by a signal."""
+        """Serve until a signal stops the process."""
         loop = asyncio.get_running_loop()
         if self._writer is not None:
             self._writer.start()
@@ -207,13 +208,13 @@ class BrokerService:
                 group.create_task(self._keeper.run()),
             ]
             await self._stop.wait()
-            self._unit.manager.stopping("stopping; what was accepted is in the journal")
+            self._unit.manager.stopping("stopping; accepted requests are in the journal")
             for task in (*loops, *self._tries):
                 task.cancel()
         log.info("broker_stops")
 
     def _read_again(self, settings: Settings) -> None:
-        """The settings as they count now: those of plans may have changed, all else is as it was."""
+        """Apply reloaded settings: those of plans may have changed, all others take effect at the next start."""
         self._feed(RulesChanged(plan_rules(settings)))
 
     def close(self) -> None:
@@ -233,7 +234,7 @@ class BrokerService:
         while True:
             if failpoints.armed:
                 failpoints.reached("broker.tick")
-            self._reception.hear_waiting_beats()  # nobody is judged while a beat of theirs lies unread
+            self._reception.hear_waiting_beats()  # verdicts are given only after all received heartbeats are read
             self._feed(Tick())
             self._unit.manager.alive()
             await asyncio.sleep(TICK_S)
@@ -241,16 +242,16 @@ class BrokerService:
     async def _watch_itself(self) -> None:
         process = psutil.Process()
         while True:
-            with contextlib.suppress(OSError):  # reading them takes a descriptor, and there may be none
+            with contextlib.suppress(OSError):  # sampling takes a descriptor, and there may be none
                 self._feed(ProcessFigures(process_figures(process)))
             if self._unit.manager.is_there:
                 self._unit.manager.status(words.of_broker(status(self._core.state, self._clock.now())))
             await asyncio.sleep(FIGURES_S)
 
-    # --- what is to be done ------------------------------------------------------------------------------------------
+    # --- events and actions ------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
-        """Hand a fact to the core and carry out its orders; what follows from those at once is fed in turn."""
+        """Hand an event to the core and carry out its actions; events that these cause immediately are fed in turn."""
         facts = deque([event])
         try:
             self._carry_out(facts)
@@ -277,7 +278,7 @@ class BrokerService:
         match action:
             case act.SayClient() | act.OrderWorker() | act.Dispatch():
                 return self._send(action)
-            case act.ReadRequest() | act.ReadList():  # without a journal the core would not ask
+            case act.ReadRequest() | act.ReadList():  # without a journal the core does not ask
                 return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
             case act.OpenPipe(_, endpoint):
                 self._close_pipe()
@@ -297,8 +298,9 @@ class BrokerService:
         return None
 
     def _send(self, action: act.SayClient | act.OrderWorker | act.Dispatch) -> Event | None:
-        """What its own schema refuses is a bug, or came of what somebody said: it is not sent, and whoever waits for it
-        runs into a deadline. It must not end the process, which would say the same again after its next start."""
+        """Send a message. A message that its own schema rejects is a bug, or follows from a peer's input: it is logged
+        and dropped, and its recipient runs into a deadline. It must not end the process, which would send the same
+        again after its next start."""
         front, control = self._reception.front, self._reception.control
         try:
             match action:
@@ -338,9 +340,9 @@ class BrokerService:
         self._feed(DoorTried(epoch, await asyncio.to_thread(why_unreachable, endpoint)))
 
     def _write(self, write: Write) -> Event | None:
-        """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once. The thread is
-        woken when this turn's orders are out: else it takes the interpreter from the next step, which is about to go.
-        """
+        """Queue a write for the journal's thread; its event comes later. Without a journal it counts as written
+        immediately. The thread is woken after this turn's messages are sent: otherwise it takes the interpreter from
+        the next step, which is about to be sent."""
         if self._writer is None:
             return written(write)
         self._writes.append(write)
@@ -353,12 +355,12 @@ class BrokerService:
             self._writer.write(*writes)
 
     def _feed_all(self, facts: Sequence[Event]) -> None:
-        """Feed what the journal's thread has done."""
+        """Feed events of the journal's thread."""
         for fact in facts:
             self._feed(fact)
 
     def _flush(self) -> None:
-        """Send what can be sent now, in order."""
+        """Send queued steps, in order, as far as the connection takes them."""
         while self._unsent and self._pipe is not None:
             if not self._pipe.send(self._unsent[0]):
                 self._can_retry.set()

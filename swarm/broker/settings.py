@@ -1,4 +1,4 @@
-"""From the settings that a user made to those of the deciding code: here, and nowhere else, a knob is connected."""
+"""Mapping of the user's settings to those of the deciding code: every option is connected here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swarm.wire.messages import LayerRange, Lineage
 
 
 class Endpoints(NamedTuple):
-    """Where workers send, as they are told. ``relay``: empty if there is none."""
+    """Addresses that are announced to workers. ``relay``: empty if there is none."""
 
     beats: str
     data: str
@@ -29,8 +29,7 @@ class Endpoints(NamedTuple):
 
 
 def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> BrokerSettings:
-    """Gather what the deciding code is told of the user's settings; the endpoints and the lineage are this life's
-    own."""
+    """Return the deciding code's settings; the endpoints and the lineage are those of this process."""
     broker, health = settings.broker, settings.health
     return BrokerSettings(
         beat_endpoint=endpoints.beats,
@@ -88,7 +87,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
 
 
 def plan_rules(settings: Settings) -> PlanRules:
-    """Gather what a plan must keep to by the user's settings."""
+    """Return the rules for plans in the user's settings."""
     plan, broker = settings.plan, settings.broker
     pins: dict[str, LayerRange] = {}
     for name, text in plan.pins.items():

@@ -314,7 +314,7 @@ def test_a_way_that_is_shut_is_gone_around(hosts: dict[str, Host]) -> None:
     assert a.ctl("stop", "shy", "--force").returncode == 0
     d.start("worker", "--join", invitation(a, "worker"), "--name", "shyer", log=d.home / "shyer.log")
     until(lambda: "except through the relay: nothing answers at" in a.ctl("nodes").stdout, "it is found out")
-    by_relay = "shyer is reached by the broker's relay only"
+    by_relay = "shyer is reached only through the broker's relay"
     until(lambda: by_relay in a.ctl("plan").stdout, "it has its part all the same")
     assert text_of(a) == expected
     d.rules()

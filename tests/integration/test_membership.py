@@ -178,7 +178,7 @@ async def test_nobody_speaks_for_another_process(swarm: Swarm, context: Context)
         assert await answer(thief) is Link.UP
         assert await told(thief, FakeWorker("w2", "w2-here").prepared(1)) is Link.DOWN
         assert isinstance(await told(own, asks_to_leave("w2-here")), Release)
-    assert "hello.incarnation 'w2-here' is not who says so, which is 'far-there'" in swarm.log("broker")
+    assert "hello.incarnation 'w2-here' is not the sender's, which is 'far-there'" in swarm.log("broker")
 
 
 async def test_who_is_away_is_not_kept_away(swarm: Swarm, context: Context) -> None:

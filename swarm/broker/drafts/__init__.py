@@ -1,13 +1,14 @@
-"""Drafts: the plan that would be made now, from what members have said of themselves.
+"""Planning: the plan that would be made now, from what members have measured and reported.
 
-Comes in: the state, the rules that were set by hand, and what is supposed to be otherwise. Goes out: a ``Proposal``
-(who would hold which layers, with a forecast), or a ``Shortage`` in words; of a proposal, the plan to be carried out.
-Rules: an operator's word comes before the settings; nobody gets layers that it has refused just now; a plan that can go
-on stays, unless the change is worth it. Changes nothing: ``recovery`` does.
+Comes in: the state, the rules from the settings and from operators, and assumptions for a preview. Goes out: a
+``Proposal`` (which worker would hold which layers, with a forecast), or a ``Shortage`` as text; and the plan to be
+carried out, made of a proposal. Rules: an operator's command overrides the settings; no worker gets layers that it has
+just refused; a plan that can go on stays, unless the change is worth it. Changes nothing: ``recovery`` carries plans
+out.
 
-``proposals`` is the door: the best plan, the one in force if it may stay, the way back after a death, and ``draft``,
-which refuses what is no pipeline. ``candidates`` turns members into the planner's devices (``figures``: what they
-measured) and asks it. ``rules`` were set by hand; ``demand`` judges by the load what objective ``auto`` means now.
-``questions`` are answered beside the broker's loop, with ``weighed``: which other plans came near, and why they are not
-made.
+``proposals`` is the entry point: the best plan, the active one if it may stay, the plan after a loss, and ``draft``,
+which rejects a plan that is no pipeline. ``candidates`` turns members into the planner's devices (``figures``: their
+measurements) and asks the planner. ``rules`` are the constraints on plans; ``demand`` judges by the load which
+objective ``auto`` means now. ``plan_query`` holds searches that run outside the broker's loop, with ``alternatives``:
+which other plans came close, and why they are not made.
 """

@@ -1,4 +1,4 @@
-"""The workers at hand as devices, and what is asked of them: from what they said to problems that the search solves."""
+"""Pool of workers as the planner's devices: from workers' reports to problems that the search solves."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import LayerRange, Manifest, Suppose
 
 QUIETLY = "objective auto: latency while at most one sequence is under way (plan.quiet_s), throughput again once"
-MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
+MAX_HOSTS = 4  # machines that are considered on their own, the quickest first
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The way back after a death, as predicted. ``is_warm``: nothing is loaded. ``choice``: who takes what."""
+    """Predicted recovery after a loss. ``is_warm``: nothing needs loading. ``choice``: which worker takes what."""
 
-    load_s: float
-    replay_s: float
+    load_s: float  # predicted time to load the missing layers
+    replay_s: float  # predicted time to replay what was lost
     is_warm: bool
     choice: str
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """``shares``: (incarnation, layers) in pipeline order; "" for a worker that is only supposed. ``standby``: what
-    each keeps warm for others."""
+    """Plan that could be made, with its forecast. ``shares``: (incarnation, layers) in pipeline order; "" for an
+    assumed worker. ``standby``: the layers that each worker keeps warm for others."""
 
     shares: tuple[tuple[str, LayerRange], ...]
     forecast: Forecast
-    now_s: float | None  # the step's time with the plan in force; None if there is none, or it can't go on
+    now_s: float | None  # predicted time of a step with the active plan; None if there is none, or it can't go on
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()
-    back: Back | None = None
+    back: Back | None = None  # set only when the plan restores one that fell
 
     @property
     def named(self) -> NamedShares:
-        """Its shares, by workers' names."""
+        """Shares by workers' names."""
         return tuple((stage.worker, stage.layers) for stage in self.forecast.stages)
 
     def is_like(self, plan: Plan) -> bool:
@@ -54,8 +54,8 @@ class Proposal:
         return list(self.shares) == [(stage.incarnation, stage.layers) for stage in plan.stages]
 
     def is_worth_it(self, current: Plan, margin: float) -> bool:
-        """Whether a change from the plan in force to this one pays: that one can't go on, or this one is quicker by
-        more than the margin; or, where stages take turns, a newcomer gets its part and nobody goes."""
+        """Whether changing from the active plan to this one pays: the active plan can't go on, or this one is quicker
+        by more than the margin; or, where stages take turns, a new worker gets its part and none goes."""
         if self.is_like(current):
             return False
         chosen = {incarnation for incarnation, _ in self.shares}
@@ -66,11 +66,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A line that could be a plan, by workers' names, and what a step would take."""
+    """Line of shares that could be a plan, by workers' names, with the predicted time of a step."""
 
     shares: NamedShares
     step_s: float
-    takes_turns: bool
+    takes_turns: bool  # one step at a time goes through all stages, so its time is their sum
 
     @property
     def in_flight(self) -> int:
@@ -78,7 +78,7 @@ class Option:
 
 
 class Table:
-    """The workers at hand, as devices, and what is asked of them. ``thorough``: see ``Forecast``."""
+    """Workers that a plan may use, as devices, and the load to plan for. ``thorough``: see ``Forecast``."""
 
     def __init__(
         self,
@@ -95,27 +95,28 @@ class Table:
         self._suppose = suppose
         self._thorough = thorough
         self._current = state.book.current
-        self._ids = [w.incarnation for w in workers] + [""] * suppose.more
-        like = next((w for w in workers if w.name == suppose.like), workers[0])
+        self._ids = [w.incarnation for w in workers] + [""] * suppose.more  # of assumed workers: ""
+        like = next((w for w in workers if w.name == suppose.like), workers[0])  # the worker that assumed ones resemble
         self._workers = [*workers, *([like] * suppose.more)]
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
+        # by incarnation: the names of the workers that it can't reach, or reaches only through the relay
         self._shut = figures.ways(state, workers, Way.SHUT)
         self._relayed = figures.ways(state, workers, Way.RELAYED)
         self._far = figures.far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
         hosts = list(map(self._host, range(len(self._ids))))
         self._rules = rules = rules.in_force(self._workers, hosts, self._manifest.context)
         self._is_latency = rules.objective == "latency"
-        self.is_quietly = self._is_latency and rules.is_quiet  # for as long as little is asked
+        self.is_quietly = self._is_latency and rules.is_quiet  # as long as the load is low
         self._least_room = rules.kv_positions if self.is_quietly else 0
-        self._context = 0  # positions before those that are replayed
-        self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
+        self._context = 0  # positions before the replayed ones
+        self._devices: dict[tuple[int, bool], Device] = {}  # several problems share the same devices
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def best(self) -> Proposal | Shortage:
-        """Find the quickest way; with room for the keys and values that are wanted, or failing that, without."""
+        """Return the quickest plan; with capacity for the requested keys and values, or, if that fails, without."""
         if self._lacks_a_second is not None:
             return self._lacks_a_second
         for kv_positions in dict.fromkeys((self._rules.kv_positions, self._least_room)):
@@ -130,7 +131,7 @@ class Table:
         return shortage
 
     def about(self) -> Option | None:
-        """Bound a step's time from above, quickly: fixed order, only the last device moved; None: there is no way."""
+        """Return a quick upper bound of a step's time: fixed order, only the last device moves; None if impossible."""
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             problems = [(self._honest(*each), each[0]) for each in self._problems(kv_positions)]
             found = [_option(honest, line) for honest, of in problems if (line := in_this_order(of)) is not None]
@@ -139,8 +140,8 @@ class Table:
         return None
 
     def quickest(self) -> Option | None:
-        """Find what is quickest by its figures alone, with all that counts beside layers: nothing is given for even
-        shares, or for staying in place."""
+        """Return the line that is quickest by its figures alone, with all costs besides layers: no preference for even
+        shares or for keeping layers in place."""
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             problems = [(self._honest(*each), each[1]) for each in self._problems(kv_positions)]
             exact = [(replace(problem, tolerance=0.0), chosen) for problem, chosen in problems]
@@ -151,7 +152,7 @@ class Table:
         return None
 
     def without(self, name: str) -> Table | None:
-        """Take a worker off the table; None if nobody would be left."""
+        """Return the pool without this worker; None if it would be empty."""
         rest = [w for w, own in zip(self._workers, self._ids, strict=True) if own and w.name != name]
         return Table(self._state, self._rules, rest, self._suppose) if rest else None
 
@@ -161,14 +162,14 @@ class Table:
             return None
         honest = self._honest(problem, chosen)
         if self._rules.mode == "auto" and not problem.takes_turns and self._on_one_machine(line):
-            over = self._over_machines(problem, line)  # those of one would take turns, and are looked at so
+            over = self._over_machines(problem, line)  # a line on one machine takes turns: another problem
             if over is None:
                 return None
             line = over
         return tables.told_seconds(honest, line), problem, line, chosen
 
     def _over_machines(self, problem: Problem, line: Line) -> Line | None:
-        """Find a way that doesn't stay on this line's machine: with the quickest worker that is elsewhere."""
+        """Return a line that also uses the quickest worker on another machine; None if there is none."""
         hosts = {problem.devices[share.device].host for share in line}
         others = [i for i, device in enumerate(problem.devices) if device.host not in hosts or device.kind != "cpu"]
         if not others:
@@ -177,14 +178,14 @@ class Table:
         return None if isinstance(found, Shortage) or self._on_one_machine(found) else found
 
     def _on_one_machine(self, line: Line) -> bool:
-        """Whether several stages would share the cores of one."""
+        """Whether several stages would share the cores of one machine."""
         used = [self._workers[share.device].hello for share in line]
         on_cores = len(line) > 1 and all(h.device == "cpu" for h in used)
         return on_cores and len({self._host(share.device) for share in line}) == 1
 
     @property
     def _lacks_a_second(self) -> Shortage | None:
-        """The reason if one worker is pinned to all layers, in a mode that needs two stages."""
+        """Shortage if one worker is pinned to all layers in a mode that needs two stages, else None."""
         whole = LayerRange(0, self._manifest.num_layers)
         found = [name for name in self._names if self._rules.pins.get(name) == whole]
         if self._rules.mode != "overlapped" or not found:
@@ -192,7 +193,7 @@ class Table:
         text = f"another pin for {found[0]}, or another broker.mode: all layers are pinned to it, and mode overlapped"
         return Shortage(f"{text} needs two stages", 0)
 
-    # --- the problems ------------------------------------------------------------------------------------------------
+    # --- problems ----------------------------------------------------------------------------------------------------
 
     def _problems(self, kv_positions: int) -> Iterator[tuple[Problem, list[int]]]:
         everybody = list(range(len(self._ids)))
@@ -208,11 +209,11 @@ class Table:
 
     def _host(self, index: int) -> str:
         host = self._workers[index].hello.host
-        return host if self._ids[index] else f"{host}'{index}"  # one that is supposed has a machine of its own
+        return host if self._ids[index] else f"{host}'{index}"  # an assumed worker has a machine of its own
 
     def _problem(self, chosen: list[int], kv_positions: int, *, takes_turns: bool) -> Problem:
         devices = [self._device(i, alone=takes_turns) for i in chosen]
-        free = takes_turns and not self._is_latency
+        free = takes_turns and not self._is_latency  # shares are even then: hops and stages cost nothing
         if takes_turns:
             devices = figures.alike(devices)
         if free:
@@ -228,7 +229,7 @@ class Table:
         )
 
     def _honest(self, problem: Problem, chosen: list[int]) -> Problem:
-        """Restore what the choice left aside: hops, and what each stage costs beside its layers."""
+        """Return the problem with the costs that the choice ignored: hops, and each stage's cost besides its layers."""
         own = [self._device(i, alone=problem.takes_turns) for i in chosen]
         if problem.takes_turns:
             own = figures.alike(own)
@@ -278,7 +279,7 @@ class Table:
     def _is_mute(self, own: str) -> bool:
         return bool(own) and self._state.ways.to(own, BROKER, self._state.now) is Way.SHUT
 
-    # --- the answer --------------------------------------------------------------------------------------------------
+    # --- proposals ---------------------------------------------------------------------------------------------------
 
     def _proposal(self, problem: Problem, line: Line, chosen: list[int]) -> Proposal:
         honest = self._honest(problem, chosen)
@@ -297,13 +298,13 @@ class Table:
         return Proposal(shares, told, self._now_s(problem.kv_positions), self._standby(problem, real))
 
     def _standby(self, problem: Problem, line: Line) -> tuple[tuple[str, tuple[LayerRange, ...]], ...]:
-        """Choose what everybody keeps for others, whether or not it was looked at for the plan."""
+        """Choose the layers that every worker keeps for others, whether or not it was considered for the plan."""
         everybody = self._problem(list(range(len(self._ids))), problem.kv_positions, takes_turns=problem.takes_turns)
         kept = standby(everybody, line, self._rules.standby)
         return tuple((self._ids[index], layers) for index, layers in sorted(kept.items()))
 
     def come_back(self, fallen: Plan, replays: Replays) -> Proposal | None:
-        """Find the way back as ``proposals.come_back`` says; all workers at hand are looked at."""
+        """Return the quickest way to restore a plan that fell (see ``proposals.come_back``), from the whole pool."""
         self._context = replays.context
         places, everybody = self._places(), list(range(len(self._ids)))
         survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
@@ -325,7 +326,7 @@ class Table:
             to_load = missing[share.layers.first, share.layers.stop]
             how = f"{to_load / 2**20:.1f} MiB to load" if to_load else "warm"
             parts.append(f"{self._names[share.device]} takes {share.layers.in_words} ({how})")
-        return "; ".join(parts) or "everybody keeps what it has"
+        return "; ".join(parts) or "every worker keeps its layers"
 
     def _places(self) -> dict[str, int]:
         return {incarnation: index for index, incarnation in enumerate(self._ids) if incarnation}
@@ -335,7 +336,7 @@ class Table:
         return in_turns or (self._rules.mode == "auto" and plan.shares_cores)
 
     def _others(self, problem: Problem, chosen: list[int], now_s: float) -> tuple[tuple[str, str], ...]:
-        """Say why some were not looked at together with the chosen ones: what all together would do."""
+        """Return why workers outside of the chosen group were left out: the predicted effect of using all together."""
         rest = [i for i in range(len(self._ids)) if i not in chosen]
         if not rest:
             return ()
@@ -348,12 +349,12 @@ class Table:
         )
 
     def in_force(self) -> Proposal | None:
-        """Propose the plan in force, as if it were made now; None if there is none, or it can't go on."""
+        """Return the active plan as a proposal made now; None if there is none, or it can't go on."""
         found = self._current_line()
         return None if found is None else self._proposal(*found, list(range(len(self._ids))))
 
     def kept(self, found: Proposal) -> Proposal:
-        """Propose the plan in force instead of this one, if it can go on and this one is not worth a change."""
+        """Return the active plan instead of this proposal, if it can go on and the proposal is not worth a change."""
         in_force = self._current_line()
         if in_force is None or self._current is None or found.is_like(self._current) or self._is_refused():
             return found
@@ -367,16 +368,16 @@ class Table:
         return any(self._workers[places[s.incarnation]].refuses(s.layers) for s in stages)
 
     def _now_s(self, kv_positions: int) -> float | None:
-        """Predict what a step takes with the plan in force; None if it can't go on."""
+        """Predict a step's time with the active plan; None if it can't go on."""
         in_force = self._in_force(kv_positions)
         return None if in_force is None else tables.told_seconds(*in_force)
 
     def _current_line(self) -> tuple[Problem, Line] | None:
-        """Lay out the plan in force, with the room that the rules ask for if it has it."""
+        """Return the active plan as a line, with the KV capacity that the rules ask for if it has it."""
         return self._in_force(self._rules.kv_positions) or self._in_force(0)
 
     def _in_force(self, kv_positions: int) -> tuple[Problem, Line] | None:
-        """Lay out the plan in force; None if there is none, or it may not be so any more."""
+        """Return the active plan as a line with its problem; None if there is none, or it is no longer allowed."""
         places = self._places()
         if self._current is None or any(s.incarnation not in places for s in self._current.stages):
             return None
@@ -385,7 +386,7 @@ class Table:
         problem = self._honest(self._problem(everybody, kv_positions, takes_turns=turns), everybody)
         line = tuple(Share(places[s.incarnation], s.layers) for s in self._current.stages)
         if any(d.pinned is not None and all(s.device != i for s in line) for i, d in enumerate(problem.devices)):
-            return None  # somebody has come who is to have layers of its own
+            return None  # a worker with a pin has joined, and must get its layers
         for share in line:
             device = problem.devices[share.device]
             own = tables.seconds(problem.model, device, kv_positions)

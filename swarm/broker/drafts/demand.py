@@ -1,8 +1,8 @@
-"""How much is asked of the swarm at the moment: what objective ``auto`` goes by. Pure.
+"""Judgement of the load: whether the swarm is quiet or busy, which decides objective ``auto``. Pure.
 
-Two thresholds and two patiences keep it from turning to and fro. The swarm is quiet once at most ``QUIET`` sequence has
-been under way for ``quiet_s``; it is busy again once ``busy_from`` have been for ``BUSY_S``. After a short quiet time
-the next one is waited for twice as long, up to ``MOST_PATIENCE_S``; after a long one as long as at first.
+Two thresholds and two waiting times prevent flapping. The swarm is quiet once at most ``QUIET`` sequence has been under
+way for ``quiet_s``; it is busy again once ``busy_from`` sequences have been for ``BUSY_S``. After a short quiet time
+the next wait is twice as long, up to ``MOST_PATIENCE_S``; after a long one it is as long as at first.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 from swarm.wire.messages import Json
 
-QUIET = 1  # sequences
-BUSY_S = 5.0  # a plan for one answer at a time serves many meanwhile, only not as quickly
-MOST_PATIENCE_S = 3600.0
-LONG = 10.0  # times its patience: so long a quiet time was worth its two changes of plan
-MOST_UNSEEN_S = 1.0  # between two looks; what is longer is a pause of the broker, in which nothing was seen
+QUIET = 1  # sequences under way, at most, for a quiet swarm
+BUSY_S = 5.0  # a plan for one answer at a time also serves many, only less quickly
+MOST_PATIENCE_S = 3600.0  # upper limit of the wait before the swarm counts as quiet
+LONG = 10.0  # a quiet time this many times longer than its wait was worth its two changes of plan
+MOST_UNSEEN_S = 1.0  # between two calls; a longer gap is a pause of the broker, in which the load was not observed
 
 
 @dataclass(slots=True)
 class Demand:
-    """See the module's text."""
+    """Whether the swarm is quiet or busy, with the history that the hysteresis needs (see the module)."""
 
     is_quiet: bool = False
-    since: float | None = None  # when that last changed; None: nothing is judged
-    num_short: int = 0  # quiet times in a row that were short
-    _leans_s: float | None = None  # for how long the load has been as it must be for a change; None: it is not
+    since: float | None = None  # time of the last change; None: the load is not judged
+    num_short: int = 0  # short quiet times in a row
+    _leans_s: float | None = None  # for how long the load has met the condition for a change; None: it does not
     _looked_at: float | None = None
 
     def look(self, num_sequences: int, now: float, *, quiet_s: float, busy_from: int) -> bool:
@@ -50,7 +50,7 @@ class Demand:
         return max(quiet_s, min(MOST_PATIENCE_S, quiet_s * 2.0 ** min(self.num_short, 16)))
 
     def forget(self) -> bool:
-        """The objective is said, so nothing depends on the load; return whether the judgement has changed."""
+        """Stop judging, since the objective is set explicitly; return whether the judgement has changed."""
         was_quiet = self.is_quiet
         self.is_quiet, self.since, self.num_short, self._leans_s, self._looked_at = False, None, 0, None, None
         return was_quiet

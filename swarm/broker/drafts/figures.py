@@ -1,4 +1,4 @@
-"""What workers have measured of themselves and of their ways, as figures that a plan is made of."""
+"""Workers' measurements of themselves and of their links, as figures for the planner."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from swarm.broker.state import State, Worker
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import LayerCost, LinkCost
 
-UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
-MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
-NEAR_S = 5e-4  # a shorter way is mostly what sockets and loops take, with all first and last stages alike
-AS_QUICK = 0.95  # measured twice, the same differs by less
+UNKNOWN_S = 0.001  # time of a layer if no worker measured one: then all workers are equal
+MOST_BYTES_PER_S = 1e15  # upper limit, whatever a worker reports of its link
+NEAR_S = 5e-4  # a shorter latency is mostly that of sockets and loops, which all first and last stages share
+AS_QUICK = 0.95  # two measurements of the same differ by less
 
 
 def ways(state: State, workers: Sequence[Worker], kind: Way) -> dict[str, frozenset[str]]:
-    """To whom the ways of each of them, and of the broker, are of this kind: by incarnation, the names. One that is
-    supposed reaches all."""
+    """Return by incarnation the names of the workers to which the route from it, or from the broker, has this state. An
+    assumed worker reaches all."""
     if not state.ways.found and not state.ways.avoided:
         return {BROKER: frozenset()}
     names = {worker.incarnation: worker.name for worker in workers}
@@ -31,15 +31,15 @@ def ways(state: State, workers: Sequence[Worker], kind: Way) -> dict[str, frozen
 
 
 def link(measured: LinkCost | None) -> Link:
-    """Take the way as it was measured, within bounds that can be reckoned with."""
+    """Return the measured link, with values bounded for arithmetic."""
     if measured is None:
         return Link()
     return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
 
 
 def far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
-    """Find what a step that takes turns waits for the way between the broker and each machine that is not next to it:
-    the least that was measured there, since whatever else goes on makes a message slower."""
+    """Return by host what a step that takes turns waits for the link between the broker and each machine that is not
+    next to it: the smallest measured latency, since any other traffic makes a message slower."""
     found: dict[str, float] = {}
     for host, measured in links:
         if measured is not None:
@@ -48,8 +48,8 @@ def far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
 
 
 def by_machine(workers: Sequence[Worker], hosts: Sequence[str], load: Load) -> list[list[int]]:
-    """Group workers by the machine whose cores they use, the quickest first; one list of all if there is but one
-    machine. ``hosts``: the machine of each."""
+    """Group workers by the machine whose cores they use, the quickest first; a single list of all if there is only one
+    machine. ``hosts``: the machine of each worker."""
     if any(worker.hello.device != "cpu" for worker in workers):
         found: dict[str, list[int]] = {"": []}
     else:
@@ -63,27 +63,27 @@ def by_machine(workers: Sequence[Worker], hosts: Sequence[str], load: Load) -> l
 
 
 def unknown_s(workers: Sequence[Worker], load: Load, *, alone: bool) -> float:
-    """Guess a layer's time with somebody who has not measured it."""
+    """Guess the time of a layer at a worker that has not measured it."""
     known = [s.layer_s(load) for w in workers if (s := Speeds.of(w.hello.costs, alone=alone))]
     return median(known) if known else UNKNOWN_S
 
 
 def alone_s(worker: Worker, load: Load) -> float:
-    """A layer's time with all cores of the host."""
+    """Return the time of a layer with all cores of the host."""
     speeds = Speeds.of(worker.hello.costs, alone=True)
     return UNKNOWN_S if speeds is None else speeds.layer_s(load)
 
 
 def rest_s(costs: Sequence[LayerCost], load: Load) -> float:
-    """How much longer a step takes in a stage that has rested: only those are measured so that were measured alone."""
+    """Return how much longer a step takes in a stage that was idle before. Only measurements made alone show it."""
     among, alone = Speeds.of(costs, alone=False), Speeds.of(costs, alone=True)
     return 0.0 if among is None or alone is None else max(0.0, alone.stage_s(load) - among.stage_s(load))
 
 
 def use(costs: Sequence[LayerCost], load: Load) -> float:
-    """What part of its machine's cores a stage takes while it computes among others, as its work is quicker with all of
-    them. One that is not quicker has no more to itself, and takes nothing from others; what their memory gives all of
-    them together nobody has measured."""
+    """Return the fraction of its machine's cores that a stage takes while it computes together with others, derived
+    from its speedup with all cores. A stage without a speedup has nothing to gain alone, and takes nothing from others;
+    the memory bandwidth that all share has not been measured."""
     among, alone = Speeds.of(costs, alone=False), Speeds.of(costs, alone=True)
     if among is None or alone is None:
         return 0.0
@@ -92,8 +92,8 @@ def use(costs: Sequence[LayerCost], load: Load) -> float:
 
 
 def alike(devices: Sequence[Device]) -> list[Device]:
-    """Make processes that use the same cores in turn equally quick: whatever tells them apart disturbed a measurement.
-    The best figure of each kind is the least disturbed."""
+    """Give processes that use the same cores in turn equal figures: any difference between them is measurement noise.
+    The best figure of each kind is the least disturbed one."""
     groups: dict[tuple[str, str, int], list[Device]] = {}
     for device in devices:
         groups.setdefault((device.host, device.kind, device.cores), []).append(device)

@@ -1,16 +1,17 @@
-"""Proposals: who would hold which layers if the plan were made now.
+"""Proposals: which worker would hold which layers if the plan were made now.
 
-From what workers said and what is set by hand to the problems that the search solves. Which problem it is depends on
-how steps will run:
+Workers' reports and the operator's rules become the problems that the search solves. Which problem it is depends on how
+steps will run:
 
 * in mode ``batch``, and for the objective ``latency``, a step's time is the sum over its stages;
 * with several steps in flight it is the slowest stage's;
-* in mode ``auto``, stages that all compute on one machine's cores take turns, so theirs is the sum, computed with all
-  cores. If there are other machines too, both ways are looked at, and the quicker is taken.
+* in mode ``auto``, stages that all compute on one machine's cores take turns, so their time is the sum, computed with
+  all
+  cores. If there are other machines too, both ways are considered, and the quicker is taken.
 
-Workers that take turns on one machine can't make each other quicker, and who starts several there wants several (for
-their memory, or to try it out): for the objective ``throughput`` they get even shares, and the little that each more
-stage costs is told but doesn't count. For the objective ``latency`` it does count, and one of them is enough.
+Workers that take turns on one machine can't make each other quicker, and a user who starts several there wants several
+(for their memory, or to try it out): for the objective ``throughput`` they get even shares, and the small cost of each
+additional stage is shown but not counted. For the objective ``latency`` it does count, and one worker is enough.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from swarm.broker.state.workers import BROKER, Way
 from swarm.errors import StageSetError
 from swarm.wire.messages import LayerRange, Manifest, Suppose, layers_of, loaded_layers, ranges_of
 
-MAX_BESIDE = 48  # workers that are looked at for what one more would change
+MAX_BESIDE = 48  # workers considered for the effect of one more worker
 
 
 def propose(
@@ -43,9 +44,9 @@ def propose(
     suppose: Suppose | None = None,
     thorough: bool = False,
 ) -> Proposal | Shortage:
-    """Propose a plan as of now. Nobody gets what it has refused; with fewer workers the others' ranges change, so they
-    are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks. Who is
-    cordoned keeps what it has; if there is no such plan, one is made without it."""
+    """Propose a plan as of now. A worker gets no layers that it has refused; with fewer workers the others' ranges
+    change, so the others are considered again. ``thorough``: with reasons that take longer to find than the plan, for
+    reports. A cordoned worker keeps its layers; if there is no such plan, one is made without it."""
     rules = steered(state, rules, state.book.current)
     found = _proposed(state, rules, without, suppose or Suppose(), thorough=thorough)
     cordoned = sorted(w.name for w in _candidates(state) if w.name in state.steering.cordoned)
@@ -62,7 +63,7 @@ def propose(
 def _proposed(
     state: State, rules: PlanRules, without: Worker | None, suppose: Suppose, *, thorough: bool
 ) -> Proposal | Shortage:
-    """Propose by these rules."""
+    """Propose a plan by these rules, without the fallback for cordoned workers."""
     if suppose.objective:
         rules = replace(rules, objective=suppose.objective)
     gone = {*suppose.without, *rules.exclude}
@@ -71,7 +72,8 @@ def _proposed(
     while state.manifest is not None and workers:
         table = Table(state, rules, workers, suppose, thorough=thorough)
         found = table.best()
-        if isinstance(found, Shortage) and table.is_quietly:  # the plan for many needs less on each machine
+        # the plan for many sequences needs less memory on each machine
+        if isinstance(found, Shortage) and table.is_quietly:
             rules = replace(rules, objective="throughput")
             continue
         if isinstance(found, Shortage):
@@ -87,16 +89,16 @@ def _proposed(
         workers.remove(by_id[refused])
     text = _refusals(refusing, "a worker that can load the model: {}")
     nobody = NOBODY if without is None else "another worker, since this is the only one"
-    gone -= {"" if without is None else without.name}  # it may only be supposed to be drained
+    gone -= {"" if without is None else without.name}  # the worker may only be assumed to be drained
     if not text and state.manifest is not None and (gone & {w.name for w in _candidates(state)}):
         nobody = f"a worker besides {', '.join(sorted(gone))}, which must not be used"
     return Shortage(text or nobody, 0)
 
 
 def come_back(state: State, rules: PlanRules, fallen: Plan, replays: Replays) -> Proposal | None:
-    """Propose, after the death of some of a plan's stages, the same plan, its lost layers with whoever lets sequences
-    run again soonest. ``replays``: of all sequences that run. None if that can't be done, and a plan must be made
-    from scratch."""
+    """Propose, after the loss of some of a plan's stages, the same plan with the lost layers at the workers that let
+    sequences run again soonest. ``replays``: of all running sequences. None if that is impossible, and a plan must be
+    made from scratch."""
     rules = steered(state, rules, fallen)
     leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
     workers = [*_usable(state, rules), *leaving]
@@ -110,11 +112,11 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, replays: Replays) ->
 
 
 def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
-    """Complete the plan's forecast by all reasons, the other plans that were weighed, and what one more worker would
-    change. This takes as long as making some plans, and nobody waits for it but who asks."""
+    """Complete the plan's forecast with all reasons, the alternatives that were considered, and the effect of one more
+    worker. This takes as long as making several plans; only the client that asked waits for it."""
     if plan.forecast is None:
         return None
-    if rules.objective == "auto":  # which may mean something else by now, and no other plan is worth it
+    if rules.objective == "auto":  # it may mean something else by now, and no other plan was worth it
         rules = replace(rules, objective=plan.objective)
     found = _reasons(state, rules, plan) or plan.forecast
     others = found.others + _by_the_settings(state, rules, plan, found.step_s)
@@ -123,7 +125,8 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
 
 
 def _reasons(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
-    """Find the reasons as if the plan were made now. It may be another one than would be made, as after a death."""
+    """Return the reasons as if the plan were made now. After a loss, the active plan may differ from the one that would
+    be made."""
     made = propose(state, rules, thorough=True)
     if isinstance(made, Proposal) and made.is_like(plan):
         return made.forecast
@@ -143,8 +146,8 @@ def _with_others(found: Proposal, others: tuple[Weighed, ...]) -> Proposal:
 
 
 def _by_the_settings(state: State, rules: PlanRules, plan: Plan, now_s: float) -> tuple[Weighed, ...]:
-    """Find what a plan by hand was made in the place of. Another objective has another load: there, seconds can't be
-    compared, and nothing is told."""
+    """Return the plan that the settings alone would give, if the active one was set by an operator. Another objective
+    has another load: then seconds can't be compared, and nothing is returned."""
     if not state.steering.is_by_hand:
         return ()
     free = steered(state, rules, plan, state.steering.by_the_settings())
@@ -154,12 +157,12 @@ def _by_the_settings(state: State, rules: PlanRules, plan: Plan, now_s: float) -
         return ()
     gain = quicker(found.forecast.step_s, now_s)
     why = f"{gain}, but this one is by hand" if gain else "no quicker, and this one is by hand"
-    return (Weighed(found.named, found.forecast.step_s, now_s, f"by the settings it would be so, {why}"),)
+    return (Weighed(found.named, found.forecast.step_s, now_s, f"the settings alone would give it, {why}"),)
 
 
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
-    """Add what another worker like the plan's quickest would change, on a machine of its own. Among many workers only
-    one order is looked at, of those of the plan and the quickest others: it may be better still."""
+    """Add the effect of another worker like the plan's quickest, on a machine of its own. Among many workers only one
+    order is considered, with the plan's workers and the quickest others: the best plan may be better still."""
     rules = steered(state, rules, plan)
     workers = _usable(state, rules)
     used = [worker for worker in workers if worker.incarnation in plan.members]
@@ -183,8 +186,8 @@ def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecas
 
 
 def _for_as_many(state: State, rules: PlanRules, plan: Plan, in_flight: int) -> float | None:
-    """Find what a step of the load takes with the plan in force if as many sequences decode as with so many steps in
-    flight: fewer steps with more of them each. None if it can't go on."""
+    """Predict a step's time with the active plan for as many sequences as ``in_flight`` steps of another plan would
+    decode: fewer steps with more sequences each. None if the plan can't go on."""
     assert plan.forecast is not None
     if in_flight == plan.forecast.in_flight:
         return plan.forecast.step_s
@@ -196,8 +199,8 @@ def _for_as_many(state: State, rules: PlanRules, plan: Plan, in_flight: int) -> 
 
 
 def compared(state: State, rules: PlanRules, found: Proposal | Shortage) -> Proposal | Shortage:
-    """Compare a plan that is only supposed with the one in force for the same number of sequences: with more steps in
-    flight there are more."""
+    """Compare a previewed plan with the active one for the same number of sequences: more steps in flight carry more
+    sequences."""
     plan = state.book.current
     if isinstance(found, Shortage) or plan is None or plan.forecast is None or found.now_s is None:
         return found
@@ -220,22 +223,22 @@ def _of_the_state(state: State) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Wanted:
-    """The plan that is wanted; worked out again only when something that it depends on has changed."""
+    """Plan that is wanted now, cached; recomputed only when something that it depends on has changed."""
 
     state: State
     rules: PlanRules
     demand: Demand = field(default_factory=Demand)
-    times_ruled: int = 0
+    times_ruled: int = 0  # counts changes of the rules; part of the cache key
     _remembered: tuple[object, Proposal | Shortage] | None = None
 
     def rule(self, rules: PlanRules) -> None:
-        """These hold from now on."""
+        """Use these rules from now on."""
         self.rules = replace(rules, is_quiet=self.demand.is_quiet)
         self.times_ruled += 1
 
     def look_at_demand(self, now: float) -> bool:
-        """Judge by the load what objective ``auto`` is; return whether that has changed. The plan in force goes if
-        another is worth it by that, as at any other time."""
+        """Judge by the load what objective ``auto`` means; return whether that has changed. The active plan is replaced
+        if another is worth it by the new objective, as at any other time."""
         rules = self.rules
         if (self.state.steering.objective or rules.objective) != "auto" or not rules.quiet_s:
             has_changed = self.demand.forget()
@@ -248,11 +251,11 @@ class Wanted:
 
     @property
     def rests_on(self) -> tuple[object, ...]:
-        """A key for what was worked out before: equal as long as the same plan would be made."""
+        """Cache key: equal as long as the same plan would be made."""
         return (*_of_the_state(self.state), self.times_ruled)
 
     def now(self) -> Proposal | Shortage:
-        """Propose the plan that would be made now."""
+        """Return the plan that would be made now, or the shortage that prevents one."""
         state = self.state
         key = self.rests_on
         if self._remembered is None or self._remembered[0] != key:
@@ -260,7 +263,8 @@ class Wanted:
         return self._remembered[1]
 
     def way_back(self, fallen: Plan | None, chunk: int) -> Proposal | None:
-        """If a plan fell while requests were under way: how they go on soonest. ``chunk``: of their replays."""
+        """Return, if a plan fell while requests were under way, the plan that resumes them soonest. ``chunk``:
+        positions per replay order."""
         if fallen is None or not (self.state.running or len(self.state.waiting)):
             return None
         replays = Replays.of((sequence.kv for sequence in self.state.running), chunk)
@@ -268,7 +272,7 @@ class Wanted:
 
     @property
     def is_change(self) -> bool:
-        """Whether the plan in force should go: it can't stay, or another one is worth it."""
+        """Whether the active plan should be replaced: it can't stay, or another one is worth it."""
         current = self.state.book.current
         if current is None:
             return False
@@ -277,13 +281,13 @@ class Wanted:
         return isinstance(found, Proposal) and found.is_worth_it(current, margin)
 
     def shortage_without(self, worker: Worker) -> str | None:
-        """Say what the swarm would wait for without this worker; None if it could do without."""
+        """Return the shortage that the swarm would have without this worker; None if it could do without."""
         found = propose(self.state, self.rules, without=worker)
         return found.text if isinstance(found, Shortage) else None
 
 
 def _candidates(state: State) -> list[Worker]:
-    """List members in pipeline order: those of the present plan first, where they are, then by arrival."""
+    """Return members in pipeline order: those of the active plan first, in its order, then by arrival."""
     current = state.book.current
     place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
     members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
@@ -291,17 +295,17 @@ def _candidates(state: State) -> list[Worker]:
 
 
 def _usable(state: State, rules: PlanRules) -> list[Worker]:
-    """List the candidates that the rules don't exclude."""
+    """Return the candidates that the rules don't exclude."""
     return [worker for worker in _candidates(state) if worker.name not in rules.exclude]
 
 
 def _refusals(workers: list[Worker], text: str) -> str:
-    """Fill the text with everybody's reason; empty if nobody refuses."""
+    """Fill the text with all refusing workers' reasons; empty if none refuses."""
     return text.format("; ".join(f"{w.name} refused: {w.reason}" for w in workers))[:3000] if workers else ""
 
 
 def _held_first(worker: Worker) -> int:
-    """Workers that hold layers already keep their order."""
+    """Return a sort key by which workers that already hold layers keep their order."""
     held = worker.layers
     return held.first if held is not None else 1 << 30
 
@@ -310,7 +314,7 @@ def _held_first(worker: Worker) -> int:
 
 
 def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
-    """Make the plan of this epoch. One that is no pipeline is a bug, and goes nowhere."""
+    """Make the plan of this epoch. A proposal that is no pipeline is a bug, and raises ``StageSetError``."""
     manifest = state.manifest
     assert manifest is not None
     senders = (BROKER, *(who for who, _ in proposal.shares))
@@ -324,7 +328,7 @@ def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
 
 
 def draft_again(state: State, plan: Plan, epoch: int) -> Plan:
-    """Make the same plan once more, of this epoch, with the ways as they are now."""
+    """Make the same plan once more, for this epoch, with the present routes."""
     senders = (BROKER, *(stage.incarnation for stage in plan.stages))
     stages = tuple(
         _stage(state, sender, state.workers[stage.incarnation], stage.layers)

@@ -1,4 +1,4 @@
-"""Questions whose answers take a search: as values, so that another process can answer them."""
+"""Plan queries that take a search to answer: plain values, so that another process can answer them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Found = Proposal | Shortage | Forecast | None
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with all that its answer depends on. ``suppose`` None: why is the plan in force as it is, and what
-    would one more worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
+    """Query with all that its answer depends on. ``suppose`` None: why is the active plan as it is, and what would one
+    more worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
 
     manifest: Manifest | None
     workers: tuple[Worker, ...]
@@ -30,12 +30,12 @@ class Question:
     without: str = ""
     ways: Ways = field(default_factory=Ways)
     steering: Steering = field(default_factory=Steering)
-    is_order: bool = False  # the plan that would be made, as it would be made
+    is_order: bool = False  # preview of an operator's command: the plan that it would make
     now: float = 0.0
 
 
 def answered(question: Question) -> Found:
-    """Find the answer. Takes its time, changes nothing."""
+    """Return the answer to a query. Slow; changes nothing."""
     workers = {worker.incarnation: worker for worker in question.workers}
     book = PlanBook(current=question.current)
     state = State(

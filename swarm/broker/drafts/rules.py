@@ -1,5 +1,5 @@
-"""Rules that a plan must keep to, as they were set by hand, and before them what an operator has said
-(``state.steering``); which devices can be planned with at all."""
+"""Rules that a plan must follow, from the settings and, with priority, from operators' commands (``state.steering``);
+and the devices that the planner supports."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def is_supported(device: str) -> bool:
-    """``device`` is one of DEVICES, perhaps with a number: ``cuda:1``."""
+    """Whether ``device`` is one of DEVICES, optionally with a number: ``cuda:1``."""
     return device.partition(":")[0] in DEVICES
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """Rules that a plan must keep to. ``quiet_s``: for how long at most one sequence must be under way before objective
-    ``auto`` is latency (0: it never is); ``is_quiet``: it is so now. ``margin``: a plan in force is changed for speed
-    alone if the new one is quicker by more than this part. ``pins``, ``caps``, ``exclude``: by workers' names.
-    ``min_layers_per_s``: of one decoding sequence, a worker's least speed. ``standby``: which layers are kept warm for
-    the case that their holder dies. ``cooldown_s``: between two looks at how quick workers really are."""
+    """Rules that a plan must follow. ``quiet_s``: for how long at most one sequence must be under way before objective
+    ``auto`` means latency (0: it never does); ``is_quiet``: it does now. ``margin``: the active plan is changed for
+    speed alone only if the new one is quicker by more than this fraction. ``pins``, ``caps``, ``exclude``: by workers'
+    names. ``min_layers_per_s``: the least decoding speed of a worker, with one sequence. ``standby``: which layers are
+    kept warm in case their holder dies. ``cooldown_s``: time between two checks of how quick workers really are."""
 
-    mode: str = "auto"
-    objective: str = "auto"
+    mode: str = "auto"  # how steps run: "auto", "batch" or "overlapped"
+    objective: str = "auto"  # "auto", "latency" or "throughput"
     load: Load = field(default_factory=Load)
-    kv_positions: int = 0
+    kv_positions: int = 0  # positions of keys and values that every stage must have room for
     quiet_s: float = 0.0
     is_quiet: bool = False
     margin: float = 0.1
-    step_positions: int = 512
+    step_positions: int = 512  # positions of the largest step, for the memory that it takes
     max_running: int = 64
     min_memory_bytes: int = 0
     min_layers_per_s: float = 0.0
     pins: Mapping[str, LayerRange] = field(default_factory=dict)
-    caps: Mapping[str, int] = field(default_factory=dict)
+    caps: Mapping[str, int] = field(default_factory=dict)  # most layers of a worker
     exclude: frozenset[str] = frozenset()
     standby: Standby = "neighbours"
     cooldown_s: float = 30.0
 
     @property
     def busy_from(self) -> int:
-        """Sequences from which on objective ``auto`` is throughput again: half of those that it plans for."""
+        """Number of sequences from which on objective ``auto`` is throughput again: half of the number that it plans
+        for."""
         return max(QUIET + 1, self.load.rows // 2)
 
     def in_force(self, workers: Sequence[Worker], hosts: Sequence[str], context: int) -> PlanRules:
-        """Put what objective ``auto`` means now in its place: latency if little is asked, and if several steps could be
-        in flight. (Where stages take turns anyway a step's time is the sum, whatever the objective: each worker keeps
-        its share.) A plan for latency needs room for a whole context, so that it refuses no request as too large that
-        another plan would have taken."""
+        """Resolve objective ``auto``: latency if the load is low, and if several steps could be in flight. (Where
+        stages take turns anyway, a step's time is the sum, whatever the objective: each worker keeps its share.) A plan
+        for latency needs capacity for a whole context, so that it refuses no request as too large that another plan
+        would have taken."""
         if self.objective != "auto":
             return replace(self, is_quiet=False)
         is_spread = len(set(hosts)) > 1 or any(worker.hello.device != "cpu" for worker in workers)
@@ -64,7 +65,7 @@ class PlanRules:
         return replace(self, objective="latency", kv_positions=max(self.kv_positions, context))
 
     def why_not(self, hello: Hello) -> str | None:
-        """Say why this worker is not wanted as a member; None if it is."""
+        """Return the reason why this worker is rejected as a member; None if it is accepted."""
         if hello.memory_bytes < self.min_memory_bytes:
             return (
                 f"it may use {hello.memory_bytes / 2**20:.0f} MiB for the model, and this swarm takes workers from "
@@ -83,8 +84,8 @@ class PlanRules:
 
 
 def steered(state: State, rules: PlanRules, of: Plan | None, said: Steering | None = None) -> PlanRules:
-    """Put the operator's word (``said``, or what counts now) before the settings'. Who is cordoned keeps its layers of
-    the plan ``of``, and gets none where it has none there."""
+    """Apply the operator's commands (``said``, or the present ones) on top of the settings. A cordoned worker keeps its
+    layers of the plan ``of``, and gets none if it has none there."""
     said = state.steering if said is None else said
     kept = dict(_kept(state, of))
     idle = {name for name in said.cordoned if name not in kept}
@@ -99,7 +100,7 @@ def steered(state: State, rules: PlanRules, of: Plan | None, said: Steering | No
 
 
 def without_the_cordoned(state: State, rules: PlanRules) -> PlanRules:
-    """If there is no plan in which they keep what they have, one must do without them."""
+    """Exclude cordoned workers altogether: the fallback if no plan leaves them their layers."""
     return replace(rules, exclude=rules.exclude | set(state.steering.cordoned), pins=_less(state, rules))
 
 
@@ -108,7 +109,8 @@ def _less(state: State, rules: PlanRules) -> dict[str, LayerRange]:
 
 
 def _kept(state: State, of: Plan | None) -> Iterator[tuple[str, LayerRange]]:
-    """Without a plan, what they served when they were cordoned, if they still hold it."""
+    """Return the layers that cordoned workers keep. Without a plan: the layers that they served when they were
+    cordoned, if they still hold them."""
     for worker in state.workers.values():
         known = state.steering.cordoned.get(worker.name)
         if worker.is_gone or known is None:
@@ -120,11 +122,11 @@ def _kept(state: State, of: Plan | None) -> Iterator[tuple[str, LayerRange]]:
             yield worker.name, known
 
 
-# --- where two words contradict each other ----------------------------------------------------------------------------
+# --- conflicts between commands ---------------------------------------------------------------------------------------
 
 
 def why_excluded(said: Steering, name: str) -> str:
-    """Say by whose word a worker gets no layers, and what takes it back."""
+    """Return by whose command a worker gets no layers, and how to undo it."""
     if held_as := said.held_as(name):
         return f"it is {held_as} (swarmctl uncordon lets it have layers again)"
     if name in said.exclude:
@@ -133,7 +135,7 @@ def why_excluded(said: Steering, name: str) -> str:
 
 
 def how_held(said: Steering, names: Sequence[str]) -> str:
-    """Say who of these is drained, who is cordoned, and what takes that back: ``w0, w1 are drained: …``."""
+    """Return which of these workers are drained or cordoned, and how to undo it: ``w0, w1 are drained: …``."""
     drained = [name for name in names if name in said.drained]
     cordoned = [name for name in names if name not in said.drained]
     parts = [
@@ -145,7 +147,7 @@ def how_held(said: Steering, names: Sequence[str]) -> str:
 
 
 def overruled(state: State, rules: PlanRules, hand: ByHand) -> str:
-    """Say which word of a plan by hand another one would overrule, and what to do first; empty if none would."""
+    """Return which part of an operator's plan another command would override, and what to do first; empty if none."""
     kept = dict(_kept(state, state.book.current))
     found = next((text for pin in hand.pins if (text := _overruled_pin(state, rules, hand, kept, pin))), "")
     if found:

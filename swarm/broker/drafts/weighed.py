@@ -1,7 +1,7 @@
-"""Which other plans came near to the one that stands, and why they are not made: looked for only when somebody asks.
+"""Alternatives that came close to the active plan, and why they are not made: searched for only on demand.
 
-Told is the plan that would be made if none were in force, then what is quickest by its figures alone. Where both are
-the plan that stands, the best one with a worker less shows what it was chosen before.
+Reported is the plan that would be made if none were active, then the one that is quickest by its figures alone. Where
+both are the active plan, the best plan with one worker less shows what the active one was preferred to.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from swarm.broker.planner.solve import EXACT
 from swarm.broker.state import Plan
 
 IN_TURNS = (
-    "where stages take turns on the cores of one machine, none makes another quicker: there each worker gets an even "
-    "share, and what one more stage costs is told but doesn't count (for the objective latency it does)"
+    "stages that take turns on the cores of one machine don't make each other quicker: each worker gets an even "
+    "share, and the cost of one more stage is shown but not counted (for the objective latency it is)"
 )
-EQUAL = f"within {TOLERANCE:.0%} plans count as equal, since measuring is no more exact: this one moves less"
-NOT_FOUND = "among so many workers not every plan is looked at, and it was not found when this one was made"
+EQUAL = f"within {TOLERANCE:.0%} plans count as equal, since measurements are not more exact: this one moves less"
+NOT_FOUND = "with this many workers not every plan is searched, and it was not found when this one was made"
 DUE = "a change to it is due"
 
 
 def weigh(table: Table, stands: Proposal, made: Proposal, current: Plan | None, margin: float) -> tuple[Weighed, ...]:
-    """Find the others. ``made``: the plan that would be made if none were in force; ``current``: the one that is."""
+    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active plan,
+    if there is one."""
     now_s, found = stands.forecast.step_s, list[Weighed]()
     if made.named != stands.named:
         found.append(Weighed(made.named, made.forecast.step_s, now_s, _why_kept(made, now_s, current, margin)))
@@ -55,7 +56,7 @@ def _with_one_less(table: Table, stands: Proposal) -> tuple[Weighed, ...]:
     if len(table) > EXACT:
         return ()
     pairs = zip(stands.shares, stands.named, strict=True)
-    used = [name for (incarnation, _), (name, _) in pairs if incarnation]  # who is only supposed is not taken away
+    used = [name for (incarnation, _), (name, _) in pairs if incarnation]  # assumed workers are not taken away
     options = [each for name in used[:MAX_EXPLAINED] if (rest := table.without(name)) and (each := rest.quickest())]
     if not options:
         return ()

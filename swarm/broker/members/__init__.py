@@ -1,14 +1,15 @@
-"""Members: workers join, beat, are judged, leave and are called back.
+"""Members: workers join, send heartbeats, are judged, leave, and are called back.
 
-Comes in: what workers say, their beats, and that a connection is gone. Goes out: what they are told, and to
-``recovery``, who is put out, with the evidence. Rules: one process has a name at a time; nobody is put out without
-evidence; for a pause of the broker's own, or a message damaged on its way, nobody is blamed; who was put out and lives
-may come again.
+Comes in: workers' control messages, their heartbeats, and lost connections. Goes out: orders to workers and, for
+``recovery``, each worker that is put out, with the evidence. Rules: at any time one process has a given worker name; no
+worker is put out without evidence; no worker is blamed for a pause of the broker's own, or for a message damaged in
+transit; a worker that was put out and lives may join again.
 
-``entry`` takes a Hello and says who is let in, ``names`` under which name; ``roster`` hears what members say, and puts
-them out. ``health`` has the table of evidence and verdicts and one pure ``judge``; ``vigil`` feeds it, and notices
-steps that got lost though nobody died. ``blame`` finds out whether a worker or a request is to blame for a step that
-raised. ``trust`` says whose word is believed, ``recheck`` has samples computed again by another, ``keyring`` says whose
-keys the doors for beats and steps take. ``assets`` takes the model's files, ``hosts`` are asked to start more workers,
-``doors`` close when descriptors run out.
+``admission`` takes a Hello and decides whether the worker is let in, ``names`` under which name; ``membership`` handles
+members' messages, and puts members out. ``health`` has the table of evidence and verdicts and one pure ``judge``;
+``monitor`` feeds it, and notices steps that got lost although no worker died. ``blame`` finds out whether a worker or a
+request is to blame for a step that raised. ``integrity`` handles damaged messages and hidden states that are not
+finite, ``recheck`` has samples computed again by another worker, ``keyring`` keeps the worker keys that the heartbeat
+and step sockets accept. ``assets`` fetches the model's files, ``hosts`` asks hosts to start more workers,
+``accept_gate`` resumes accepting connections after file descriptors ran out.
 """

@@ -1,8 +1,9 @@
-"""The model's files that clients need (tokenizer, chat template), on their way from workers to the broker.
+"""Transfer of the model files that clients need (tokenizer, chat template) from workers to the broker.
 
-One worker at a time is asked for each missing file. If it goes, or nothing of the file comes for a while, or what came
-is not what the manifest names, another one is asked. Parts count only from the one that was asked and in order, from 0
-on; nothing else is ever kept, so what uploads can take of the memory is the size of the files that the manifest names.
+The broker asks one worker at a time for each missing file. It asks another one if that worker goes, if no part of the
+file arrives for a while, or if the result is not the file that the manifest names. Only parts from the worker that was
+asked are accepted, in order, from offset 0 on. Nothing else is stored, so the memory that uploads can take is bounded
+by the size of the files that the manifest names.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from swarm.broker.events import AssetPartArrived
 from swarm.broker.state import State, Upload, Worker
 from swarm.wire.messages import MAX_ASSET_BYTES, Asset
 
-ASK_AGAIN_S = 10.0  # without a part of it; a tokenizer of some MB takes less than a second on any network
+ASK_AGAIN_S = 10.0  # without a part of the file; a tokenizer of some MB takes less than a second on any network
 
 
 class Uploads:
-    """Keeps ``state.assets`` and ``state.uploads``."""
+    """Uploads of the model's files. Owns ``state.assets`` and ``state.uploads``."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._under_way = state.uploads
 
     def ask(self, worker: Worker, now: float) -> tuple[str, ...]:
-        """The files that this worker shall be asked for: those that nobody is being asked for."""
+        """Return the files to request from this worker: those that no other worker is being asked for."""
         names: list[str] = []
         for asset in self._missing():
             if asset.name not in self._under_way:
@@ -33,7 +34,7 @@ class Uploads:
         return tuple(names)
 
     def ask_others(self, now: float) -> list[tuple[Worker, tuple[str, ...]]]:
-        """Who is to be asked in place of those that went or don't send, and for what."""
+        """Reassign stalled uploads. Returns each worker to ask instead, with the names of the files."""
         members = [w for w in self._state.workers.values() if not w.is_gone]
         orders: dict[str, list[str]] = {}
         for name, upload in list(self._under_way.items()):
@@ -44,17 +45,17 @@ class Uploads:
         return [(self._state.workers[incarnation], tuple(names)) for incarnation, names in orders.items()]
 
     def take(self, worker: Worker | None, part: AssetPartArrived, now: float) -> None:
-        """A part came. The last one makes the file, if it is the one that the manifest names."""
+        """Store a part of a file. The last part completes the file, if its digest is the one in the manifest."""
         upload = self._under_way.get(part.name)
         if worker is None or upload is None or upload.incarnation != worker.incarnation:
-            self._state.count("unasked_asset_parts")
+            self._state.count("unasked_asset_parts")  # From a worker that was not asked, or is no longer asked.
             return
         if part.offset == 0:
             upload.data.clear()
         is_next = part.offset == len(upload.data) and part.offset + len(part.data) <= upload.asset.num_bytes
         if part.total != upload.asset.num_bytes or not is_next:
             self._state.count("wrong_asset_parts")
-            upload.data.clear()
+            upload.data.clear()  # Start over: the worker is asked again once the upload is overdue.
             return
         upload.heard_at = now
         upload.data += part.data
@@ -62,7 +63,7 @@ class Uploads:
             self._finish(upload)
 
     def forget(self, incarnation: str) -> None:
-        """Forget what has come of a worker that is gone."""
+        """Drop the partial uploads of a worker that is gone."""
         for upload in self._under_way.values():
             if upload.incarnation == incarnation:
                 upload.data.clear()
@@ -87,6 +88,6 @@ class Uploads:
 
 
 def _next(members: list[Worker], incarnation: str) -> Worker:
-    """The member after this one, in turn."""
+    """Return the member after this one, round-robin."""
     places = [index for index, worker in enumerate(members) if worker.incarnation == incarnation]
     return members[(places[0] + 1) % len(members) if places else 0]

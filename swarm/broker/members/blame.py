@@ -1,24 +1,26 @@
-"""Who is to blame for a step that raised: the worker, or a request in it.
+"""Find out what is to blame for a step that raised: the worker, or a request in the step.
 
-After a failed step the same workers go on in a new epoch, and the step's sequences are computed apart: each alone, in
-turns with the others (``steps.apart``). What fails and what comes through then is the evidence (``state.evidence``).
+After a failed step the same workers continue in a new epoch, and the step's sequences are computed apart: each alone,
+in turns with the others (``steps.apart``). Which steps fail and which succeed then is the evidence
+(``state.evidence``).
 
-A **request** is to blame when its failures follow it: steps with it have failed ``GUILTY_AFTER`` times, it has not come
-through since, and it failed on two workers, or nobody else could have taken over. And one of these workers must have
-computed something else since: another request's step, or a test of its device. A test counts if no other request fails
-at these workers. The tests may not see what is wrong with a worker: where nobody else could take over, the next request
-is convicted by tests alone only after ``UNSURE_AFTER`` failures.
+A **request** is to blame when its failures follow it: steps with it have failed ``GUILTY_AFTER`` times, it has not
+succeeded since, and it failed on two workers, or no other worker could have taken over. In addition, one of these
+workers must have computed something else since: another request's step, or a test of its device. A test counts if no
+other request fails at these workers. The tests may miss a worker's defect: where no other worker could take over, the
+next request is convicted by tests alone only after ``UNSURE_AFTER`` failures.
 
-A **worker** is to blame when its failures follow it, and is out with the verdict ``failed``:
+A **worker** is to blame when its failures follow it, and is put out with the verdict ``failed``:
 
 * it has computed nothing between ``FAILED_AFTER`` failures, and no request was in all of them; or
-* it has failed ``OFTEN`` times of late, no request was in all of these, and the last one was the first with these ones.
+* it has failed ``OFTEN`` times recently, no single request was in all of these failures, and the last failure was the
+  first one for its requests.
 
-If one request was in all of them, the worker goes as well, so that others show whose doing it is: after
-``FAILED_AFTER`` failures in a row where others can take its layers, else after ``GUILTY_AFTER``.
+If one request was in all of them, the worker is put out as well, so that other workers show which of the two is to
+blame: after ``FAILED_AFTER`` failures in a row where others can take its layers, else after ``GUILTY_AFTER``.
 
-A worker that is out for this tests its device and says Hello if that passes. The first time it is called at once, then
-after a pause that doubles. What it holds is not used again.
+A worker that is out for this reason tests its device and sends Hello if the test passes. The first time the broker
+calls it back immediately, later after a pause that doubles. The keys and values that it holds are not used again.
 """
 
 from __future__ import annotations
@@ -34,24 +36,27 @@ from swarm.wire.messages import LayerRange, ReplayDone, SequencePosition, StepFa
 
 FAILED_AFTER = 2  # failures in a row of one worker
 GUILTY_AFTER = 3  # failures of one sequence since it last came through
-UNSURE_AFTER = 15  # the same, if a test is all that speaks for the only worker, and did so for a request before
+# the same, if only a test exonerates the only worker, and a test already convicted an earlier request
+UNSURE_AFTER = 15
 OFTEN = 4  # failures of one worker within ``KEEP_S``
 
 
 @dataclass(slots=True)
 class Blame:
-    """See the module's text."""
+    """Evidence about failed steps, and the decision between worker and request (see the module)."""
 
     state: State
 
     def judge(self, worker: Worker, failed: StepFailure, reason: str, *, is_needed: bool) -> Finding:
-        """A step raised. ``is_needed``: nobody else could compute what this worker does."""
+        """Decide what to do about a step that raised. ``is_needed``: no other worker could compute this worker's
+        layers."""
         self.state.count("steps_failed")
         ends = {row.sequence: row.position for row in failed.rows}
         owners = {s: self._owner(s) for s in ends}
         evidence = self.state.evidence
         evidence.forget(filter(self._has_ended, evidence.suspects))
         evidence.add(FailedStep(worker.name, failed.layers, ends, owners, self.state.now))
+        # The single request in the step, if there was only one.
         alone = next(iter(owners.values())) if len(set(owners.values())) == 1 else None
         if alone in self.state.requests and self._is_guilty(alone, is_needed):
             return Finding(None, "", self._convict(alone, reason))
@@ -62,14 +67,15 @@ class Blame:
         return Finding(worker, f"{why}; the last one, in {failed.layers.in_words}: {reason}", ())
 
     def came_through(self, reached: Iterable[SequencePosition], now: float) -> None:
-        """All stages of the plan in force have computed a step; its rows end there."""
+        """Record a step that all stages of the active plan have computed; ``reached`` holds the end of each of its
+        rows."""
         plan = self.state.book.current
         if plan is not None:
             layers = LayerRange(0, plan.stages[-1].layers.stop)
             self._computed(layers, {row.sequence: row.position for row in reached}, now)
 
     def replayed(self, done: ReplayDone, now: float) -> None:
-        """A chunk of a replay went through some of the layers."""
+        """Record that a chunk of a replay was computed by the stages of some of the layers."""
         plan = self.state.book.current
         if plan is not None and plan.epoch == done.epoch and self.state.evidence.steps:
             self._computed(done.layers, {done.sequence: done.kv}, now)
@@ -81,7 +87,7 @@ class Blame:
         self.state.evidence.came_through(names, layers, ends, map(self._owner, ends), now)
 
     def tested(self, worker: Worker, problem: str) -> None:
-        """A worker has tested its device. ``problem``: why that failed; empty: it passed."""
+        """Record the result of a worker's device test. ``problem``: why it failed; empty: it passed."""
         if not problem:
             self.state.evidence.passed_test(worker.name)
             return
@@ -101,12 +107,13 @@ class Blame:
             return True
         theirs = [failure for failure in evidence.steps if failure.worker in workers and failure.pending]
         is_only_one = all(request_id in failure.pending_requests for failure in theirs)
-        before = {evidence.unproven.get(worker, request_id) for worker in workers}  # convicted, and no step since
+        # convicted, and no step computed since
+        before = {evidence.unproven.get(worker, request_id) for worker in workers}
         is_enough = not is_alone or before == {request_id} or len(failures) >= UNSURE_AFTER
         return any(failure.is_tested for failure in failures) and is_only_one and is_enough
 
     def _convict(self, request_id: str, reason: str) -> tuple[tuple[Sequence, str], ...]:
-        """Return those of its sequences that failed, with what they are ended for. Workers are not to blame for it."""
+        """Return the request's failed sequences, each with the reason for ending it, and clear the workers of blame."""
         failures = self.state.evidence.of_request(request_id)
         failed = {sequence for failure in failures for sequence in failure.pending}
         self.state.evidence.convict(request_id)
@@ -115,14 +122,14 @@ class Blame:
             self._clear(names)
         layers = ", ".join(dict.fromkeys(failure.layers.in_words for failure in failures))
         detail = (
-            f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where others' "
-            f"went well; the last one: {reason}"
+            f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where other "
+            f"requests succeeded; the last one: {reason}"
         )
         sequences = self.state.requests[request_id].sequences
         return tuple((s, detail) for s in sequences if s.id in failed and s.state is not SequenceState.ENDED)
 
     def _clear(self, names: list[str]) -> None:
-        """Let these workers come back at once: it was the request."""
+        """Let these workers come back immediately: the request was to blame."""
         for worker in self.state.workers.values():
             if worker.name in names:
                 worker.num_faults, worker.call_after = 0, min(worker.call_after, self.state.now)
@@ -132,14 +139,14 @@ class Blame:
         return sequence is None or sequence.state is SequenceState.ENDED
 
     def _owner(self, sequence_id: int) -> str:
-        """The request of a sequence; one that is not known any more, a name of its own."""
+        """Return the request of a sequence; for a sequence that has been dropped, a name unique to it."""
         sequence = self.state.sequences.get(sequence_id)
         return f"sequence {sequence_id}" if sequence is None else sequence.request.id
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def _why_out(self, worker: Worker, is_needed: bool) -> str:
-        """Say, in words, why this worker must go; empty: it stays."""
+        """Return the reason why this worker must be put out; empty: it stays."""
         failures = self.state.evidence.of_worker(worker.name)
         in_row = self.state.evidence.in_row(worker.name)
         if len(in_row) >= FAILED_AFTER and not _in_all(in_row):
@@ -148,15 +155,15 @@ class Blame:
         if len(failures) >= OFTEN and not _in_all(failures) and is_new:
             return f"{len(failures)} of its steps failed within {KEEP_S / 60:.0f} minutes, with different requests"
         if len(in_row) >= (GUILTY_AFTER if is_needed else FAILED_AFTER):
-            shows = "a test of its device shows" if is_needed else "others show"
+            shows = "a test of its device will show" if is_needed else "other workers will show"
             return f"its last {len(in_row)} steps failed; {shows} whether a request is to blame"
         here = Counter(request_id for failure in failures for request_id in failure.pending_requests)
         if not is_needed and here and max(here.values()) >= GUILTY_AFTER:
-            return f"a request failed here {GUILTY_AFTER} times; others show which of the two is to blame"
+            return f"a request failed here {GUILTY_AFTER} times; other workers will show which of the two is to blame"
         return ""
 
     def _pause(self, worker: Worker) -> None:
-        """Let it be called at once the first time, later after a pause. What was long ago is forgotten."""
+        """Set when the worker may be called back: immediately at first, later after a pause. Old faults expire."""
         now = self.state.now
         if now - worker.call_after > KEEP_S:
             worker.num_faults = 0
@@ -165,5 +172,5 @@ class Blame:
 
 
 def _in_all(failures: list[FailedStep]) -> set[str]:
-    """Requests that were in every one of them."""
+    """Return the requests that were in every one of these failures."""
     return failures[0].requests.intersection(*(failure.requests for failure in failures[1:]))

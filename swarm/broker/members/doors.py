@@ -1,8 +1,9 @@
-"""The doors when there are no descriptors left for newcomers: what is told, and when they are opened again.
+"""Resume accepting connections after the broker has run out of file descriptors.
 
-A door closes by itself before the last descriptors are gone (``wire.door``); who is connected is served on. It is
-opened again when there is room for what newcomers never get and somewhat more, and not sooner than after a pause, which
-doubles while that goes wrong: a crowd that waits outside would fill it again at once.
+A listening socket stops accepting by itself before the last descriptors are gone (``wire.transport``); connected peers
+are served on. It accepts again when enough descriptors are free: the reserve that new connections never get, and
+somewhat more. Before that comes a pause, which doubles while the descriptors keep running out: many waiting peers would
+otherwise use them up again immediately.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from swarm.broker.state import DoorBook
 
 PAUSE_S = 1.0
 MAX_PAUSE_S = 8.0
-QUIET_S = 20.0  # open for so long, and the next time is a new matter: a short pause, and a warning
-LEAST_ROOM = 24  # descriptors: those that no newcomer gets, and a few for newcomers
+# after accepting for this long, running out again counts as a new incident: a short pause, and a warning
+QUIET_S = 20.0
+LEAST_ROOM = 24  # descriptors: the reserve that no new connection gets, and a few for new connections
 MOST_ROOM = 64
-ROOM_SHARE = 16  # of the limit, one part in so many
+ROOM_SHARE = 16  # divisor of the descriptor limit
 
 
 @dataclass(slots=True)
 class Doors:
-    """Decides for all of them together: they share the descriptors."""
+    """Gate for all listening sockets of the broker together: they share the descriptors."""
 
     book: DoorBook
     out: Outbox
@@ -54,7 +56,7 @@ class Doors:
         self.book.look_at = now + self.book.pause_s
         self.book.reason = f"{reason}: {remedy}"
         doors = " and ".join(sorted(self.book.closed))
-        self.book.problem = f"newcomers wait at the {doors} door: {self.book.reason}"
+        self.book.problem = f"new connections wait at the {doors} port: {self.book.reason}"
 
     def _look(self, used: int, limit: int, now: float) -> None:
         if limit - used < room_for_opening(limit):
@@ -69,19 +71,22 @@ class Doors:
 
 
 def room_for_opening(limit: int) -> int:
-    """Count the descriptors that must be free before doors are opened again."""
+    """Return how many descriptors must be free before the sockets accept connections again."""
     return min(MOST_ROOM, max(LEAST_ROOM, limit // ROOM_SHARE))
 
 
 def _reason(event: DoorClosed) -> tuple[str, str]:
-    """Say what is short, and what to do."""
+    """Return what has run out, and the remedy."""
     match event.code:
         case errno.EMFILE:
             return (
                 f"all {event.limit} descriptors that the broker may have are in use",
-                "raise its limit (LimitNOFILE= of its service, or ulimit -n), or end clients",
+                "raise its limit (LimitNOFILE= of its service, or ulimit -n), or disconnect clients",
             )
         case errno.ENFILE:
-            return "this machine has no descriptors left", "raise fs.file-max, or end whatever opens so many files"
+            return (
+                "this machine has no descriptors left",
+                "raise fs.file-max, or stop what opens the most files",
+            )
         case _:
-            return "this machine has no memory left for connections", "end something, or give it more memory"
+            return "this machine has no memory left for connections", "stop some processes, or add memory"

@@ -1,7 +1,7 @@
-"""A worker's way in: who may become a member, under which name, and what it is told.
+"""Admission of workers: which workers become members, under which name, and what the broker answers.
 
-Members are of this build, with a device that can be planned with, the swarm's model and enough to offer. Of two
-processes with one name, ``names`` says which one counts.
+Members run this build, and bring a device that can be planned with, the swarm's model and enough memory and speed. If
+two processes have the same name, ``names`` decides which one counts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from swarm.wire.schema import schema
 
 T = TypeVar("T")
 
-MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
+MAX_STRANGERS = 64  # incarnations remembered, so that they are not called too often, and not admitted again
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What workers are told when they join, and by which rules they are judged."""
+    """Settings sent to workers when they join, and the rules by which they are judged."""
 
     beat_endpoint: str
     data_endpoint: str
@@ -41,18 +41,18 @@ class MemberSettings:
     lease_s: float
     health: HealthSettings
     recheck: RecheckSettings
-    key: str | None = None  # the broker's own, where doors go by keys
-    dtype: str = ""  # of the weights, at all workers; empty: the first worker's
+    key: str | None = None  # the broker's public key, where connections are authenticated by keys
+    dtype: str = ""  # type of the weights at all workers; empty: the first worker's
 
 
 class Lose(Protocol):
-    """Puts a worker out, with the evidence."""
+    """Callback that puts a worker out, with the evidence."""
 
     def __call__(self, worker: Worker, evidence: str, now: float) -> None: ...
 
 
 class Entry:
-    """Answers a worker's Hello. Appends what is to be done to ``out``."""
+    """Answers workers' Hello messages. Appends the resulting actions to ``out``."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Entry:
     def hello(self, claim: Claim, now: float) -> None:
         peer, hello, owner = claim.peer, claim.hello, claim.owner
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
-        # Who was told to end may not have heard of it yet: let in all the same, it would be a member that ends.
+        # A worker that was told to end may not have received that message yet: admitted now, it would be a member that
+        # ends.
         reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
         reason = reason or why_not_called(hello.name, owner, self._state)
         reason = reason or why_not_reached(claim, self._state)
@@ -100,7 +101,7 @@ class Entry:
         self._let_in(claim, known, now)
 
     def settle(self, now: float) -> None:
-        """Answer those who wait for a name, as soon as it shows whether the one that has it lives."""
+        """Answer the workers that wait for a name, once it is clear whether the current holder of the name lives."""
         newcomers = self._state.newcomers
         for claim in list(newcomers.claims.values()):
             former = names.holder(claim.hello, self._state)
@@ -119,7 +120,7 @@ class Entry:
         self._out.append(OrderWorker(peer, Denied(reason=reason)))
 
     def _deny_dtype(self, peer: bytes, hello: Hello, dtype: str, now: float) -> None:
-        """Send away a worker that has the swarm's model with another type of weights. It comes back with this one if
+        """Deny a worker that has the swarm's model with another type of weights. It comes back with the swarm's type if
         it can."""
         reason = why_not_in(hello.dtype, dtype)
         if not leaves_dtype_open(hello):
@@ -133,11 +134,11 @@ class Entry:
         return may_bring_another(hello, self._state, self._procedure.restart)
 
     def _let_in(self, claim: Claim, known: Worker | None, now: float) -> None:
-        """``known``: what it was before, if it says Hello again."""
+        """Admit a worker. ``known``: its previous record, if it has sent Hello before."""
         peer, hello, owner = claim.peer, claim.hello, claim.owner
         self._state.newcomers.answered(hello.incarnation)
         if known is not None and not known.is_gone:
-            self._lose(known, "it said Hello again: what was under way with it is void", now)
+            self._lose(known, "it sent Hello again: its work in flight is void", now)
         before = [worker for worker in self._state.workers.values() if worker.name == hello.name]
         for other in before:
             if other.incarnation != hello.incarnation:
@@ -161,16 +162,17 @@ class Entry:
             self._out.note("worker_by_relay_only", "warning", worker=hello.name, reason=claim.not_at)
         self.welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or not worker.is_believed:
-            # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
-            # ever sent what can't be true, or was out because its steps raised, nothing that it holds is believed, at
-            # any of its returns.
+            # The active plan was made without this worker: what it still holds of the sequences is of no use any more.
+            # If it ever sent corrupt results, or was out because its steps raised, its keys and values are not trusted
+            # at any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._procedure.changed(now)
         self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
     def _take_model(self, hello: Hello, now: float) -> None:
-        """The first worker brings the model. After a restart it is known before; if the first one has another, that is
-        the swarm's from now on, and what was asked of the old one can't be answered any more."""
+        """Adopt the first worker's model. After a restart the model is already known; if the first worker brings
+        another one, that becomes the swarm's model, and the requests for the old one end, since they can't be answered
+        any more."""
         back, remembered = self._state.back, self._state.manifest
         if back.model_is_remembered and remembered is not None:
             difference = remembered.difference(hello.manifest)
@@ -183,10 +185,10 @@ class Entry:
             self._requests.durability.model_known(now)
 
     def _replace(self, former: Worker, hello: Hello, now: float) -> None:
-        """One process of a name is the one that counts; the one before, should it live, must end."""
+        """Remove the former holder of a worker name. If that process lives, it must end."""
         if not former.is_gone:
             reason = (
-                f"another process (pid {hello.pid} on {hello.host}) has the better right to the name {hello.name}: "
+                f"another process (pid {hello.pid} on {hello.host}) has taken over the name {hello.name}: "
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
@@ -197,7 +199,7 @@ class Entry:
         remember(self._state.strangers, former.incarnation, now)
 
     def welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
-        """Tell a worker that it is a member (again: it is how a member is asked for files)."""
+        """Send a worker its Welcome. A member gets another one when the broker asks it for files."""
         welcome = Welcome(
             epoch=self._state.book.written,
             beat_endpoint=self._settings.beat_endpoint,
@@ -209,19 +211,19 @@ class Entry:
         self._out.append(OrderWorker(worker.peer, welcome))
 
     def not_understood(self, peer: bytes, reason: str) -> None:
-        """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
-        understood before; what it says now is not worth its life.)"""
+        """Deny a peer whose message can't be decoded: most likely a worker of another build that waits for an answer to
+        its Hello. A member stays: one unreadable message is no reason to end it."""
         known = self._state.workers.get(peer.decode(errors="replace"))
         if known is None or known.is_gone:
-            reason = f"the broker can't understand it ({reason}): install the same version on both"
+            reason = f"the broker can't decode its message ({reason}): install the same version on both"
             self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
 
 
-# --- who may come in --------------------------------------------------------------------------------------------------
+# --- admission checks -------------------------------------------------------------------------------------------------
 
 
 def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> str | None:
-    """Say why this worker is not let in; None if it is."""
+    """Return the reason why this worker is not admitted; None if it is."""
     theirs = Greeting(versions=hello.wire_versions, schema=hello.schema, build="")
     if (strange := why_strangers(theirs, schema())) is not None:
         return strange
@@ -235,8 +237,9 @@ def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> s
 
 
 def may_bring_another(hello: Hello, state: State, restart: Restart) -> bool:
-    """Whether this worker's model becomes the swarm's, whatever that was. After a restart one of the known workers may
-    bring another; but a stranger does not take the swarm away from those that are waited for."""
+    """Whether this worker's model becomes the swarm's, whatever the swarm's model was. After a restart one of the known
+    workers may bring another model; an unknown worker must not replace the model of the workers that are still awaited.
+    """
     if state.manifest is None:
         return True
     is_expected = hello.name in state.back.awaited or restart.waits_for(state.now) is None
@@ -244,8 +247,8 @@ def may_bring_another(hello: Hello, state: State, restart: Restart) -> bool:
 
 
 def other_dtype(hello: Hello, state: State, wanted: str) -> str:
-    """Return the type of weights in which the swarm computes, if it is not this worker's. ``wanted``: by the settings.
-    Empty: it is the same, or the worker has another model altogether."""
+    """Return the type of weights in which the swarm computes, if it differs from this worker's. ``wanted``: by the
+    settings. Empty: it is the same, or the worker has another model altogether."""
     known = state.manifest
     if not wanted and (known is None or not known.differs_in_dtype_alone(hello.manifest)):
         return ""
@@ -254,12 +257,12 @@ def other_dtype(hello: Hello, state: State, wanted: str) -> str:
 
 
 def leaves_dtype_open(hello: Hello) -> bool:
-    """Whether this worker's settings leave the type of its weights to the swarm. (Older builds don't say.)"""
+    """Whether this worker's settings leave the type of its weights to the swarm. (Older builds don't report it.)"""
     return any(each.name == "worker.dtype" and each.value == '"auto"' for each in hello.settings)
 
 
 def why_not_in(dtype: str, wanted: str) -> str:
-    """Say why a worker with weights of this type is not let in, and what to set."""
+    """Return why a worker with weights of this type is not admitted, and what to set."""
     there = "" if wanted == "float16" else f'set worker.dtype = "{wanted}" there, or '
     return (
         f"this swarm computes in {wanted}, and this worker in {dtype}: {there}start all workers with "
@@ -268,36 +271,36 @@ def why_not_in(dtype: str, wanted: str) -> str:
 
 
 def why_not_called(name: str, owner: str, state: State) -> str | None:
-    """Say why this member's worker may not have this name, beside what the roll says (``broker.locks``); None if it
-    may. Nobody from elsewhere is called as a worker of the broker's own machine, which shows no key, and would be told
-    to end as a process that was started anew. ``owner``: see ``WorkerSaid``."""
+    """Return why this key's owner may not use this worker name, apart from the checks of ``broker.auth.access``; None
+    if it may. A remote worker must not take the name of a worker on the broker's own machine: that worker shows no key,
+    and would be ordered to end, as a process that has been replaced. ``owner``: see ``WorkerMessageReceived``."""
     if not owner or not _is_anothers(name, owner, state):
         return None
-    return f"the name {name} is that of a worker on the broker's own machine: call this one {owner}-SOMETHING (--name)"
+    return f"the name {name} is that of a worker on the broker's own machine: name this one {owner}-SOMETHING (--name)"
 
 
 def why_not_reached(claim: Claim, state: State) -> str | None:
-    """Say why nobody could send this worker steps: nobody may connect to the address that it names, and it can't be
-    reached by relay. None if that is not so."""
+    """Return why no stage could send this worker steps: connections to its address are not permitted, and it can't be
+    reached by relay. None if it can be reached."""
     if not claim.not_at or (state.ways.relay and claim.hello.ticket):
         return None
     return f"{claim.not_at}; and it can't be reached by relay"
 
 
 def _is_anothers(name: str, owner: str, state: State) -> bool:
-    """Is there a worker of this name that is not this member's, or was there one that may come back?"""
+    """Whether the name belongs to another owner's worker that is connected or may come back."""
     found = [worker for worker in state.workers.values() if worker.name == name]
     return any(worker.belongs_to != owner and worker.state is not WorkerState.LEFT for worker in found)
 
 
 def _pace_of_newcomer(state: State, host: str) -> float:
-    """Expect of a newcomer what is seen of the quickest worker on its machine, until it is measured. If they wait for
-    each other's cores, a fresh one would seem to be worth all of them together."""
+    """Return the initial pace of a new worker: that of the quickest worker on its machine, until it is measured. If
+    workers wait for each other's cores, a new one would otherwise seem to be worth all of them together."""
     return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
 
 
 def remember(memory: dict[str, T], incarnation: str, what: T) -> None:
-    """The latest last; the oldest goes when there are too many."""
+    """Insert an entry as the newest one; drop the oldest one above ``MAX_STRANGERS``."""
     memory.pop(incarnation, None)
     memory[incarnation] = what
     if len(memory) > MAX_STRANGERS:

@@ -1,33 +1,34 @@
-"""Beats in, verdicts out: hung is not slow is not loading is not dead.
+"""Table of evidence and verdicts, and the pure function that judges a worker by its heartbeats.
 
 ==================================================  ====================================================
 evidence                                            verdict
 ==================================================  ====================================================
-its connection closed                               dead: out at once (told by the core)
-no beat for three times the longest time between    silent (frozen or cut off): out
-two of late, within ``beat_least_s`` and
+its connection closed                               dead: out immediately (reported by the core)
+no heartbeat for three times the longest recent     silent (frozen or cut off): out
+interval between two, within ``beat_least_s`` and
 ``beat_timeout_s``
-beats, computing, counter still for longer than     hung: out
-``hang_factor`` x the time that the step in hand
-should take, at least ``hang_min_s``
-beats, computing, counter still, and for            hung: out
+heartbeats, computing, counter unchanged for        hung: out
+longer than ``hang_factor`` x the time that the
+step in hand should take, at least ``hang_min_s``
+heartbeats, computing, counter unchanged, and for   hung: out
 ``asleep_s`` none of its threads ran or waited for
 a core
-beats, its control loop still for longer than       hung: out
-``LOOP_FACTOR`` x ``hang_min_s``
-beats, the counter moves, but slowly                slow: kept; its pace is told, and the plan believes it
-beats, blocked on X                                 blocked: judged by X, whose verdict is told
-beats, loading, the counter moves                   loading: waited for
-beats, loading, counter still for longer than       hung: out
-``LOADING_FACTOR`` x ``hang_min_s``
-what it sent is not finite, the next stage says     lied: out at once (told by the core)
-its steps raise, whatever is in them                failed: out (told by the core; ``blame``)
+heartbeats, its control loop blocked for longer     hung: out
+than ``LOOP_FACTOR`` x ``hang_min_s``
+heartbeats, the counter moves, but slowly           slow: stays; the planner uses its measured pace
+heartbeats, blocked on X                            blocked: judged by X, whose verdict is shown
+heartbeats, loading, the counter moves              loading: waited for
+heartbeats, loading, counter unchanged for longer   hung: out
+than ``LOADING_FACTOR`` x ``hang_min_s``
+the next stage reports that its hidden states are   lied: out immediately (reported by the core)
+not finite
+its steps raise, whatever is in them                failed: out (reported by the core; ``blame``)
 ==================================================  ====================================================
 
-The counter moves with every layer that was computed and every tensor that was loaded, so a step may take minutes. What
-it should take follows from its positions and from what the worker measured at join (``Expected``).
+The counter moves with every layer that was computed and every tensor that was loaded, so a step may take minutes. The
+expected time of a step follows from its positions and from the worker's measurements at join (``Expected``).
 
-The broker's own pauses are not the workers' fault: ``forgive`` moves every deadline by the length of the pause.
+The broker's own pauses are not the workers' fault: ``shift_deadlines`` moves every deadline by the length of the pause.
 """
 
 from __future__ import annotations
@@ -41,43 +42,46 @@ from swarm.wire.messages import Beat
 # A load shows progress with every tensor and at its end warms up: half a minute (of the default two seconds) is enough
 # for the largest tensor from a slow disk, and for the warm-up of a slow machine.
 LOADING_FACTOR = 15
-# The control loop only hands orders on, so nothing good takes it ten seconds; a shorter stall costs nobody anything.
+# The control loop only passes orders on, so ten seconds are never legitimate; a shorter stall does no harm.
 LOOP_FACTOR = 5
-# How many times longer than predicted makes slow; less is what busy machines do. A step in hand is looked at only after
-# a while: before, the counter's speed is still that of the steps before it.
+# Slow is a worker whose steps take this many times longer than predicted; a smaller ratio is normal on busy machines. A
+# step in hand is judged only after a while: before, the counter's rate is still that of the earlier steps.
 SLOW_FACTOR = 3.0
-# How many times longer than the longest time between two beats of late is silence.
+# Silent is a worker whose last heartbeat is this many times older than the longest recent interval.
 LATE_FACTOR = 3.0
 SLOW_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:
-    beat_timeout_s: float = 0.7
+class HealthSettings:  # A worker is always silent after this long without a heartbeat.
+    """Limits of the health check (``[health]`` in the settings)."""
+
+    beat_timeout_s: float = 0.7  # A worker is never silent before, however regular its heartbeats.
     beat_least_s: float = 0.4
-    hang_factor: float = 10.0
+    hang_factor: float = 10.0  # Allowed time without progress as a multiple of the expected time of a step.
     hang_min_s: float = 2.0
-    asleep_s: float = 0.75
+    asleep_s: float = 0.75  # A computing worker none of whose threads ran for this long is hung.
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a worker's steps from elsewhere than its beats."""
+    """Expected times of a worker's steps, from sources other than its heartbeats."""
 
-    usual_s: float = 0.0  # a step's way through all stages, usually
+    usual_s: float = 0.0  # usual time of a step through all stages
     in_hand_s: float = 0.0  # the longest of the steps under way in this stage, as predicted; 0: unknown
-    num_layers: int = 0  # of the stage: by so much the counter grows with each step
+    num_layers: int = 0  # layers of the stage: the counter grows by this number with each step
     pace: float | None = None  # how many times longer than predicted its last steps took; None: unknown
 
     @property
     def step_s(self) -> float:
-        """The larger of what was predicted (for a worker as slow as this one is known to be) and what is usual: a long
-        prompt takes longer than anything before it."""
+        """Expected time of the step in hand: the larger of the prediction (scaled by this worker's pace) and the usual
+        time. A long prompt takes longer than any step before it."""
         return max(self.usual_s, self.in_hand_s * max(1.0, self.pace or 1.0))
 
 
 def judge(pulse: Pulse, settings: HealthSettings, expected: Expected, now: float) -> Judgement:
-    """The verdict on one worker, with its evidence in words. Who is blocked is judged by ``judge_blocked``."""
+    """Return the verdict on one worker, with its evidence as text. A blocked worker is judged further by
+    ``judge_blocked``."""
     silent_s = now - pulse.heard_at
     if silent_s > _allowed_silence_s(pulse, settings):
         return Judgement(Verdict.SILENT, f"no beat for {silent_s * 1000:.0f} ms: frozen or cut off")
@@ -87,9 +91,11 @@ def judge(pulse: Pulse, settings: HealthSettings, expected: Expected, now: float
 
 
 def _allowed_silence_s(pulse: Pulse, settings: HealthSettings) -> float:
-    """Whose beats come evenly is missed soon. Those of a busy machine, or over a link that loses packets, come late at
-    times: there silence takes longer to mean anything. So it does until there were enough beats to tell."""
-    if pulse.beat is None:  # it must hear that it is welcome before its first one: two messages may be late, not one
+    """Return how long a worker may be silent. A worker with regular heartbeats is declared silent sooner. On a busy
+    machine, or over a link that loses packets, heartbeats are sometimes late, so the limit is longer; it is also longer
+    until enough intervals have been seen."""
+    # Before the first heartbeat the worker must receive its Welcome: two messages may be late, not one.
+    if pulse.beat is None:
         return 2 * settings.beat_timeout_s
     if not pulse.is_known:
         return settings.beat_timeout_s
@@ -97,7 +103,7 @@ def _allowed_silence_s(pulse: Pulse, settings: HealthSettings) -> float:
 
 
 def _hung(pulse: Pulse, beat: Beat, settings: HealthSettings, expected: Expected, now: float) -> Judgement | None:
-    """It beats, and yet nothing moves in one of the threads that do the work."""
+    """Return the verdict if heartbeats arrive but one of the working threads makes no progress, else None."""
     if pulse.loop_lag_s > LOOP_FACTOR * settings.hang_min_s:
         return Judgement(Verdict.HUNG, f"its control loop has stood still for {pulse.loop_lag_s:.1f} s")
     if beat.state not in ("computing", "loading"):
@@ -121,14 +127,14 @@ def _living(pulse: Pulse, beat: Beat, expected: Expected, silent_s: float) -> Ju
 
 
 def _allowed_s(beat: Beat, settings: HealthSettings, expected: Expected) -> float:
-    """How long the progress counter may stand still."""
+    """Return how long the progress counter may stand still."""
     if beat.state == "loading":
         return LOADING_FACTOR * settings.hang_min_s
     return max(settings.hang_min_s, settings.hang_factor * expected.step_s)
 
 
 def _by_pace(pulse: Pulse, beat: Beat, expected: Expected) -> Judgement | None:
-    """Slow, if it is: by the step in hand, or by those before it."""
+    """Return the verdict "slow" if the step in hand, or the steps before it, took too long; else None."""
     if beat.state == "computing" and beat.since_s > SLOW_AFTER_S and expected.in_hand_s > 0:
         predicted = expected.num_layers / expected.in_hand_s
         if pulse.rate * SLOW_FACTOR < predicted:
@@ -144,7 +150,8 @@ def _by_pace(pulse: Pulse, beat: Beat, expected: Expected) -> Judgement | None:
 def judge_blocked(
     incarnation: str, judged: Mapping[str, Judgement], blocked_on: Callable[[str], str], name_of: Callable[[str], str]
 ) -> str:
-    """In words, by whom a blocked worker is judged: the one at the end of the chain of those who wait."""
+    """Return, as text, the verdict that decides for a blocked worker: that of the worker at the end of the chain of
+    waits."""
     seen, holder = {incarnation}, blocked_on(incarnation)
     while holder in judged and judged[holder].verdict is Verdict.BLOCKED and holder not in seen:
         seen.add(holder)

@@ -1,4 +1,4 @@
-"""Hosts: running ``swarm up``s that can start more workers when ``swarmctl join`` asks for some."""
+"""Hosts: running ``swarm up`` processes that can start more workers when ``swarmctl join`` asks for some."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_TICKETS = 64  # joins that a host has not answered yet
 
 
 class Hosts:
-    """Has them start workers, and tells who asked for some. Keeps ``state.hosts``."""
+    """Has hosts start workers, and reports the result to the client that asked. Owns ``state.hosts``."""
 
     def __init__(self, book: HostBook, out: Outbox) -> None:
         self._known = book
         self._out = out
 
     def hello(self, client: bytes, message: HostHello) -> None:
-        """A host says that it is there (again); one that was restarted takes its former self's place."""
+        """Register a host. A host that has reconnected takes the place of its former connection."""
         former = [c for c, h in self._known.connected.items() if (h.host, h.pid) == (message.host, message.pid)]
         for connection in former:
             del self._known.connected[connection]
@@ -31,7 +31,7 @@ class Hosts:
             reason = "no `swarm up` is connected that could start a worker: run `swarm worker --url …` on the machine"
             self._refuse(client, reason)
             return
-        host = list(self._known.connected)[-1]
+        host = list(self._known.connected)[-1]  # The host that registered last.
         ticket = self._known.promise(client, host)
         if len(self._known.tickets) > MAX_TICKETS:
             oldest = self._known.tickets.pop(next(iter(self._known.tickets)))
@@ -49,7 +49,7 @@ class Hosts:
         self._out.append(SayClient(ticket.asker, Report(what="join", ok=not message.error, body=body)))
 
     def unreachable(self, client: bytes) -> None:
-        """A client is gone. If it was a host, whoever waits for it to start workers is told."""
+        """Handle a client that is gone. If it was a host, clients that wait for it to start workers get an error."""
         host = self._known.connected.pop(client, None)
         if host is None:
             return

@@ -1,11 +1,12 @@
-"""Who is heard at the broker's own doors for beats and data, where these go by keys, and whose steps its relay passes
-on; the shell is told whenever that changes.
+"""Worker keys that the broker's heartbeat and data sockets accept, where connections are authenticated by keys, and the
+stages whose steps its relay forwards. The service is notified whenever these sets change.
 
-* *Beats:* whoever said Hello. That its worker was put out since is no reason not to hear it: it is by its beats that
-  the broker notices that it lives, and calls it back. A revoked key is heard no more.
-* *Data:* the last stage of the plan that is being activated or in force. What a recheck comes to is told over the
-  control connection, so that nobody else sends anything there.
-* *Relay:* the stages of the plans in force and under way that can only be reached so.
+* *Heartbeats:* every worker that has sent Hello. A worker that was put out since is still accepted: by its heartbeats
+  the
+  broker notices that it lives, and calls it back. A revoked key is no longer accepted.
+* *Data:* the last stage of the plan that is being activated or active. The result of a recheck is sent over the control
+  connection, so that no other worker sends anything to this socket.
+* *Relay:* the stages of the active and the prepared plan that can be reached only through the relay.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import Admit, Relay
 from swarm.broker.state import KeyBook, State
 
-MAX_FORMER = 4096  # keys of workers that are members no more
+MAX_FORMER = 4096  # keys of former members
 
 
 @dataclass(slots=True)
 class Keyring:
-    """Keeps ``state.keys``. ``own``: the broker's key; without one no doors go by keys, and nothing is told."""
+    """Accepted keys. Owns ``state.keys``. ``own``: the broker's key; without it no socket checks keys, and no action
+    results."""
 
     state: State
     own: str | None
@@ -30,7 +32,7 @@ class Keyring:
         self.book = self.state.keys
 
     def add(self, key: str | None) -> None:
-        """Somebody with this key has become a member."""
+        """Accept the key of a new member."""
         if key is None or self.own is None:
             return
         self.book.has_changed |= key not in self.book.known
@@ -41,18 +43,19 @@ class Keyring:
             del self.book.known[next(former for former in self.book.known if former not in members)]
 
     def revoke(self, key: str) -> bool:
-        """Was it one of a worker's?"""
+        """Remove a key. Returns whether it was a worker's."""
         was_known = key in self.book.known
         self.book.has_changed |= was_known
         self.book.known.pop(key, None)
         return was_known
 
     def tells_apart(self, key: str, said: str | None) -> bool:
-        """Whether who knocked with ``key`` is not the worker that introduced itself with ``said``."""
+        """Whether the key that authenticated the connection differs from the key that the worker named in its Hello
+        (``said``)."""
         return self.own is not None and key != (said or "")
 
     def changes(self) -> list[Admit | Relay]:
-        """Return what doors are to be told now."""
+        """Return the actions that bring the sockets and the relay up to date."""
         if self.own is None:
             return []
         current = self.state.book.current

@@ -1,16 +1,18 @@
-"""Now and then, have another worker compute again what one stage computed, and compare.
+"""Now and then, have another worker recompute one stage's result, and compare.
 
-It is the only means against a worker whose numbers are finite and wrong. Every ``every_s`` seconds one running
-sequence and one stage are taken, each in turn. The stage before it sends what went in (of the first stage: the tokens)
-to workers that have these layers loaded, which compute it anew; their digest is compared with that of what the stage
-under suspicion says it sent. After the last stage, where nothing is sent, the tokens that it drew are compared.
+It is the only means against a worker whose results are finite and wrong. Every ``every_s`` seconds one running sequence
+and one stage are selected, each in turn. The previous stage sends the stage's input (of the first stage: the tokens) to
+workers that have these layers loaded, which recompute it; the digest of their output is compared with the digest of the
+output that the stage under suspicion reports. For the last stage, which sends no hidden states on, the sampled tokens
+are compared.
 
-* Only workers are compared that promise the same bits: the same kind of device, dtype and kernels, exact ones.
-* Who is right can't be known from one vote: a disagreement is logged, counted and shown with both names, and nothing
-  else happens. A worker that disagrees with several others is the likely one.
-* Only the first ``positions`` of a sequence are looked at, and at any time only one; a worker that is wrong now and
-  then may go unnoticed for long. What was wrong before stays in the answer.
-* Whatever comes between (the plan changes, the sequence ends, the log has gone, nobody has time) voids it.
+* Only workers are compared that promise the same bits: the same kind of device, dtype and kernels, and exact kernels.
+* One comparison does not show which side is right: a disagreement is logged, counted and shown with both names, and
+  nothing else happens. A worker that disagrees with several others is the likely culprit.
+* Only the first ``positions`` of a sequence are checked, and only one at a time; a worker that is wrong occasionally
+  may
+  go unnoticed for long. Wrong results before that stay in the answer.
+* Any interruption (the plan changes, the sequence ends, the log is gone, no worker has time) voids the recheck.
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ from swarm.wire.messages import (
     loaded_layers,
 )
 
-PATIENCE_S = 30.0  # a checker computes only when it has nothing else to do
+PATIENCE_S = 30.0  # a checker computes only when it is otherwise idle
 MAX_LEGS = 16
-DRAWN = 8  # tokens that are drawn again after the last stage
+DRAWN = 8  # tokens that are sampled again after the last stage
 
 
 @dataclass(frozen=True, slots=True)
 class RecheckSettings:
-    """``every_s``: seconds between two comparisons, 0 for none. ``positions``: of a sequence, at most."""
+    """Settings of the recheck. ``every_s``: seconds between two comparisons, 0 for none. ``positions``: of a sequence,
+    at most."""
 
     every_s: float = 0.0
     positions: int = 512
@@ -52,7 +55,7 @@ class RecheckSettings:
 
 @dataclass(slots=True)
 class Rechecker:
-    """See the module's text. Appends what is to be done to ``out``."""
+    """Runs one recheck at a time (see the module). Appends actions to ``out``."""
 
     state: State
     settings: RecheckSettings
@@ -63,7 +66,7 @@ class Rechecker:
         return self.state.rechecks
 
     def tick(self, now: float) -> None:
-        """Begin one if it is time; give up on one that takes too long."""
+        """Begin a recheck if it is due; void one that takes too long."""
         trial = self._book.under_way
         if trial is not None:
             if now >= trial.give_up_at:
@@ -94,7 +97,7 @@ class Rechecker:
             trial.found = message.digest or message.tokens
         if not self._still_counts(trial):
             self._void("the plan changed, or the sequence ended")
-        elif trial.expected == "":
+        elif trial.expected == "":  # The stage reports an empty digest when its log no longer has these positions.
             self._void(f"the log of {trial.stage.name} has gone")
         elif trial.expected is not None and trial.found is not None:
             self._compare(trial)
@@ -117,10 +120,10 @@ class Rechecker:
                 return
         self._book.look(now)
         if len(plan.stages) and self.state.running:
-            self.state.count("rechecks_impossible")  # nobody who could be compared has the layers loaded
+            self.state.count("rechecks_impossible")  # no comparable worker has the layers loaded
 
     def _next_sequence(self, *, is_last: bool) -> Sequence | None:
-        """The next of those that can be looked at."""
+        """Return the next sequence that can be checked."""
         fit = [
             s
             for s in self.state.running
@@ -132,8 +135,8 @@ class Rechecker:
         return min(sequence.kv, self.settings.positions)
 
     def _legs(self, suspect: StagePlan) -> tuple[Leg, ...]:
-        """Workers that have the stage's layers loaded, each with as many of them in a row as possible; nothing if some
-        layer is nobody's."""
+        """Return workers that have the stage's layers loaded, each with as many of them in a row as possible; nothing
+        if no worker has some layer."""
         others = [w for w in self.state.workers.values() if self._is_comparable(w, suspect)]
         loaded = {w.incarnation: loaded_layers(w.layers, w.kept) for w in others}
         legs: list[Leg] = []
@@ -149,7 +152,7 @@ class Rechecker:
         return tuple(legs)
 
     def _endpoint(self, worker: Worker) -> str:
-        """Who is reached by relay now is reached so by everybody."""
+        """Return the address to reach this worker: by relay if its neighbours in the plan reach it so."""
         stage = self._stage(worker)
         return worker.hello.endpoint if stage is None else stage.endpoint
 
@@ -164,13 +167,13 @@ class Rechecker:
         return at
 
     def _is_comparable(self, worker: Worker, suspect: StagePlan) -> bool:
-        """The same bits are promised. A worker outside of the plan has not said what multiplies there; on the same host
-        it is the same."""
+        """Whether both workers promise the same bits. A worker outside of the plan has not reported its kernels; on the
+        same host they are the same."""
         own = self.state.workers[suspect.incarnation].hello
         if worker.is_gone or worker.incarnation == suspect.incarnation:
             return False
         if worker.incarnation in self.state.ways.avoided and self._stage(worker) is None:
-            return False  # it waits at the relay only while it is a stage
+            return False  # the worker connects to the relay only while it is a stage
         if (worker.hello.device, worker.hello.dtype) != (own.device, own.dtype):
             return False
         capacity = self.state.book.capacity
@@ -189,7 +192,7 @@ class Rechecker:
         if index + 1 == len(plan.stages):
             drawn = max(0, min(DRAWN, stop + 1 - sequence.num_prompt, stop))
             if not drawn:
-                return  # what it drew lies beyond the positions that are looked at
+                return  # the sampled tokens lie beyond the positions that are checked
             trial.expected = tuple(sequence.tokens[stop - drawn + 1 : stop + 1])
         self._book.begin(trial)
         self.state.count("rechecks")
@@ -210,7 +213,7 @@ class Rechecker:
             self._say(stage.incarnation, tell)
 
     def _let_hear(self, way: list[str], epoch: int) -> None:
-        """Each on the way must hear the one before it, who is not its neighbour in the plan."""
+        """Have each worker on the route accept messages of the previous one, which is not its neighbour in the plan."""
         for sender, receiver in pairwise(way):
             key = self.state.workers[sender].hello.key
             if key is not None and sender != receiver:
@@ -222,7 +225,7 @@ class Rechecker:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _still_counts(self, trial: Comparison) -> bool:
-        """The stages still hold what was asked for."""
+        """Whether the stages still hold the positions under check."""
         current = self.state.book.current
         is_held = trial.sequence.state is SequenceState.RUNNING and trial.sequence.kv >= trial.stop
         return current is not None and current.epoch == trial.epoch and is_held

@@ -1,7 +1,7 @@
-"""Who is a member: workers join, beat, fall silent, leave, and are called back.
+"""Membership: workers join, send heartbeats, fall silent, leave, and are called back.
 
-One rule for every way of going: the worker is ``OUT``, the procedure hears of it, and what is under way with it counts
-no longer. A worker that was declared out and lives is fenced and may say Hello again.
+One rule covers every way of going: the worker is ``OUT``, the reconfiguration is notified, and its work in flight no
+longer counts. A worker that was declared out and lives is fenced and may send Hello again.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from swarm.wire.messages import (
 )
 
 REVOKED = "its key was revoked"
-CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
+CALL_AGAIN_S = 2.0  # An order may be lost; but an order at every heartbeat would make the worker join over and over.
 
 
 class Members:
-    """Keeps ``state.workers``. Methods append what is to be done to ``out``."""
+    """Handles members' messages and their losses. Owns ``state.workers``; appends actions to ``out``."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Members:
         )
         state.leases_renewed_at = now
 
-    # --- what workers say --------------------------------------------------------------------------------------------
+    # --- workers' messages -------------------------------------------------------------------------------------------
 
     def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "", not_at: str = "") -> None:
         if isinstance(message, Hello):
@@ -99,7 +99,7 @@ class Members:
         if worker is None:
             self._stranger_said(peer, message)
         elif message.lineage != self._state.lineage and not isinstance(message, Leaving | Stats):
-            self._state.count("stale_control")  # of a broker before this one: its epochs may have the same numbers
+            self._state.count("stale_control")  # from the epochs of an earlier broker, which may have the same numbers
         else:
             self._member_said(worker, message, now)
 
@@ -121,7 +121,7 @@ class Members:
             case Trouble():
                 self._trouble(worker, message, now)
             case Leaving() if worker.wants_to_leave:
-                self._state.count("unexpected_control")  # it has said so, and finding out what to do takes its time
+                self._state.count("unexpected_control")  # a repeated Leaving: the first one is still being worked on
             case Leaving():
                 worker.wants_to_leave = True
                 self._out.note("worker_leaves", worker=worker.name, reason=message.reason)
@@ -130,7 +130,7 @@ class Members:
                 self._state.count("unexpected_control")
 
     def _answered(self, worker: Worker, message: ReplayDone | ReplayMissing | Rechecked | Digested, now: float) -> None:
-        """Take what it was asked to compute again: because it was lost, or to compare."""
+        """Pass on the result of a computation that the broker ordered: a replay or a recheck."""
         if isinstance(message, Rechecked | Digested):
             self._rechecker.said(worker, message)
             return
@@ -139,13 +139,13 @@ class Members:
         self._procedure.rebuilder.answered(message, now)
 
     def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
-        """Answer who is no member: if it asks to leave, it need not wait, since nobody counts on it."""
+        """Answer a non-member. If it asks to leave, release it immediately: no plan depends on it."""
         self._state.count("strangers")
         if isinstance(message, Leaving):
             self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason="no plan needs it")))
 
     def _trouble(self, worker: Worker, message: Trouble, now: float) -> None:
-        """The data path of the plan in force broke at this worker; what it says of an older one is settled already."""
+        """Handle a break of the active plan's data path at this worker; reports about an older plan are stale."""
         current = self._state.book.current
         if current is None or message.epoch != current.epoch:
             self._state.count("stale_control")
@@ -161,12 +161,13 @@ class Members:
             self._end_the_dangerous(now)
 
     def damaged(self, now: float) -> None:
-        """Something under way came damaged: the network's doing. If nothing is under way, nothing is lost."""
+        """Handle a message damaged in transit: the network's fault. If no step is in flight, nothing is lost."""
         if self._procedure.awaits_steps and self.lies.is_loss():
             self._procedure.trouble(now, blame=False)
 
     def _judge(self, reporter: Worker, found: NotFinite, now: float) -> bool:
-        """Hidden states that are not finite came from the stage before: it goes, or the request whose doing it is."""
+        """Handle hidden states that are not finite: the previous stage is put out, or the request that causes them
+        fails."""
         suspect = self.lies.sender_to(reporter, found)
         if suspect is None:
             return False
@@ -175,7 +176,8 @@ class Members:
         return True
 
     def _step_failed(self, worker: Worker, failed: StepFailure, reason: str, now: float) -> None:
-        """A step raised at this worker: it goes, or the request whose doing it is; or the step is tried again."""
+        """Handle a step that raised at this worker: the worker is put out, or the request to blame fails, or the step
+        is retried."""
         is_needed = self._procedure.wanted.shortage_without(worker) is not None
         self._act_on(self.blame.judge(worker, failed, reason, is_needed=is_needed), Verdict.FAILED, now)
 
@@ -190,7 +192,7 @@ class Members:
             self._lose(finding.out, finding.evidence, now, verdict=verdict)
 
     def _tested(self, peer: bytes, message: SelfTested, now: float) -> None:
-        """A worker whose step failed has tested its device; if that went well, its Hello follows."""
+        """Record the device test of a worker whose step failed; if it passed, the worker's Hello follows."""
         worker = self._state.workers.get(peer.decode(errors="replace"))
         is_out = worker is not None and worker.state is WorkerState.OUT and not worker.is_revoked
         if worker is None or not is_out or message.lineage != self._state.lineage:
@@ -206,22 +208,23 @@ class Members:
         self._uploads.take(self._member(event.peer), event, now)
 
     def leave(self, worker: Worker, now: float) -> None:
-        """In good order: the plan is made without it first."""
+        """Start a graceful leave: first a plan is made without the worker."""
         if worker.state is not WorkerState.LEAVING and not worker.is_gone:
             worker.start_leaving()
             self._procedure.leaving(worker, now)
 
     def let_go(self, worker: Worker, now: float) -> None:
-        """Let a worker go, whatever that means for the swarm: in good order, or at once if nobody else can take its
-        layers. Which of them is told by the plan that is made next, without it; so this takes no longer than that."""
+        """Release a worker: gracefully, or immediately if no other worker can take its layers. The next plan, made
+        without it, shows which; so this takes no longer than making that plan."""
         self.leave(worker, now)
         if not worker.is_gone and isinstance(self._procedure.wanted.now(), Shortage):
             self._procedure.release(worker, "it was asked to leave", now)
             self._procedure.lost(worker, now, blame=False)
 
     def disconnected(self, peer: bytes, now: float) -> None:
-        """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
-        called only if that takes long, for an answer to that call would be a second Hello."""
+        """Put a worker out whose connection closed. If the worker lives and only lost its connection, it sends Hello
+        over the next one by itself; it is called back only if that takes long, since an answer to the call would be a
+        second Hello."""
         self._state.newcomers.gone(peer)
         worker = self._member(peer)
         if worker is not None:
@@ -230,8 +233,9 @@ class Members:
             self.entry.settle(now)
 
     def key_revoked(self, key: str, now: float) -> None:
-        """Out at once, whatever it is doing, and not called back; its requests go on with the others, who neither hear
-        it any more nor send it anything: the next plan's fence may come late, or never for want of its layers."""
+        """Put a worker out whose key was revoked, whatever it is doing, and do not call it back. Its requests continue
+        at the others, which block its key immediately: the next plan's fence may come late, or never for lack of its
+        layers."""
         others = [worker for worker in self._state.workers.values() if not worker.is_gone and worker.hello.key != key]
         if self.keyring.revoke(key):
             self._out += [OrderWorker(each.peer, Shun(epoch=self._state.book.written, key=key)) for each in others]
@@ -251,7 +255,7 @@ class Members:
         self._end_the_dangerous(now)
 
     def _lose_the_late(self, now: float) -> None:
-        """Whoever has not answered by a plan's deadline is out; the next plan is made without any of them."""
+        """Put out workers that have not answered by a plan's deadline; the next plan is made without any of them."""
         late = self._procedure.late(now)
         for worker, evidence in late:
             self._put_out(worker, evidence, Verdict.DEAD, now)
@@ -259,7 +263,7 @@ class Members:
             self._procedure.lost(worker, now, blame=False)
 
     def _put_out(self, worker: Worker, evidence: str, verdict: Verdict, now: float) -> None:
-        """The one way to go that is not a release: counted, told, and recorded."""
+        """Mark a worker as out: counted, logged, and recorded. Every departure that is not a release ends here."""
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.leave(evidence)
@@ -272,7 +276,7 @@ class Members:
         self._record_loss(worker, evidence, now)
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
-        """For the report on recoveries, if there is something to recover from."""
+        """Record the loss for the report on recoveries, if there is something to recover from."""
         book, recoveries = self._state.book, self._state.recoveries
         held = None if book.current is None else book.current.stage_of(worker.incarnation)
         is_coming = book.coming is not None and worker.incarnation in book.coming.members
@@ -293,7 +297,7 @@ class Members:
     # --- health ------------------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, now: float, key: str = "") -> None:
-        """``key``: of who sent it. Nobody speaks for another worker, nor who may not speak at all."""
+        """Handle a heartbeat. ``key``: the sender's. One for another worker or with a revoked key is ignored."""
         worker = self._state.workers.get(beat.incarnation)
         if worker is not None and (worker.is_revoked or self.keyring.tells_apart(key, worker.hello.key)):
             self._state.count("foreign_beats")
@@ -310,8 +314,8 @@ class Members:
             self._call(worker)
 
     def _call(self, worker: Worker) -> None:
-        """Call a worker back that was declared out and lives: it is fenced, and may say Hello and join anew. One that
-        was released has not heard of it, and is told again."""
+        """Call back a worker that was declared out and lives: it is fenced, and may send Hello and join again. A worker
+        that was released has missed its Release, and gets it again."""
         epoch, reason = self._state.book.written, worker.reason
         if worker.state is WorkerState.LEFT:
             self._out.append(OrderWorker(worker.peer, worker.told_to_go(epoch)))
@@ -320,16 +324,16 @@ class Members:
         self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=reason)))
 
     def _call_stranger(self, incarnation: str, now: float) -> None:
-        """Somebody beats whom the broker does not know (any more): it may say Hello."""
+        """Invite the sender of a heartbeat that the broker has no record of (any more) to send Hello."""
         told_at = self._state.strangers.get(incarnation)
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
         remember(self._state.strangers, incarnation, now)
-        reason = "the broker does not know this worker"
+        reason = "the broker has no record of this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
     def tick(self, now: float) -> None:
-        """Verdicts and deadlines are carried out, leases renewed."""
+        """Carry out verdicts and deadlines, and renew leases."""
         for incarnation, judgement in self.vigil.judgements(now).items():
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
@@ -352,7 +356,7 @@ class Members:
                 self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))
 
     def _forget_the_long_gone(self) -> None:
-        """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
+        """Keep the last 16 departed workers, for ``swarmctl nodes``; a crash loop must not fill the memory."""
         gone = [i for i, w in self._state.workers.items() if w.is_gone]
         for incarnation in gone[: max(0, len(gone) - 16)]:
             self._forget(incarnation)

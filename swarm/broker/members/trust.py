@@ -1,15 +1,21 @@
-"""Who is to be believed: messages that were damaged on their way, and hidden states that are not finite.
+"""Integrity of workers' results: messages that were damaged in transit, and hidden states that are not finite.
 
-* *Damaged.* What came is not what was sent (checksums). The step is lost, and since it may have been the only one, the
-  broker doesn't wait for a gap: a new epoch, at once, and nobody is blamed. If one message after the other is damaged
-  and no step comes through, that is no accident any more: new epochs at that pace would only burn time, so the slower
-  rule for lost steps takes over (``vigil.LostSteps``), which in the end blames what the steps carry.
-* *Not finite.* A stage refuses such hidden states and names who sent them. It must be the stage before it: nobody can
-  accuse anybody else. Since that stage refuses them too, it got finite ones and made these: it is out, fenced, and
-  whatever it holds of sequences counts no more (``members`` has it forget that when it joins anew). While others can
-  do its work it is called back only after a pause, which doubles each time: broken memory would lie again at once.
-* *The same sequence again.* If a sequence is there ``QUARANTINE_AFTER`` times, on more than one worker or on one that
-  nobody could stand in for, it is the model that has no finite answer to it: its request fails, and the worker stays.
+* *Damaged.* A message's checksum is wrong. The step is lost, and since it may have been the only one, the broker
+  doesn't
+  wait for a gap: it starts a new epoch immediately, and no worker is blamed. If messages keep arriving damaged and no
+  step succeeds, it is not chance: new epochs at that rate would only waste time, so the slower rule for lost steps
+  takes
+  over (``monitor.LostStepDetector``), which in the end blames the steps' contents.
+* *Not finite.* A stage rejects such hidden states and names their sender. The sender must be the previous stage: a
+  worker
+  can accuse no other one. Since that stage rejects them too, it received finite ones and produced these: it is out,
+  fenced, and the keys and values that it holds no longer count (``admission`` has it drop them when it joins again).
+  While others can do its work it is called back only after a pause, which doubles each time: broken memory would
+  produce
+  corrupt results again immediately.
+* *The same sequence again.* If a sequence is involved ``QUARANTINE_AFTER`` times, on more than one worker or on a
+  worker
+  that no other one could replace, the model has no finite answer to it: its request fails, and the worker stays.
 """
 
 from __future__ import annotations
@@ -23,18 +29,18 @@ from swarm.wire.messages import NotFinite
 PAUSE_S = 5.0
 MAX_PAUSE_S = 300.0
 QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
-ACT_AT_ONCE = 3  # damaged messages without a step that came through between, until the rule for lost steps takes over
+ACT_AT_ONCE = 3  # damaged messages without a completed step between, until the rule for lost steps takes over
 
 
 def pause_s(times: int) -> float:
-    """How long a worker that was put out so often is not called back; twice as long each time."""
+    """Return how long a worker that was put out this many times is not called back; doubles each time."""
     return min(MAX_PAUSE_S, PAUSE_S * 2 ** (times - 1)) if times > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What follows from what a worker could not compute, or computed wrongly. ``out``: the worker, if it must go;
-    ``poisonous``: sequences that no worker can compute."""
+    """Decision about a worker that could not compute a step, or computed it wrongly. ``out``: the worker, if it must
+    go; ``poisonous``: sequences that no worker can compute, each with the reason."""
 
     out: Worker | None
     evidence: str
@@ -43,18 +49,19 @@ class Finding:
 
 @dataclass(slots=True)
 class Lies:
-    """See the module's text."""
+    """Decides about damaged messages and about hidden states that are not finite (see the module)."""
 
     state: State
 
     def is_loss(self) -> bool:
-        """A damaged message came: may a step have been in it, and is it to be acted on at once?"""
+        """Count a damaged message. Returns whether to act immediately, since a step may have been in it."""
         self.state.count("damaged_messages")
         self.state.setbacks.damaged += 1
         return self.state.setbacks.damaged <= ACT_AT_ONCE
 
     def judge(self, reporter: Worker, suspect: Worker, found: NotFinite, *, is_needed: bool) -> Finding:
-        """``is_needed``: nobody else could compute what the suspect does."""
+        """Decide about hidden states that are not finite. ``is_needed``: no other worker could compute the suspect's
+        layers."""
         self.state.count("not_finite")
         concerned = [s for row in found.rows if (s := self._alive(row.sequence)) is not None]
         for sequence in concerned:
@@ -74,20 +81,22 @@ class Lies:
         return Finding(None if is_the_model else suspect, evidence, ends)
 
     def dangerous(self) -> list[tuple[Sequence, str]]:
-        """Whoever was present at several deaths may be their cause, and must not take the swarm with it; and why."""
+        """Return the sequences that were in flight at several worker deaths, with the reason to end them: each may be
+        the cause, and must not take the swarm down."""
         present = [s for s in (*self.state.running, *self.state.waiting) if s.num_deaths >= QUARANTINE_AFTER]
         what = "quarantined: it was in flight at {} worker deaths or losses of steps"
         return [(sequence, what.format(sequence.num_deaths)) for sequence in present]
 
     def may_be_called(self, worker: Worker) -> bool:
-        """Whether a worker that lives may be told to join anew: at once if nothing can be served without it, unless its
-        steps failed. Then it could serve nothing either, and would be told so again and again."""
+        """Whether a worker that lives may be told to join again: immediately if nothing can be served without it,
+        unless its steps failed. In that case it could serve nothing either, and would be called again and again."""
         book = self.state.book
         is_wanted = book.current is None and book.coming is None and worker.verdict is not Verdict.FAILED
         return self.state.now >= worker.call_after or is_wanted
 
     def sender_to(self, reporter: Worker, found: NotFinite) -> Worker | None:
-        """The stage before the reporter's, if it is the one accused; None: it accuses one that can't have sent it."""
+        """Return the stage before the reporter's, if it is the accused one; None: the accused worker can't have sent
+        it."""
         plan = self.state.book.current
         own = plan.stage_of(reporter.incarnation) if plan is not None else None
         if plan is None or own is None:

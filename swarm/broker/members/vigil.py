@@ -1,7 +1,7 @@
-"""The watch over the workers: reads what their beats said, gives the verdict on each (``health``), and notices steps
-that got lost though nobody died.
+"""Health monitoring of the workers: reads their heartbeats, gives the verdict on each (``health``), and notices steps
+that got lost although no worker died.
 
-What a verdict leads to is not decided here.
+The consequences of a verdict are decided elsewhere (``membership``).
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import Beat, LayerRange
 
-MOST_ON_THE_WIRE_S = 60.0  # whatever was measured, nobody waits longer
+MOST_ON_THE_WIRE_S = 60.0  # upper limit of a transfer time, whatever was measured
 LOST_STEP_S = 1.0
-WIRE_FACTOR = 3.0  # how many times longer than measured a link may take before what it carries counts as lost
-MOST_DOUBLINGS = 2  # of that patience, one for each loss in a row: TCP doubles its own
-BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through between
+WIRE_FACTOR = 3.0  # a transfer that takes this many times longer than measured counts as lost
+MOST_DOUBLINGS = 2  # doublings of that limit, one for each loss in a row: TCP doubles its own timeout
+BLAME_AFTER_LOSSES = 2  # losses of steps without a single completed step between
 
 
 @dataclass(frozen=True, slots=True)
 class VitalSigns:
-    """What a worker's last beat said and when, for reports."""
+    """Content and age of a worker's last heartbeat, for reports."""
 
-    beat_age_s: float | None = None
+    beat_age_s: float | None = None  # None: no heartbeat yet.
     doing: str = ""
-    rate: float = 0.0
-    pace: float | None = None
+    rate: float = 0.0  # layers per second
+    pace: float | None = None  # how many times longer than predicted its recent steps took
     loop_lag_s: float = 0.0
     blocked_on: str = ""
 
 
 class Vigil:
-    """Reads every worker's pulse."""
+    """Judges every worker by its heartbeats."""
 
     def __init__(self, state: State, settings: HealthSettings) -> None:
         self._state = state
         self._settings = settings
 
     def judgements(self, now: float) -> dict[str, Judgement]:
-        """The verdict on every worker, with its evidence, and since when it has held."""
+        """Return the verdict on every worker, with its evidence, and the time since which it has held."""
         found: dict[str, Judgement] = {}
         replays = self._replays()
         for incarnation, worker in self._state.workers.items():
@@ -57,7 +57,8 @@ class Vigil:
         return {incarnation: self._dated(incarnation, judgement, now) for incarnation, judgement in told.items()}
 
     def _in_full(self, incarnation: str, found: dict[str, Judgement]) -> Judgement:
-        """With what the worker's own beats don't tell: the verdict on whom it waits for, the bytes that it has read."""
+        """Add to a judgement what the worker's own heartbeats don't contain: the verdict on the worker that it waits
+        for, the bytes that it has read."""
         judgement, worker = found[incarnation], self._state.workers[incarnation]
         if judgement.verdict is Verdict.BLOCKED:
             by = judge_blocked(incarnation, found, self.blocked_on, self._name_of)
@@ -70,7 +71,7 @@ class Vigil:
         return judgement
 
     def _last_verdict(self, worker: Worker) -> Judgement:
-        """Why a departed worker left; it was not always by a verdict."""
+        """Return why a departed worker left; it was not always by a verdict."""
         last = worker.judged
         if worker.state is WorkerState.LEFT:
             return Judgement(Verdict.LEFT, worker.reason)
@@ -85,7 +86,7 @@ class Vigil:
         return dated
 
     def _replays(self) -> list[Shape]:
-        """List the replays under way, which are steps too."""
+        """Return the shapes of the replays under way, which are steps too."""
         rebuilding = self._state.rebuilding
         return [
             Shape.of([(run.done, min(rebuilding.chunk, run.stop - run.done), False)])
@@ -94,7 +95,8 @@ class Vigil:
         ]
 
     def _expected(self, worker: Worker, replays: list[Shape]) -> Expected:
-        """Gather what is known of its steps. What those under way should take matters only while it computes."""
+        """Collect the expected step times of a worker. The time of the step in hand matters only while the worker
+        computes."""
         gauge, usual_step_s = self._state.book.gauge, self._state.costs.usual_step_s
         stage = gauge.stages.get(worker.name)
         if stage is None:
@@ -104,12 +106,11 @@ class Vigil:
         return Expected(usual_step_s, in_hand_s, stage.num_layers, worker.pace if pace is None else pace)
 
     def _beat_of(self, incarnation: str) -> Beat | None:
-        """Return what it said last."""
         worker = self._state.workers.get(incarnation)
         return None if worker is None else worker.pulse.beat
 
     def blocked_on(self, incarnation: str) -> str:
-        """Whom it waits for, by its last beat; empty if for nobody."""
+        """Return the incarnation that the worker waits for, by its last heartbeat; empty if it waits for none."""
         beat = self._beat_of(incarnation)
         return beat.blocked_on if beat is not None and beat.state == "blocked" else ""
 
@@ -118,7 +119,7 @@ class Vigil:
         return worker.name if worker is not None else incarnation
 
     def vital_signs(self, incarnation: str, now: float) -> VitalSigns:
-        """Tell what its beats say, for reports; of somebody who has never beaten, nothing."""
+        """Return the content of the worker's last heartbeat, for reports; empty values if it has sent none."""
         worker, beat = self._state.workers.get(incarnation), self._beat_of(incarnation)
         if worker is None or beat is None or worker.pulse.beat_at is None:
             return VitalSigns()
@@ -133,14 +134,14 @@ class Vigil:
         )
 
     def idle_s(self, incarnation: str) -> float:
-        """For how long this worker has computed nothing, as far as its beats say: because there was nothing to do, or
-        because it can't hand on what it has."""
+        """Return for how long this worker has computed nothing, by its last heartbeat: for lack of work, or because it
+        can't pass its output on."""
         beat = self._beat_of(incarnation)
         return beat.since_s if beat is not None and beat.state in ("idle", "blocked") else 0.0
 
     def on_the_wire_s(self, members: Iterable[str], num_positions: int) -> float:
-        """Reckon what it takes to send so many positions' hidden states to the next stage, over the slowest of the
-        links."""
+        """Estimate the time to send the hidden states of ``num_positions`` to the next stage, over the slowest of the
+        members' links."""
         manifest = self._state.manifest
         num_bytes = num_positions * (manifest.hidden_size if manifest is not None else 0) * 4
         links = [worker.hello.link for i in members if (worker := self._state.workers.get(i)) is not None]
@@ -148,14 +149,14 @@ class Vigil:
         return min(MOST_ON_THE_WIRE_S, max(times, default=0.0))
 
     def computes(self, incarnation: str) -> bool:
-        """Whether it said last that it computes."""
+        """Whether the worker's last heartbeat reports that it computes."""
         beat = self._beat_of(incarnation)
         return beat is not None and beat.state == "computing"
 
 
 @dataclass(slots=True)
 class LostSteps:
-    """Notices steps that are lost though nobody died: one is under way, and yet no stage has computed for a while."""
+    """Detects steps that are lost although no worker died: one is in flight, but no stage has computed for a while."""
 
     state: State
     vigil: Vigil
@@ -173,27 +174,29 @@ class LostSteps:
             self.out.note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
             self.state.setbacks.lost += 1
-            # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two
-            # stages can't reach each other at all.
+            # The first two losses are the network's fault. If still no other step completes, these steps' contents are
+            # to blame, or two stages can't reach each other at all.
             again = self.state.setbacks.lost > BLAME_AFTER_LOSSES
             apart = again and self._set_apart(plan, now)
             self.procedure.trouble(now, blame=again and not apart)
 
     def _lost_after_s(self, plan: Plan) -> float:
-        """A step that nobody computes may be on its way: a large one over a slow link takes long; and where packets are
-        lost, what was sent again is waited for the longer the more often that was in vain."""
+        """Return after what time without computation the steps in flight count as lost. A large step over a slow link
+        takes long; and where packets are lost, TCP's retransmissions take longer each time, so the limit grows with
+        each loss."""
         positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
         positions = max(positions, self.state.rebuilding.chunk if self.state.rebuilding.under_way else 0)
         usual_s = max(LOST_STEP_S, WIRE_FACTOR * self.vigil.on_the_wire_s(plan.members, positions))
         return usual_s * 2.0 ** min(self.state.setbacks.lost, MOST_DOUBLINGS)
 
     def _set_apart(self, plan: Plan, now: float) -> bool:
-        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
-        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
+        """Exclude a stage that can't be reached. Connections were made again repeatedly, and still a stage can't send
+        its output to the next one, which is idle and healthy: these two can't reach each other. The plan avoids the
+        second one for a while."""
         for stage in plan.stages:
             holder = self.state.workers.get(self.vigil.blocked_on(stage.incarnation))
             if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
-                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
+                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, although both are alive", now)
                 self.out.note("worker_unreachable", "error", worker=holder.name, by=stage.name)
                 self.state.count("workers_unreachable")
                 return True

@@ -1,7 +1,7 @@
-"""A bound that no plan can beat, found without looking at orders: how far from the best can a plan be?
+"""Lower bound of a step's time, independent of the order of devices: how far from the best can a plan be?
 
-It lets every device take the lightest layers that there are, in any order, with no hop slower than the quickest; that
-is never more than a real plan must bear.
+The relaxed problem lets every device take the lightest layers, in any order, with no hop slower than the quickest; its
+cost is never above that of a real plan.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.tables import Table, hops
 
 Counts = NDArray[np.int64]
-_NEVER = 1 << 40
+_NEVER = 1 << 40  # more layers than any model has
 
 
 def lower_bound(problem: Problem) -> float:
-    """Find the seconds that no plan's step can be quicker than; infinite if there can be no plan."""
+    """Return the seconds below which no plan's step can be; infinite if there can be no plan."""
     return _sum_bound(problem) if problem.takes_turns else _slowest_bound(problem)
 
 
 def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
-    """Count the layers that each device's memory and cap allow beside ``extra_bytes``, were they the smallest."""
+    """Return how many layers each device's memory and cap allow besides ``extra_bytes``, counting the smallest layers
+    first."""
     model = problem.model
     sizes = np.concatenate(([0], np.cumsum(sorted(model.layer_bytes)))) + extra_bytes
     kv = np.concatenate(([0], np.cumsum(sorted(model.kv_bytes)))) * problem.kv_positions
@@ -44,7 +45,7 @@ def _slowest_bound(problem: Problem) -> float:
     high += sum(d.stage_s + d.embed_s + d.head_s for d in problem.devices)
     if covered_within(problem, high) < problem.model.num_layers:
         return np.inf
-    for _ in range(40):
+    for _ in range(40):  # bisection: 40 halvings are as exact as the measurements, many times over
         middle = (low + high) / 2
         if covered_within(problem, middle) >= problem.model.num_layers:
             high = middle
@@ -54,7 +55,8 @@ def _slowest_bound(problem: Problem) -> float:
 
 
 def covered_within(problem: Problem, limit_s: float) -> int:
-    """The most layers that all devices together could do in this time each, whoever has the embedding and the head."""
+    """Return the most layers that all devices together could compute if each has this time, for the best choice of the
+    devices with the embedding and the head."""
     devices, model = problem.devices, problem.model
     counts = _within(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
     embeds = _within(
@@ -69,13 +71,13 @@ def covered_within(problem: Problem, limit_s: float) -> int:
 
 
 def _least_pair(first: Counts, last: Counts) -> int:
-    """The least of first[i] + last[j] for two different places."""
+    """Return the least of first[i] + last[j] for two different places."""
     one, other = np.argsort(first, kind="stable")[:2], np.argsort(last, kind="stable")[:2]
     return min(int(first[i] + last[j]) for i in one for j in other if i != j)
 
 
 def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
-    """Count how many of the lightest layers each device does in its time."""
+    """Return how many of the lightest layers each device computes in its time."""
     work = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights))))
     speed = np.array([d.layer_s for d in problem.devices])
     allowance = np.maximum(np.asarray(limits), 0.0) * (1 + 1e-9)
@@ -85,7 +87,7 @@ def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
 
 
 def _sum_bound(problem: Problem) -> float:
-    """Fill those that are cheapest by layer, were they full, parts of layers allowed."""
+    """Fill devices in the order of their cost per layer when full, with fractions of layers allowed."""
     devices, most = problem.devices, most_layers(problem)
     if most.sum() < problem.model.num_layers:
         return np.inf
@@ -104,7 +106,7 @@ def _sum_bound(problem: Problem) -> float:
 
 
 def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Table]:
-    """Find what a layer costs at a device that is full, its stage and the nearest hop to it included; and those
+    """Return the cost per layer at a device that is full, including its stage and the nearest hop to it; and those
     hops."""
     ways = hops(problem)
     np.fill_diagonal(ways, np.inf)
@@ -117,7 +119,7 @@ def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Tab
 
 
 def cheapest_first(problem: Problem, most: Counts) -> list[int]:
-    """Devices that can hold something at all, those first that add least to the sum for each layer."""
+    """Return the devices that can hold any layer, in the order of what they add to the sum for each layer."""
     heavy = np.arange(problem.model.num_layers + 1, dtype=np.float64)
     rates, _ = full_rates(problem, most, heavy)
     return [int(i) for i in np.argsort(rates, kind="stable") if most[i] > 0]

@@ -1,5 +1,5 @@
-"""A plan in words and figures: what is predicted, what limits it, what one more worker would change, who is left out
-and why."""
+"""Description of a plan in text and figures: the prediction, the bottleneck, the effect of one more worker, the devices
+that are left out and why."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from swarm.broker.planner.problem import Device, Line, Problem, Share, Shortage
 from swarm.broker.planner.solve import EXACT, solve
 from swarm.wire.messages import Json, LayerRange
 
-MAX_EXPLAINED = 4  # of those left out: each costs a search
-MAX_NAMED = 8  # in one sentence
+MAX_EXPLAINED = 4  # of the devices left out: each costs a search
+MAX_NAMED = 8  # names in one sentence
 
-NamedShares = tuple[tuple[str, LayerRange], ...]  # who would have which layers, by workers' names
+NamedShares = tuple[tuple[str, LayerRange], ...]  # workers' names and the layers that each would have
 
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``: with buffers and KV.
-    ``by_relay``: so is it reached."""
+    """Forecast of one stage. ``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``:
+    with buffers and KV. ``by_relay``: whether the stage is reached through the relay."""
 
     worker: str
     layers: LayerRange
@@ -36,8 +36,8 @@ class StageForecast:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Another plan that was weighed: a step's seconds, and as things are now those of the plan that stands; why it is
-    not made."""
+    """Alternative that was considered: the time of a step, that of the active plan as measured now, and why it is not
+    made."""
 
     shares: NamedShares
     step_s: float
@@ -47,8 +47,8 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class OneMore:
-    """What another worker like ``like`` would change. ``sequences``: that decode at a time then; a step of the load
-    takes ``now_s`` for as many of them with the plan that stands."""
+    """Effect of another worker like ``like``. ``sequences``: number that would decode at a time; the active plan takes
+    ``now_s`` for as many of them."""
 
     like: str
     step_s: float
@@ -58,13 +58,12 @@ class OneMore:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``step_s``: from one step to the next; ``broker_s`` of it for the ways between the broker and the first and last
-    stage, and ``beside_s`` for what it takes whatever the plan. ``bound``: what it is the time of; ``way_s``: of a step
-    through all stages. ``even_s``: the same if the same workers had even shares; None if those would not fit.
-    ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while a plan is waited
-    for: ``one_more``, with another worker like the quickest, on a machine of its own, ``others``, which were weighed,
-    and what a step would take with those left out.
-    """
+    """Forecast of a plan. ``step_s``: from one step to the next; ``broker_s``: the part of it for the links between the
+    broker and the first and last stage; ``beside_s``: the part that every plan has. ``bound``: the limit that
+    determines it; ``way_s``: time of a step through all stages. ``even_s``: the time if the same workers had even
+    shares; None if those would not fit. ``left_out``: (worker, reason). Parts that need a search are computed only for
+    a report, never while a plan is awaited: ``one_more``, with another worker like the quickest, on a machine of its
+    own, ``others``, the alternatives considered, and the time of a step with the left-out workers."""
 
     objective: str
     load: Load
@@ -83,16 +82,16 @@ class Forecast:
 
     @property
     def in_flight(self) -> int:
-        """How many steps, each with all rows of the load, are on their way at a time."""
+        """Number of steps in flight at a time, each with all rows of the load."""
         return 1 if self.takes_turns else len(self.stages)
 
     @property
-    def bottleneck(self) -> StageForecast:
+    def bottleneck(self) -> StageForecast:  # the slowest stage
         return max(self.stages, key=lambda stage: stage.compute_s)
 
     @property
     def margin(self) -> float:
-        """Find by which part of its time the slowest stage is slower than the next: what could be won there at most."""
+        """Fraction of its time by which the slowest stage is slower than the next: the largest possible gain there."""
         times = sorted((stage.compute_s for stage in self.stages), reverse=True)
         return 1 - times[1] / times[0] if len(times) > 1 and times[0] else 0.0
 
@@ -110,8 +109,8 @@ def forecast(
     *,
     thorough: bool = False,
 ) -> Forecast:
-    """Forecast what this line of devices will do. ``left_out``: those who were not even looked at. ``thorough``: with
-    searches for what a step would take with those left out, where that doesn't take too long."""
+    """Predict the times of this line of devices. ``left_out``: workers that were not even considered. ``thorough``:
+    with searches for the time of a step with the left-out devices, where that doesn't take too long."""
     bounds = tables.bounds(problem, line)
     bound = max(bounds, key=lambda name: bounds[name])
     return Forecast(
@@ -147,7 +146,7 @@ def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
 
 
 def _ways(problem: Problem, line: Line) -> list[float]:
-    """By stage, what the ways between it and the broker take: to the first one, from the last one."""
+    """Return by stage the time of the links between it and the broker: to the first one, from the last one."""
     ways = [0.0] * len(line)
     ways[0] += tables.way_in_s(problem.devices[line[0].device])
     ways[-1] += tables.way_out_s(problem.devices[line[-1].device])
@@ -155,7 +154,8 @@ def _ways(problem: Problem, line: Line) -> list[float]:
 
 
 def even_line(problem: Problem, line: Line) -> Line | None:
-    """Share layers evenly over the same devices in the same order, the first ones one more; None if it doesn't fit."""
+    """Distribute layers evenly over the same devices in the same order, the first ones one more; None if it doesn't
+    fit."""
     base, extra = divmod(problem.model.num_layers, len(line))
     shares, first = [], 0
     for place, share in enumerate(line):
@@ -184,8 +184,8 @@ def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, 
 
 
 def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> str:
-    """Say why a device isn't in the plan, whose step takes ``now`` seconds. ``thorough``: with a search for what it
-    would take with this one."""
+    """Return why a device isn't in the plan, whose step takes ``now`` seconds. ``thorough``: search for the time of a
+    step with this device."""
     small = _too_small(problem, problem.devices[index])
     if small or not thorough:
         return small or "the step would not be quicker with it"
@@ -201,7 +201,7 @@ def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> st
 
 
 def _all_taken(problem: Problem) -> str:
-    """Say who holds all the layers, if pins (or being cordoned, which keeps layers likewise) leave none."""
+    """Return which devices hold all the layers, if pins (or cordons, which keep layers likewise) leave none."""
     held = [(device.name, device.pinned) for device in problem.devices if device.pinned is not None]
     if sum(len(pin) for _, pin in held) < problem.model.num_layers:
         return ""
@@ -214,11 +214,11 @@ def _too_small(problem: Problem, device: Device) -> str:
     return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- text and JSON ----------------------------------------------------------------------------------------------------
 
 
 def sentences(found: Forecast) -> tuple[str, ...]:
-    """Tell a forecast to people, one thought a sentence."""
+    """Return a forecast as sentences for people."""
     load, slowest = found.load, found.bottleneck
     decoding = f"{_many(load.rows, 'sequence')} of {_many(load.context, 'position')}"
     decoding += " that decodes" if load.rows == 1 else " that decode together"
@@ -234,9 +234,9 @@ def sentences(found: Forecast) -> tuple[str, ...]:
         gain = quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
     if found.broker_s >= found.step_s / 100:
-        said.append(f"{_ms(found.broker_s)} of a step are the broker's ways to the first stage and from the last")
+        said.append(f"{_ms(found.broker_s)} of a step is latency between the broker and the end stages")
     if found.beside_s >= found.step_s / 100:
-        said.append(f"{_ms(found.beside_s)} of a step pass beside the stages, whatever the plan")
+        said.append(f"{_ms(found.beside_s)} of a step is spent outside of the stages, with any plan")
     said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
     said += [_said_of_weighed(each) for each in found.others]
@@ -244,7 +244,7 @@ def sentences(found: Forecast) -> tuple[str, ...]:
 
 
 def _takes(found: Forecast) -> str:
-    """Say what takes a step's time."""
+    """Return a phrase for the part that determines a step's time."""
     if len(found.stages) == 1:
         return f"the only stage, {found.bottleneck.worker}, takes"
     if found.bound == "turns":
@@ -252,12 +252,12 @@ def _takes(found: Forecast) -> str:
     if found.bound == "cores":
         return "stages that share the cores of a machine take"
     if found.bound == "way":
-        return f"a step is {_ms(found.way_s)} on its way through all stages, so {found.in_flight} in flight take"
+        return f"a step is {_ms(found.way_s)} in transit through all stages, so {found.in_flight} in flight take"
     return f"the slowest stage, {found.bottleneck.worker}, takes"
 
 
 def of_one_more(found: Forecast) -> tuple[str, ...]:
-    """Say what one more worker would change, if that was looked at."""
+    """Return the effect of one more worker as text, if it was computed."""
     more = found.one_more
     if more is None:
         return ()
@@ -269,29 +269,29 @@ def of_one_more(found: Forecast) -> tuple[str, ...]:
 
 
 def _said_of_relayed(stages: Sequence[StageForecast]) -> list[str]:
-    """Tell who is reached by the relay, and what that costs."""
+    """Return a sentence for each stage that is reached through the relay, with the cost."""
     said = []
     for before, stage in itertools.pairwise((None, *stages)):
         if stage is not None and stage.by_relay:
             price = "" if before is None else f", in {_ms(before.hop_s)} from {before.worker}"
-            said.append(f"{stage.worker} is reached by the broker's relay only{price}")
+            said.append(f"{stage.worker} is reached only through the broker's relay{price}")
     return said
 
 
 def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
-    """Make a sentence for each reason, not for each worker."""
+    """Return a sentence for each reason, not for each worker."""
     groups: dict[str, list[str]] = {}
     for name, why in left_out:
         groups.setdefault(why, []).append(name)
     return [
-        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each of them: {why}"
+        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each because: {why}"
         for why, names in groups.items()
     ]
 
 
 def _said_of_weighed(other: Weighed) -> str:
     seconds = f"{_ms(other.step_s)} a step instead of {_ms(other.now_s)}"
-    return f"weighed against {_shared(other.shares)}, {seconds}: {other.why}"
+    return f"compared with {_shared(other.shares)}, {seconds}: {other.why}"
 
 
 def _shared(shares: NamedShares) -> str:
@@ -311,7 +311,7 @@ def _many(number: float, what: str) -> str:
 
 
 def as_json(found: Forecast) -> Json:
-    """Tell a forecast to programs."""
+    """Return a forecast as JSON."""
     return {
         "objective": found.objective,
         "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
@@ -357,7 +357,7 @@ def stage_json(stage: StageForecast) -> Json:
 
 
 def quicker(quick_s: float, slow_s: float) -> str:
-    """Say how much quicker the one is than the other; empty if that is nothing worth mentioning."""
+    """Return how much quicker the one is than the other, as text; empty if the difference is negligible."""
     ratio = slow_s / max(quick_s, LEAST_S)
     if ratio < 1.005:
         return ""

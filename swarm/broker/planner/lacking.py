@@ -1,4 +1,4 @@
-"""Says why there is no plan, in one sentence, and how many bytes are missing where."""
+"""Reason why there is no plan, in one sentence, with the number of bytes that are missing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from swarm.broker.planner.problem import Device, Problem, Shortage
 from swarm.wire.messages import LayerRange
 
-SHOWN = 16
+SHOWN = 16  # devices or routes listed in one sentence
 
 
 def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
-    """Say what a problem without a plan lacks. ``fits_by_itself``: there is one without pins and caps."""
+    """Explain why a problem has no plan. ``fits_by_itself``: there is a plan without pins and caps."""
     by_hand = contradiction(problem) or _pin_without_room(problem)
     if by_hand is not None:
         return by_hand
@@ -29,9 +29,9 @@ def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
 
 
 def shut_off(problem: Problem) -> Shortage:
-    """Say which ways are shut, where every plan would need one of them."""
+    """Explain which routes are blocked, where every plan would need one of them."""
     shut = [f"the broker can't reach {device.name}" for device in problem.devices if device.is_shut]
-    shut += [f"{device.name} can't reach the broker's data door" for device in problem.devices if device.is_mute]
+    shut += [f"{device.name} can't reach the broker's data port" for device in problem.devices if device.is_mute]
     for device in problem.devices:
         if device.cant_reach:
             shut.append(f"{device.name} can't reach {', '.join(sorted(device.cant_reach)[:SHOWN])}")
@@ -42,7 +42,8 @@ def shut_off(problem: Problem) -> Shortage:
 
 
 def contradiction(problem: Problem) -> Shortage | None:
-    """Find what no memory cures: pins that contradict each other, the caps or the model, or leave layers to nobody."""
+    """Return a shortage that more memory can't cure: pins that contradict each other, the caps or the model, or that
+    leave layers without a device."""
     num = problem.model.num_layers
     pinned = sorted(((d.pinned, d) for d in problem.devices if d.pinned is not None), key=lambda each: each[0].first)
     for pin, device in pinned:
@@ -60,7 +61,8 @@ def contradiction(problem: Problem) -> Shortage | None:
 
 
 def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | None:
-    """Find layers between pins that nobody can take: more gaps than workers, or more layers than their caps allow."""
+    """Return the shortage if no device can take the layers between pins: more gaps than devices, or more layers than
+    caps allow."""
     num = problem.model.num_layers
     edges = [0, *(edge for pin in pins for edge in (pin.first, pin.stop)), num]
     gaps = [LayerRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
@@ -68,7 +70,7 @@ def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | 
     said = " and ".join(str(gap) for gap in gaps)
     if len(gaps) > len(free):
         who = f"without a pin there is only {_names(free)}" if free else "all workers hold others by their pins"
-        return Shortage(f"other pins or caps, or another worker: nobody is left for layers {said}: {who}", 0)
+        return Shortage(f"other pins or caps, or another worker: no worker is left for layers {said}: {who}", 0)
     wanted, allowed = sum(map(len, gaps)), sum(num if d.max_layers is None else d.max_layers for d in free)
     if wanted <= allowed:
         return None
@@ -97,14 +99,14 @@ def _pin_without_room(problem: Problem) -> Shortage | None:
 
 
 def _each(problem: Problem) -> str:
-    """List every device with its memory, and what the next layer that it can't take lacks."""
+    """List every device with its memory, and the memory that it lacks for one layer."""
     shown = [f"{d.name} {_mib(d.memory_bytes)}{_lack(problem, d)}" for d in problem.devices[:SHOWN]]
     more = len(problem.devices) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _lack(problem: Problem, device: Device) -> str:
-    """Say how much a device lacks for even the smallest layer."""
+    """Return how much memory a device lacks for even the smallest layer."""
     missing = problem.least_bytes(device) - device.memory_bytes
     return f" ({_mib(missing)} short of one layer)" if missing > 0 else ""
 

@@ -1,5 +1,6 @@
-"""Makes of what workers measured at join the seconds of a step: of the load that is planned for, or of a real one; and
-measures what happens beside that (``PlanGauge``): each stage's computing time, and the time outside of stages."""
+"""Time of a step, computed from workers' measurements at join: for the load that is planned for, or for a real step.
+And gauges that measure the actual times (``PlanGauge``): each stage's computing time, and the time outside of stages.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from msgspec import structs
 
 from swarm.wire.messages import Hop, LayerCost, Row
 
-# What was measured is believed within these bounds: no clock tells less apart, and nobody waits longer for a layer.
-# What lies outside (nothing at all, infinity) would make sums and quotients meaningless.
+# Bounds of a plausible measurement: clocks do not resolve less, and no caller waits longer for a layer. Values outside
+# (zero, infinity) would make sums and quotients meaningless.
 LEAST_S = 1e-9
 MOST_S = 1e6
-CHUNK = 256  # positions of a prompt in one step, about: what the scheduler gives it
+CHUNK = 256  # positions of a prompt in one step, approximately as the scheduler cuts them
 
 _Points = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load that a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and
+    """Load that a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and
     ``prompt`` positions of prompts for every token that is generated."""
 
     rows: int = 8
@@ -32,14 +33,14 @@ class Load:
 
     @property
     def positions(self) -> float:
-        """Positions of prompts that come in for one step of decodes."""
+        """Prompt positions that arrive in the time of one decoding step."""
         return self.rows * self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One step as it was: how many sequences decoded, with how many positions in all; how many positions of prompts,
-    and the positions before each of them, added up; how many rows went through the head."""
+    """Size of one real step: the number of decoding sequences and their positions in total; the number of prompt
+    positions, and the sum of the positions before each of them; the number of rows that went through the head."""
 
     decodes: int
     decode_context: int
@@ -62,8 +63,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """One worker's figures, to be asked for any size. Between measured sizes lines are drawn; beyond the largest, the
-    last line goes on."""
+    """Measured times of one worker, for any size of a step: interpolated between measured sizes, and extrapolated
+    beyond the largest."""
 
     decode: _Points
     decode_slope: float  # seconds for each position before, of each sequence
@@ -75,18 +76,19 @@ class Speeds:
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
-        """Make figures of what was measured; None if nothing was. ``alone``: with all cores of its host, where that was
-        measured. Whatever was measured, all seconds that come out are finite, and those of a layer more than 0."""
+        """Build a worker's times from its measurements; None if there are none. ``alone``: measured with all cores of
+        its host, where available. All resulting times are finite, and those of a layer are positive, whatever was
+        measured."""
         return _speeds(tuple(costs), alone)
 
     def layer_s(self, load: Load) -> float:
-        """One layer's part of a step of the load: its decodes, and its share of a chunk of prompt."""
+        """Return one layer's time in a step of the load: its decodes, and its share of a chunk of prompt."""
         decode = _at(self.decode, load.rows) + self.decode_slope * load.rows * load.context
         chunk = _at(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
         return decode + load.positions * chunk / CHUNK
 
     def replay_s(self, context: int = 0) -> float:
-        """One layer's time for one position of a chunk, as a replay computes it, with so many positions before it."""
+        """Return one layer's time for one position of a replayed chunk, with ``context`` positions before it."""
         return _at(self.prefill, CHUNK) / CHUNK + self.prefill_slope * context
 
     def stage_s(self, load: Load) -> float:
@@ -99,8 +101,8 @@ class Speeds:
         return _at(self.embed, load.rows) + load.positions / CHUNK * _at(self.embed, CHUNK)
 
     def step_s(self, shape: Shape, layer_weight: float, *, has_head: bool, has_embedding: bool) -> float:
-        """A real step in a stage whose layers weigh so much. Where decodes and prompts are mixed, the weights are read
-        once for both."""
+        """Return the time of a real step in a stage whose layers have this total weight. Where decodes and prompts are
+        mixed, the weights are read once for both."""
         layer = 0.0
         if shape.positions:
             layer = _at(self.prefill, shape.positions) + self.prefill_slope * shape.position_context
@@ -113,7 +115,7 @@ class Speeds:
         return total + (_at(self.embed, num) if has_embedding else 0.0)
 
 
-@lru_cache(maxsize=1024)  # a plan asks for every worker's again and again
+@lru_cache(maxsize=1024)  # a plan asks for every worker's speeds repeatedly
 def _speeds(costs: tuple[LayerCost, ...], alone: bool) -> Speeds | None:
     chosen = [_believed(cost) for cost in costs if cost.alone is alone] or [_believed(cost) for cost in costs]
     kinds = {cost.kind for cost in chosen}
@@ -122,7 +124,8 @@ def _speeds(costs: tuple[LayerCost, ...], alone: bool) -> Speeds | None:
     decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
     if not decode or not prefill:
         decode = prefill = decode or prefill
-    # Who is so slow that decodes of one sequence alone were measured is known by prompts: as many rows, as much work.
+    # A worker that is so slow that it measured decodes of one sequence only: prompts show its speed, since the same
+    # number of rows is the same work.
     is_one_size = len({cost.rows for cost in decode}) == 1
     return Speeds(
         decode=_short([*decode, *prefill] if is_one_size else decode),
@@ -146,7 +149,7 @@ def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
 
 
 def _short(costs: Sequence[LayerCost]) -> _Points:
-    """Take each number of rows' figure with the least context; never less for more rows, which would be noise."""
+    """Return for each number of rows the time with the least context; never less for more rows, which is noise."""
     least = min((cost.context for cost in costs), default=0)
     found: dict[int, float] = {}
     for cost in costs:
@@ -157,7 +160,8 @@ def _short(costs: Sequence[LayerCost]) -> _Points:
 
 
 def _slope(costs: Sequence[LayerCost]) -> float:
-    """Find what one more position before costs each row: the mean over pairs of figures that differ in nothing else."""
+    """Return the cost of one more preceding position per row: the mean over pairs of measurements that differ only in
+    context."""
     found = []
     for cost in costs:
         for other in costs:
@@ -172,27 +176,28 @@ def _at(points: _Points, rows: float) -> float:
     sizes = [size for size, _ in points]
     place = min(max(1, bisect_left(sizes, rows)), len(points) - 1)
     if len(points) == 1:
-        return points[0][1] * max(1.0, rows / points[0][0])
+        return points[0][1] * max(1.0, rows / points[0][0])  # proportional beyond a single measured size
     (low, low_s), (high, high_s) = points[place - 1], points[place]
     if rows <= sizes[0]:
         return points[0][1]
     return low_s + (high_s - low_s) * (rows - low) / (high - low)
 
 
-# --- what happens beside what was predicted --------------------------------------------------------------------------
+# --- measured times against predicted ones ---------------------------------------------------------------------------
 
-# Predicting costs a few microseconds for each stage: with many stages, only some steps are looked at.
+# A prediction costs a few microseconds for each stage: with many stages, only some steps are measured.
 STAGES_PER_STEP = 16
-# A worker's pace is known from so many steps on.
+# Number of steps from which on a worker's pace is reliable.
 ENOUGH = 100
-# Its recent pace is that of about so many last steps, and known from the second number on.
+# Number of latest steps that the recent pace covers, roughly, and the number from which on it is reliable.
 RECENT = 32
 ENOUGH_RECENT = 16
 
 
 @dataclass(slots=True)
 class StageGauge:
-    """``speeds`` None: the worker measured nothing, so nothing is predicted. ``weight``: its layers' work."""
+    """Predicted and measured times of one stage. ``speeds`` None: the worker measured nothing, so nothing is predicted.
+    ``weight``: total weight of its layers."""
 
     worker: str
     speeds: Speeds | None
@@ -203,11 +208,11 @@ class StageGauge:
     predicted_s: float = 0.0
     measured_s: float = 0.0
     num_layers: int = 0
-    recent_predicted_s: float = 0.0  # sums in which a step weighs the less the longer ago it was
+    recent_predicted_s: float = 0.0  # exponentially decaying sums over the latest steps
     recent_measured_s: float = 0.0
 
     def took(self, predicted_s: float, measured_s: float) -> None:
-        """Take the times of a step that came back."""
+        """Add the times of a finished step."""
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.measured_s += measured_s
@@ -215,47 +220,46 @@ class StageGauge:
         self.recent_measured_s += measured_s - self.recent_measured_s / RECENT
 
     def step_s(self, shape: Shape) -> float:
-        """Predict what a step should take here; 0 if the worker measured nothing."""
+        """Predict the time of a step in this stage; 0 if the worker measured nothing."""
         if self.speeds is None:
             return 0.0
         return self.speeds.step_s(shape, self.weight, has_head=self.has_head, has_embedding=self.has_embedding)
 
     @property
     def recent_pace(self) -> float | None:
-        """The pace of the last steps alone."""
+        """Pace over the latest steps alone; None if there are too few."""
         known = self.num_steps >= ENOUGH_RECENT and self.recent_predicted_s > 0 and self.recent_measured_s > 0
         return self.recent_measured_s / self.recent_predicted_s if known else None
 
     @property
     def pace(self) -> float | None:
-        """How many times longer its steps take than predicted; None if that isn't known yet."""
+        """Ratio of the measured to the predicted time of its steps; None if there are too few."""
         known = self.num_steps >= ENOUGH and self.predicted_s > 0 and self.measured_s > 0
         return self.measured_s / self.predicted_s if known else None
 
 
 @dataclass(slots=True)
 class PlanGauge:
-    """Measures the plan in force. Only steps of this plan may be told."""
+    """Measurements of the active plan. Only steps of this plan may be recorded."""
 
     stages: dict[str, StageGauge] = field(default_factory=dict)
     num_steps: int = 0
-    seconds: float = 0.0
-    outside_s: float = 0.0
-    _shapes: dict[int, Shape] = field(default_factory=dict)
+    seconds: float = 0.0  # total time of finished steps
+    outside_s: float = 0.0  # the part of it outside of stages: links, queues, the broker
+    _shapes: dict[int, Shape] = field(default_factory=dict)  # by step: the steps in flight
 
     def begin(self, stages: Iterable[StageGauge]) -> None:
-        """Begin with another plan: nothing of the one before counts."""
+        """Start measuring another plan; the measurements of the one before are dropped."""
         self.stages = {stage.worker: stage for stage in stages}
         self.num_steps, self.seconds, self.outside_s = 0, 0.0, 0.0
         self._shapes.clear()
 
     def dispatched(self, step: int, rows: Iterable[Row]) -> None:
-        """Note a step that goes out; if it never comes back, the next plan forgets it."""
+        """Record a step that goes out; if it never comes back, the next plan drops it."""
         self._shapes[step] = Shape.of((row.start, row.count, row.sample) for row in rows)
 
     def in_hand_s(self, worker: str, more: Iterable[Shape] = ()) -> float:
-        """Predict what the longest of the steps under way, and of ``more``, should take in a worker's stage; 0:
-        unknown."""
+        """Predict the longest time in a worker's stage among the steps in flight and ``more``; 0: unknown."""
         stage = self.stages.get(worker)
         if stage is None:
             return 0.0

@@ -1,9 +1,10 @@
-"""Orders of many devices: good ones to begin with, then small changes as long as they help.
+"""Order of many devices: good orders to start with, then small changes as long as they help.
 
-A line of devices is as good as its slowest (or its sum), which depends far more on who is in it than on the order, so
-the first thing is to choose: those that a bound says could do most in the time that is needed, and a few more. Then the
-order: workers of a host side by side, so that few hops leave it; whoever is best at the head last, at the embedding
-first. From the best of a few such orders on, devices are moved and exchanged, a bounded number of times.
+A line of devices is as good as its slowest (or its sum), which depends far more on the choice of devices than on their
+order. So the first step is to choose: the devices that a bound rates as most productive in the required time, and a few
+more. Then the order: workers of a host next to each other, so that few hops leave it; the best device for the head
+last, for the embedding first. Starting from the best of a few such orders, devices are moved and exchanged, a bounded
+number of times.
 """
 
 from __future__ import annotations
@@ -20,24 +21,25 @@ from swarm.broker.planner.problem import Line, Problem
 from swarm.broker.planner.search import Combine, along
 from swarm.broker.planner.tables import Table
 
-SPARE = 4  # devices beyond those that a bound thinks necessary
-EFFORT = 6_000  # devices looked at in all changes together: a quarter of a second
-ROOMS = (1.001, 1.1, 8.0)  # times the bound: what the chosen ones must be able to keep to, together
-GOOD_ENOUGH = 1.002  # of the bound: nothing is left to be won
-CLOSE = 1.05  # of the bound: it is not worth looking among others too
+SPARE = 4  # devices beyond the number that a bound requires
+EFFORT = 6_000  # devices considered in all changes together: a quarter of a second
+# multiples of the bound: the time within which the chosen devices must be able to compute all layers
+ROOMS = (1.001, 1.1, 8.0)
+GOOD_ENOUGH = 1.002  # of the bound: nothing more can be gained
+CLOSE = 1.05  # of the bound: not worth considering other devices too
 
 
 @dataclass
 class _Hunt:
-    """The best line so far, and how much effort is left."""
+    """Local search: the best line so far, and the remaining effort."""
 
     problem: Problem
-    own: dict[int, Table]
+    own: dict[int, Table]  # by device: time of each range of layers
     hops: Table
     combine: Combine
-    must: frozenset[int]
-    goal: float
-    effort: int = EFFORT
+    must: frozenset[int]  # devices that may not be left out
+    goal: float  # cost at which the search stops
+    effort: int = EFFORT  # devices that may still be considered
     cost: float = np.inf
     line: Line = ()
     order: list[int] = field(default_factory=list)
@@ -47,7 +49,7 @@ class _Hunt:
         return self.effort <= 0 or self.cost <= self.goal
 
     def attempt(self, order: Sequence[int]) -> bool:
-        """Look at this order; keep it if it is better."""
+        """Evaluate this order; keep it if it is better."""
         self.effort -= len(order)
         found = along(_Sparse(self.own), self.hops, self.combine, order, self.must)
         if found is None:
@@ -73,7 +75,7 @@ class _Sparse(Sequence[Table]):
 
 
 def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[int]) -> tuple[float, Line] | None:
-    """Find a line close to the best; None if none was found."""
+    """Return a line close to the best; None if none was found."""
     bound = lower_bound(problem)
     if not np.isfinite(bound):
         return None
@@ -94,7 +96,8 @@ def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[i
 
 
 def _choose(problem: Problem, limit_s: float, must: frozenset[int]) -> list[int]:
-    """Choose as few as could do it within this time, those first that do most; and some more."""
+    """Choose the fewest devices that could compute all layers within this time, the most productive first; and a few
+    more."""
     most = most_layers(problem)
     devices, num = problem.devices, problem.model.num_layers
     if problem.takes_turns:
@@ -133,12 +136,12 @@ def _only(problem: Problem, chosen: list[int]) -> Problem:
 
 
 def _first_orders(problem: Problem, chosen: list[int]) -> Iterator[list[int]]:
-    """List orders to begin with: hosts together, the quickest first; where they are now; by speed; by memory."""
+    """Yield orders to start with: hosts together, the quickest first; by the layers held now; by speed; by memory."""
     devices = problem.devices
     pinned = {i: devices[i].pinned for i in chosen}
 
     def placed(order: list[int]) -> list[int]:
-        """Put pinned ones at about their place: before whoever would come behind their share of the way."""
+        """Put pinned devices at about their place: at the fraction of the line at which their layers begin."""
         rest = [i for i in order if pinned[i] is None]
         for i in sorted((i for i in order if pinned[i] is not None), key=lambda i: pinned[i].first):  # type: ignore[union-attr]
             share = pinned[i].first / problem.model.num_layers  # type: ignore[union-attr]
@@ -174,14 +177,14 @@ def _with_best_ends(problem: Problem, order: list[int]) -> list[int]:
 
 
 def _improve(hunt: _Hunt) -> None:
-    """Move one device, or exchange two, as long as that helps and the effort allows; those that count first."""
+    """Move one device, or exchange two, while that helps and the effort allows; the most relevant changes first."""
     for turn in count():
         if hunt.is_over or not any(hunt.is_over or hunt.attempt(order) for order in _changes(hunt, turn)):
             return
 
 
 def _changes(hunt: _Hunt, turn: int) -> Iterator[list[int]]:
-    """List orders near the present one: the slowest elsewhere, everybody at either end, neighbours exchanged."""
+    """Yield orders near the present one: the slowest elsewhere, each device at either end, neighbours exchanged."""
     order = hunt.order
     if not hunt.line:
         return

@@ -1,4 +1,4 @@
-"""The problem to be planned, as plain values: the model, the devices, the rules; and what comes out.
+"""Planning problem as plain values: the model, the devices, the rules; and the result.
 
 Seconds are those of one step of the load that is planned for (``load.Load``); bytes are real bytes.
 """
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import KV_SHARE, LayerRange, Manifest
 
-NOBODY = "a worker: none is here"  # what is waited for where there is no device at all
+NOBODY = "a worker: none is here"  # reported where there is no device at all
 
-# A stage's memory must also hold activations and the interpreter's own heap; a worker takes its log off by itself
-# before it says how much memory it has.
+# Bytes for activations and the interpreter's own heap, besides weights and KV; a worker subtracts its log itself before
+# it reports its memory.
 OVERHEAD_BYTES = 64 << 20
 
-TOLERANCE = 0.02  # plans within this part of the best are equally good: what was measured is not more exact than that
+TOLERANCE = 0.02  # plans within this fraction of the best are equally good: measurements are not more exact than that
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A device's way to the others: one way, and how many bytes pass in a second."""
+    """Network link from a device to the others: latency of one direction, and bandwidth."""
 
     latency_s: float = 0.0
     bytes_per_s: float = 1e9
@@ -28,19 +28,22 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that could hold a stage.
+    """Device that could hold a stage.
 
-    ``layer_s``: a layer of weight 1. ``stage_s``: what a step takes beside its layers. ``held``: what it has loaded for
-    its own part, ``kept``: for others. ``load_bytes_per_s``: how quickly more is loaded and warmed. ``replay_s``: a
-    layer of weight 1 computes one position of a prompt. ``pinned``: exactly these layers, by hand. ``max_layers``: no
-    more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
-    ``cant_reach``: names of those whose doors it can't reach; ``relayed_to``: of those that it reaches through the
-    broker's relay only. ``is_shut``, ``is_relayed``: the same of the broker's way to its own.
-    ``is_mute``: it can't reach the broker's door for what the last stage sends. ``broker_s``: what the way between the
-    broker and it takes, as far as a step waits for it. ``kv_share``: the part of what weights leave that it gives to
-    keys and values. Where several steps are in flight: ``away_s``, what a step's way from or to the broker takes;
-    ``rest_s``, how much longer its step takes if it has rested; ``use``, the part of its machine's cores that it takes
-    from other stages there while it computes.
+    ``layer_s``: time of a layer of weight 1. ``stage_s``: time of a step besides its layers. ``held``: layers loaded
+    for its own part, ``kept``: for others. ``load_bytes_per_s``: speed of loading and warming up more. ``replay_s``:
+    time of a layer of weight 1 for one position of a prompt. ``pinned``: exactly these layers, by an operator or the
+    settings. ``max_layers``: the cap likewise. ``standby_bytes``: reserved for layers that it keeps for others.
+
+    ``cant_reach``: names of the devices that it can't connect to; ``relayed_to``: of the devices that it reaches only
+    through the broker's relay. ``is_shut``, ``is_relayed``: the same for the broker's route to it. ``is_mute``: it
+    can't connect to the broker's data port, to which the last stage sends. ``broker_s``: latency of the link between
+    the broker and it, as far as a step waits for it. ``kv_share``: fraction of the memory besides weights that it uses
+    for keys and values.
+
+    Where several steps are in flight: ``away_s``, latency of a step from or to the broker; ``rest_s``, how much longer
+    its step takes after idling; ``use``, fraction of its machine's cores that it takes from other stages there while it
+    computes.
     """
 
     name: str
@@ -74,10 +77,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, by what its parts weigh. ``layer_weights``: a layer's time as a multiple of the measured one's.
+    """Sizes of a model's parts. ``layer_weights``: a layer's time as a multiple of the measured one's.
 
-    ``hop_bytes``: what one step sends from stage to stage. Buffers: what computing a step needs beside weights and KV,
-    on any stage, and more on the one with the head.
+    ``hop_bytes``: bytes that one step sends from stage to stage. Buffers: memory that computing a step needs besides
+    weights and KV, on any stage, and more on the stage with the head.
     """
 
     name: str
@@ -99,7 +102,8 @@ class Model:
         return LayerRange(0, self.num_layers)
 
     def weight_bytes(self, layers: LayerRange) -> int:
-        """Count what a stage with these layers loads, embedding on the first and head on the last counted."""
+        """Return the bytes that a stage with these layers loads, including the embedding on the first and the head on
+        the last."""
         total = sum(self.layer_bytes[layers.first : layers.stop])
         total += self.embed_bytes if layers.first == 0 else 0
         return total + (self.head_bytes if layers.stop == self.num_layers else 0)
@@ -108,22 +112,24 @@ class Model:
         return self.head_buffer_bytes if layers.stop == self.num_layers else self.buffer_bytes
 
     def needed_bytes(self, layers: LayerRange, kv_positions: int, kv_share: float = KV_SHARE) -> int:
-        """Count the least memory for these layers, and for keys and values of so many positions in them."""
+        """Return the least memory for these layers, and for keys and values of ``kv_positions`` in them."""
         kv = kv_positions * sum(self.kv_bytes[layers.first : layers.stop])
         return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / kv_share))
 
     def kv_positions(self, layers: LayerRange, memory_bytes: int, kv_share: float = KV_SHARE) -> int:
-        """Count the positions that this much memory has room for in these layers, as the worker reckons itself."""
+        """Return the positions that this much memory has capacity for in these layers, as the worker computes it
+        itself."""
         per_position = sum(self.kv_bytes[layers.first : layers.stop])
         room = int(max(0, memory_bytes - self.weight_bytes(layers)) * kv_share)
-        return room // per_position if per_position else 1 << 40
+        return room // per_position if per_position else 1 << 40  # layers without keys and values have no limit
 
     @classmethod
     def of(cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0) -> Model:
-        """``positions``: the largest step. ``vocabulary_rows``: the most positions that logits are computed for.
+        """Build the sizes from a manifest. ``positions``: the largest step. ``vocabulary_rows``: the most positions
+        that logits are computed for.
 
-        The layer that is measured is the second, since a first layer is now and then unlike the others. How long
-        another one takes is told by its bytes.
+        The measured layer is the second, since a first layer is sometimes unlike the others. Other layers' times are
+        scaled by their bytes.
         """
         measured = manifest.layer_bytes[min(1, manifest.num_layers - 1)] or 1
         buffers = positions * manifest.hidden_size * 4 * 8
@@ -143,10 +149,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``takes_turns``: one step in flight, so a step's time is the sum of its stages' times, else the slowest stage's.
+    """Problem for the search. ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times,
+    else the slowest stage's.
 
-    ``free_hops``: hops between workers of one host don't count. ``kv_positions``: room that every stage must have.
-    ``tolerance``: plans within this part of the best are equally good; the one that moves least is taken.
+    ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every stage must
+    have. ``tolerance``: plans within this fraction of the best are equally good; the one that moves least is taken.
     """
 
     model: Model
@@ -157,7 +164,7 @@ class Problem:
     tolerance: float = TOLERANCE
 
     def least_bytes(self, device: Device) -> int:
-        """Count the memory that this device needs for even the smallest layer."""
+        """Return the memory that this device needs for even the smallest layer."""
         layers = (LayerRange(i, i + 1) for i in range(self.model.num_layers))
         least = min(self.model.needed_bytes(each, self.kv_positions, device.kv_share) for each in layers)
         return least + device.standby_bytes
@@ -165,16 +172,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Share:
+    """One stage of a line."""
+
     device: int  # index into the problem's devices
     layers: LayerRange
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Says that the model does not fit: in words, and how many bytes are missing."""
+    """Reason why there is no plan: as text, and the number of bytes that are missing."""
 
     text: str
     missing_bytes: int
 
 
-Line = tuple[Share, ...]
+Line = tuple[Share, ...]  # stages in pipeline order

@@ -1,10 +1,11 @@
-"""Finds, after a death, who takes the lost layers, so that sequences run again soonest.
+"""Takeover of a lost stage's layers, chosen so that sequences run again soonest.
 
-Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that the
-dead left, all ways to fill it are compared: the stage before it grows to any layer, the one behind it takes the rest,
-and a worker without a part may stand in the middle, or take it all. What counts is the time until sequences go on: the
-longest load (nothing for layers that are warm), then the replay of the lost layers. Ways that are about as soon are
-told apart by the time of a step from then on; a plan that is better for good is made later, while this one serves.
+Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that lost
+stages left, all ways to fill it are compared: the stage before it grows to any layer, the stage behind it takes the
+rest, and a worker without a part may stand in the middle, or take it all. The cost is the time until sequences go on:
+the longest load (nothing for layers that are warm), then the replay of the lost layers. Among ways that are about
+equally soon the later time of a step decides; a plan that is better in the long run is made later, while this one
+serves.
 
 Gaps are filled one after the other, the largest first.
 """
@@ -24,22 +25,22 @@ from swarm.wire.messages import LayerRange
 
 _Places = tuple[int | slice, int | slice]
 
-LOAD_S = 0.05  # whatever is loaded, it takes so long: a file is opened, kernels are warmed
-# For the forecast alone; measured on serving swarms (tools/bench_recovery.py): what orders and their answers take
-# though nothing is loaded; and what a chunk takes beside its computing: the broker's turn, the log, sockets.
+LOAD_S = 0.05  # minimum time of any load: a file is opened, kernels are warmed up
+# For the forecast alone; measured on serving swarms (tools/bench_recovery.py): the time of orders and their answers if
+# nothing is loaded; and the time of a chunk besides its computing: the broker's turn, the log, sockets.
 ORDERS_S = 0.02
 CHUNK_S = 0.006
-RESTS = 3.0  # times as long as a step usually takes: so long steps rest after each while layers are rebuilt
-MOST_REST_S = 1.0  # and no longer than this
-ABOUT = 0.1  # ways that differ by less than this part of the time, or this many seconds, are equally soon
+RESTS = 3.0  # multiple of the usual step time: steps pause this long after each while layers are rebuilt
+MOST_REST_S = 1.0  # upper limit of that pause
+ABOUT = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
 ABOUT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Who takes the layers of the dead. ``line``: who holds which layers from now on. ``load_s``: until all have them.
-    ``replay_s``: until all sequences' keys and values are there again. ``taken``: the layers of ``lost`` that each
-    device takes."""
+    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all have their layers.
+    ``replay_s``: time until all sequences' keys and values are complete again. ``taken``: the layers of ``lost`` that
+    each device takes."""
 
     line: Line
     load_s: float
@@ -49,9 +50,9 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """What must be computed again: ``positions`` of all sequences together, in so many ``chunks``, with ``context``
-    positions before each, on average. ``beside``: the part of it that is computed beside steps, those of the sequences
-    that are level before."""
+    """Amount of work to be computed again: ``positions`` of all sequences together, in ``chunks`` orders, with
+    ``context`` positions before each, on average. ``beside``: fraction of it that is computed together with steps,
+    namely those of sequences that are complete earlier."""
 
     positions: int
     chunks: int = 0
@@ -60,7 +61,7 @@ class Replays:
 
     @classmethod
     def of(cls, sequences: Iterable[int], chunk: int) -> Replays:
-        """``sequences``: each one's positions."""
+        """Add up the work of these sequences, each given by its number of positions."""
         lengths = list(sequences)
         total = sum(lengths)
         context = sum(length * length for length in lengths) // (2 * total) if total else 0
@@ -68,18 +69,18 @@ class Replays:
         return cls(total, sum(-(-length // chunk) for length in lengths), context, beside)
 
     def taken_s(self, alone_s: float, step_s: float) -> float:
-        """How long it lasts if it takes so many seconds by itself, and a step so many."""
+        """Return the duration of the replays if they take ``alone_s`` by themselves, and a step ``step_s``."""
         return (alone_s + self.chunks * CHUNK_S) * (1 + self.beside * max(1 / RESTS, step_s / MOST_REST_S))
 
 
 def rest_s(step_s: float) -> float:
-    """How long steps that usually take so long rest after each while layers are rebuilt."""
+    """Return how long steps pause after each while layers are rebuilt, given their usual time."""
     return min(MOST_REST_S, RESTS * step_s)
 
 
 def soonest(problem: Problem, survivors: Line, replays: Replays) -> Takeover | None:
-    """Find the way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline
-    order. None if the lost layers have no room in this way."""
+    """Return the quickest takeover by prediction. ``survivors``: with the layers that they hold, in pipeline order.
+    None if the lost layers don't fit in this way."""
     if not survivors:
         return None
     pipeline = _Pipeline(problem, survivors, replays.positions)
@@ -92,7 +93,7 @@ def soonest(problem: Problem, survivors: Line, replays: Replays) -> Takeover | N
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Layers that nobody holds, before the share at ``place``."""
+    """Layers that no device holds, before the share at ``place``."""
 
     place: int
     layers: LayerRange
@@ -102,7 +103,7 @@ class _Gap:
 class _Way:
     seconds: float
     step_s: float
-    shares: Line  # instead of the neighbours'
+    shares: Line  # in place of the neighbours' shares
 
 
 class _Pipeline:
@@ -128,7 +129,7 @@ class _Pipeline:
             yield _Gap(len(self.shares), LayerRange(at, self._problem.model.num_layers))
 
     def fill(self, gap: _Gap) -> bool:
-        """Take the soonest way; False if there is none."""
+        """Fill the gap in the soonest way; False if there is none."""
         used = {share.device for share in self.shares}
         spares = [None, *(i for i in range(len(self._problem.devices)) if i not in used)]
         ways = [way for spare in spares for way in self._ways(gap, spare)]
@@ -151,7 +152,7 @@ class _Pipeline:
                 self.replay_s += float(self._replay_s(share.device)[first, stop])
 
     def taken(self, survivors: Line) -> tuple[Share, ...]:
-        """Tell what each device holds more than before."""
+        """Return the layers that each device holds in addition to before."""
         before = {share.device: share.layers for share in survivors}
         found = []
         for share in self.shares:
@@ -164,7 +165,7 @@ class _Pipeline:
         return tuple(found)
 
     def _ways(self, gap: _Gap, spare: int | None) -> Iterator[_Way]:
-        """Find the best of all cuts of the gap between those who take it. Rows: where the part of the stage before it
+        """Yield the best cut of the gap between the devices that take it. Rows: where the part of the stage before it
         ends; columns: where that of the stage behind it begins."""
         a, b = gap.layers.first, gap.layers.stop
         up = self.shares[gap.place - 1] if gap.place else None
@@ -201,7 +202,7 @@ class _Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One device's part, for every cut; ``step_s`` is infinite where it can't."""
+    """One device's part, for every cut; ``step_s`` is infinite where the device can't take it."""
 
     load_s: Table
     replay_s: Table
@@ -209,14 +210,14 @@ class _Part:
 
     @classmethod
     def nobody(cls, size: int, place: int) -> _Part:
-        """Ways without a stage on this side: the cut must be at the end of the gap."""
+        """Return the part of an absent stage on this side: the cut must be at the end of the gap."""
         step = np.full(size, np.inf)
         step[place] = 0.0
         return cls(np.zeros(size), np.zeros(size), step)
 
     @classmethod
     def no_spare(cls, size: int) -> _Part:
-        """Ways without a spare: one stage's part ends where the other's begins."""
+        """Return the part of an absent spare: one stage's part ends where the other's begins."""
         none = np.zeros((size, size))
         return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
 
@@ -224,7 +225,7 @@ class _Part:
         return _Part(self.load_s[:, None], self.replay_s[:, None], self.step_s[:, None])
 
     def beside(self, other: _Part, problem: Problem) -> _Part:
-        """Add a part beside another: both load at once, replays go through one after the other."""
+        """Combine two parts: both load at the same time, replays go through one after the other."""
         step = np.add if problem.takes_turns else np.maximum
         return _Part(
             np.maximum(self.load_s, other.load_s),
@@ -233,8 +234,8 @@ class _Part:
         )
 
     def best(self) -> tuple[int, int, float, float] | None:
-        """Row, column, seconds and step of the quickest steps among what is about as soon as the soonest; of equal ones
-        the one in their middle. None if nothing is possible."""
+        """Return row, column, seconds and step of the cut with the quickest step among those that are about as soon as
+        the soonest; of equal ones the middle one. None if nothing is possible."""
         seconds = np.where(np.isfinite(self.step_s), self.load_s + self.replay_s, np.inf)
         if not np.isfinite(seconds.min()):
             return None

@@ -1,10 +1,10 @@
-"""The dynamic programme: who holds which layers, in which order, at the least cost.
+"""Dynamic programme: which device holds which layers, in which order, at the least cost.
 
-``best`` looks at every set of devices in every order. Its state is (devices used, the last of them, layers covered);
+``best`` considers every set of devices in every order. Its state is (devices used, the last of them, layers covered);
 its value the cost so far, which grows with each stage's and each hop's cost either by adding up or by taking the
 larger. ``along`` keeps to one order, any device of which may be left out.
 
-Devices that are equal in all that counts (twins) are used in the order given, which divides the work by their number's
+Devices that are equal in every cost (twins) are used in the order given, which divides the work by their number's
 factorial. Among equal costs the earlier stages get the larger shares.
 """
 
@@ -20,13 +20,14 @@ from swarm.broker.planner.tables import Table
 from swarm.wire.messages import LayerRange
 
 Combine = Callable[..., NDArray[np.float64]]
-EQUAL = 1e-9  # sums in another order differ by less
+EQUAL = 1e-9  # relative difference of sums in another order is less
 
 
 def best(
     tables: Sequence[Table], hops: Table, combine: Combine, must: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """Find the least cost of all sets and orders that use everybody in ``must``, and how; None if there is no way."""
+    """Return the least cost of all sets and orders that use every device in ``must``, and its line; None if there is
+    none."""
     return _Search(tables, hops, combine, must).run()
 
 
@@ -34,7 +35,7 @@ class _Search:
     def __init__(self, tables: Sequence[Table], hops: Table, combine: Combine, must: frozenset[int]) -> None:
         self._tables, self._hops, self._combine, self._must = tables, hops, combine, must
         self._num = len(tables)
-        self._elder = _elders(tables, hops, must)
+        self._elder = _elders(tables, hops, must)  # by device: its twin that must be used first
         self._start = np.full(tables[0].shape[0], np.inf)
         self._start[0] = 0.0
         self._values: dict[int, NDArray[np.float64]] = {}  # set of devices -> [last device, layers covered]
@@ -65,7 +66,7 @@ class _Search:
         return values
 
     def _through(self, before: int, last: int) -> Table:
-        """Find the cost by where the last device begins and ends."""
+        """Return the cost by where the last device begins and ends."""
         arrive = self._start
         if before:
             arrive = self._combine(self._values[before], self._hops[:, last, None]).min(axis=0)
@@ -88,8 +89,8 @@ class _Search:
 
 
 def _elders(tables: Sequence[Table], hops: Table, must: frozenset[int]) -> dict[int, int | None]:
-    """Find, for each device, the last one before it that is its twin. (Only sets without gaps are looked at.) Those
-    that must be used are nobody's twins."""
+    """Return for each device the last one before it that is its twin. (Only sets without gaps are considered.) Devices
+    that must be used are never twins."""
     found: dict[int, int | None] = {}
     for device in range(len(tables)):
         elders = (o for o in reversed(range(device)) if not {o, device} & must and _are_twins(tables, hops, o, device))
@@ -109,14 +110,15 @@ def _are_twins(tables: Sequence[Table], hops: Table, one: int, other: int) -> bo
 def along(
     tables: Sequence[Table], hops: Table, combine: Combine, order: Sequence[int], must: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """Find the least cost in this order of devices, anybody not in ``must`` left out where that is better.
+    """Return the least cost in this order of devices; a device not in ``must`` is left out where that is better.
 
-    Exact if all hops cost the same; else a way that was dearer so far, but ends at a nearer device, is overlooked.
+    Exact if all hops cost the same; else a line that was more expensive so far, but ends at a nearer device, is
+    overlooked.
     """
     size = tables[0].shape[0]
     value = np.full(size, np.inf)
     value[0] = 0.0
-    came = np.full(size, -1)  # the device that each best way so far ends with
+    came = np.full(size, -1)  # the device that each best line so far ends with
     history: list[tuple[int, NDArray[np.int64], NDArray[np.bool_]]] = []
     for device in order:
         way = np.where(came < 0, 0.0, hops[came, device])

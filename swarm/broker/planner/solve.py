@@ -1,12 +1,11 @@
-"""The plan for a problem: the best by its objective, then, among equally good ones, the one that moves least.
+"""Solution of a problem: the best plan by its objective, then, among equally good ones, the one that moves least.
 
-Up to ``EXACT`` devices, every set of them in every order is looked at; beyond, see ``orders``. Either way a device that
-would make it slower is left out, since sets without it are looked at too.
+Up to ``EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a device
+that would make the plan slower is left out, since sets without it are considered too.
 
-Equally good is what lies within the problem's tolerance: what was measured is not more exact than that. Among such
-plans the fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one
-machine, any cut is as quick as any other: there, even shares come before staying in place, so that a newcomer gets its
-part.
+Plans within the problem's tolerance are equally good: measurements are not more exact than that. Among such plans the
+fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one machine, any
+cut is as quick as any other: there, even shares come before staying in place, so that a new worker gets its part.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from swarm.broker.planner.orders import good_line
 from swarm.broker.planner.problem import NOBODY, Device, Line, Problem, Share, Shortage
 from swarm.broker.planner.search import EQUAL, Combine, along, best
 
-EXACT = 8
-_PLACES = 4  # where one more device is tried in a long line
-_SHORT_S = 1e-12  # costs are divided by no less
-_STAYING = 1000.0  # how much more staying in place counts than even shares
-_EVEN_IN_TURNS = 4.0  # how much more even shares count than staying in place, where any cut is as quick
+EXACT = 8  # devices up to which every set and order is considered
+_PLACES = 4  # number of places where one more device is tried in a long line
+_SHORT_S = 1e-12  # lower limit of a divisor
+_STAYING = 1000.0  # weight of staying in place against even shares
+_EVEN_IN_TURNS = 4.0  # weight of even shares against staying in place, where any cut is as quick
 
 
 def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shortage:
-    """Find stages in pipeline order that cover every layer once; or why the model does not fit. ``must``: devices that
-    are not left out, whatever it costs; those with pinned layers never are."""
+    """Return stages in pipeline order that cover every layer once; or why there is no plan. ``must``: devices that may
+    not be left out, whatever the cost; devices with pinned layers never are."""
     if not problem.devices:
         return Shortage(NOBODY, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
@@ -50,8 +49,8 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
 
 
 def in_this_order(problem: Problem) -> Line | None:
-    """Find a good line of the devices in the order given, but the last at one of a few places: far less work than
-    looking for the best, whatever their number. None if there is none in this order."""
+    """Return a good line of the devices in the order given, except that the last device may stand at a few places: far
+    less work than finding the best, whatever their number. None if there is none in this order."""
     combine: Combine = np.add if problem.takes_turns else np.maximum
     between, last = tables.hops(problem), len(problem.devices) - 1
     own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
@@ -67,7 +66,7 @@ def in_this_order(problem: Problem) -> Line | None:
 
 
 def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:
-    """Choose, among plans that are as good, the one that moves least."""
+    """Return, among plans that are as good, the one that moves least."""
     many = len(problem.devices) > EXACT
     chosen = _worth_a_look(problem, line) if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
@@ -95,7 +94,7 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
 
 def _worth_a_look(problem: Problem, line: Line) -> list[int]:
     """Choose, of many devices, those of the line and those that hold layers; where stages take turns, so that shares
-    are even, any others too, up to as many as there are layers."""
+    are even, any others too, up to the number of layers."""
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
     found = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
@@ -107,7 +106,8 @@ def _worth_a_look(problem: Problem, line: Line) -> list[int]:
 
 
 def _orders(problem: Problem, line: Line, chosen: list[int]) -> list[list[int]]:
-    """List the order in which layers are held, and the line, each with the others beside the last of their machine."""
+    """Return the order in which layers are held, and that of the line, each with the others after the last of their
+    machine."""
     own = [share.device for share in line]
     held = {i: device.held for i in chosen if (device := problem.devices[i]).held is not None and len(device.held)}
     return [_joined(problem, sorted(held, key=lambda i: held[i].first), chosen), _joined(problem, own, chosen)]
@@ -123,7 +123,8 @@ def _joined(problem: Problem, order: list[int], chosen: list[int]) -> list[int]:
 
 
 def _second_cost(problem: Problem, device: Device, cost: float, limit: float) -> tuple[tables.Table, tables.Table]:
-    """The device's time, and what counts where times are equal: bytes to load, and how uneven the shares are."""
+    """Return the device's time, and the secondary cost where times are equal: bytes to load, and unevenness of the
+    shares."""
     own = tables.seconds(problem.model, device, problem.kv_positions)
     moved = tables.moved_bytes(problem.model, device)
     moved = moved / max(1, problem.model.weight_bytes(problem.model.all_layers))

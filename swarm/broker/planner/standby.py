@@ -1,13 +1,14 @@
-"""Which layers each worker keeps warm for others: loaded, without keys and values, for the case that their holder dies.
+"""Choice of the layers that each worker keeps warm for others: loaded, without keys and values, in case their holder
+dies.
 
-* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the one behind
-  it: after a death both grow by what they have already, and nobody else is asked. Together the swarm loads every layer
-  twice. Where one of the two has no room, the other takes more.
-* ``all``: beyond that, every stage goes on in both directions as long as it has room.
-* Whoever has no part in the plan keeps as much as fits, unless the policy is ``none``: nobody else needs its memory.
+* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the stage behind
+  it: after a loss both grow by layers that they already have, and no other worker is involved. Together the swarm loads
+  every layer twice. Where one of the two has no memory left, the other takes more.
+* ``all``: beyond that, every stage extends in both directions as long as it has memory.
+* A worker without a part in the plan keeps as much as fits, unless the policy is ``none``: its memory has no other use.
 
-Standby is paid for with room for keys and values: it gets at most half of what a stage's own weights leave, and never
-what the positions need that are wanted everywhere.
+Standby layers take memory from keys and values: they get at most half of what a stage's own weights leave, and never
+the memory for the positions that every stage must have.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from swarm.broker.planner.problem import Line, Problem
 from swarm.wire.messages import LayerRange, ranges_of
 
 Standby = Literal["none", "neighbours", "all"]
-OF_FREE = 0.5  # the most of what weights leave that standby may take
+OF_FREE = 0.5  # most of the memory besides weights that standby layers may take
 
 
 def standby(problem: Problem, line: Line, policy: Standby) -> dict[int, tuple[LayerRange, ...]]:
-    """Find, for each device that keeps something, the layers beside its own."""
+    """Return the layers to keep warm besides its own, for each device that keeps any."""
     if policy == "none" or len(problem.devices) < 2:
         return {}
     stages = [_Stage(problem, share.device, share.layers) for share in line]
@@ -43,7 +44,7 @@ class _Stage:
     device: int
     layers: LayerRange
     kept: set[int] = field(default_factory=set)
-    room: int = field(init=False)
+    room: int = field(init=False)  # remaining bytes for standby layers
 
     def __post_init__(self) -> None:
         model, device = self.problem.model, self.problem.devices[self.device]
@@ -53,7 +54,7 @@ class _Stage:
         self.room = min(int(free * OF_FREE), free - needed)
 
     def take(self, layer: int) -> bool:
-        """Keep this layer, too, if there is room."""
+        """Keep this layer, too, if there is memory for it; return whether it is kept."""
         size = self.problem.model.weight_bytes(LayerRange(layer, layer + 1))
         if layer in self.kept:
             return True
@@ -64,7 +65,7 @@ class _Stage:
         return True
 
     def spread(self) -> None:
-        """Keep more, outwards on both sides, as far as it goes."""
+        """Keep more layers, outwards on both sides, as far as memory allows."""
         down, up, num = self.layers.stop, self.layers.first - 1, self.problem.model.num_layers
         while down < num or up >= 0:
             down = down + 1 if down < num and self.take(down) else num
@@ -72,7 +73,7 @@ class _Stage:
 
 
 class _Gap:
-    """Layers that would be missing if one stage died, and how far its neighbours cover them from both ends."""
+    """Layers that would be missing without one stage, and how far its neighbours cover them from both ends."""
 
     def __init__(self, stages: list[_Stage], place: int) -> None:
         self.before = stages[place - 1] if place > 0 else None
@@ -82,7 +83,7 @@ class _Gap:
         self.middle = (self.low + self.high + 1) // 2 if both else (self.high if self.before is not None else self.low)
 
     def grow(self, *, halves: bool) -> bool:
-        """Cover one layer more at each end; False if there was no room, or nothing left to do."""
+        """Cover one layer more at each end; False if there was no memory, or nothing left to do."""
         grew = False
         if self.before is not None and self.low < (self.middle if halves else self.high) and self.before.take(self.low):
             self.low, grew = self.low + 1, True
@@ -93,14 +94,15 @@ class _Gap:
 
 
 def _cover(gaps: list[_Gap], *, halves: bool) -> None:
-    """Cover the gaps in turn, layer by layer, so that one stage's neighbours don't use up everybody's room."""
+    """Cover the gaps in turn, layer by layer, so that one stage's neighbours don't use up the memory that other gaps
+    need."""
     grew = True
     while grew:
         grew = sum(gap.grow(halves=halves) for gap in gaps) > 0
 
 
 def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...]]:
-    """Let spares take layers, each from where the one before it had no more room."""
+    """Let spare devices take layers, each from where the one before it ran out of memory."""
     model, first = problem.model, 0
     found: dict[int, tuple[LayerRange, ...]] = {}
     for index, device in enumerate(problem.devices):

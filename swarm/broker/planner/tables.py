@@ -1,4 +1,4 @@
-"""A device's time for every range of layers, and the time between devices, as arrays: what the search works on."""
+"""Arrays that the search works on: a device's time for every range of layers, and the time between devices."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 from swarm.broker.planner.problem import Device, Line, Model, Problem
 from swarm.wire.messages import loaded_layers
 
-Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
+Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't take the range
 
-Bound = Literal["turns", "stage", "cores", "way"]  # what a step's time is that of
+Bound = Literal["turns", "stage", "cores", "way"]  # limit that determines a step's time
 
-RELAY_S = 1e-4  # what a message takes through the relay, beside both ways
-# What a step takes beside its stages where it goes through them alone, and what a hop takes at least: measured in
-# serving swarms of two models, where weights have pushed all else out of the caches. The same messages take a tenth of
-# that in a loop that does nothing else.
+RELAY_S = 1e-4  # time of a message inside the relay, besides both links
+# Time of a step besides its stages if it goes through them alone, and the least time of a hop: measured in serving
+# swarms of two models, where weights have evicted all else from the caches. The same messages take a tenth of that in a
+# loop that does nothing else.
 STEP_S = 2e-3
 HOP_S = 6e-4
 LOOPBACK_BYTES_PER_S = 2e9
-SHUT_S = 1e6  # costs a way that is shut, so that others are looked for; what takes it nevertheless is no plan
+SHUT_S = 1e6  # penalty of a blocked route, so that others are preferred; a line that uses one nevertheless is no plan
 
 
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
-    """Tell how long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
+    """Return the device's time for each range of layers in one step; infinite where they don't fit or aren't allowed,
+    for instance by a pin or a cap."""
     work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
     table[0, :] += device.embed_s + way_in_s(device)
@@ -38,17 +39,17 @@ def seconds(model: Model, device: Device, kv_positions: int) -> Table:
 
 
 def way_in_s(device: Device) -> float:
-    """Reckon what the broker's way to it costs, if it has the first layers."""
+    """Return the cost of the broker's route to the device, if it has the first layers."""
     return SHUT_S if device.is_shut else device.broker_s + (RELAY_S if device.is_relayed else 0.0)
 
 
 def way_out_s(device: Device) -> float:
-    """The same of its way to the broker, for what comes out of the last layers."""
+    """Return the cost of the device's route to the broker, for the output of the last layers."""
     return SHUT_S if device.is_mute else device.broker_s
 
 
 def moved_bytes(model: Model, device: Device) -> Table:
-    """Count what the device would have to load beside what it holds."""
+    """Return the bytes that the device would have to load in addition to what it holds."""
     loaded = loaded_layers(device.held, device.kept)
     table = between([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
     table[0, :] += 0 if 0 in loaded else model.embed_bytes
@@ -57,7 +58,7 @@ def moved_bytes(model: Model, device: Device) -> Table:
 
 
 def between(values: Sequence[float]) -> Table:
-    """Add up consecutive values: from the one at the row up to, not including, the one at the column."""
+    """Return the sums of consecutive values: from the row's up to, not including, the column's."""
     sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))
     table: Table = sums[None, :] - sums[:, None]
     return table
@@ -82,9 +83,9 @@ def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool
 
 
 def hops(problem: Problem) -> Table:
-    """Tell the seconds from device to device for what a step carries. With several steps in flight only how long the
-    wire is busy counts: the way itself delays a step, but not the next one. What is relayed goes over two wires, to
-    the broker's machine and on."""
+    """Return the seconds from device to device for a step's data. With several steps in flight only the time that the
+    link is busy counts: its latency delays a step, but not the next one. Relayed data goes over two links, to the
+    broker's machine and on."""
     devices = problem.devices
     latency = np.array([d.link.latency_s for d in devices])
     busy = np.array([problem.model.hop_bytes / d.link.bytes_per_s for d in devices])
@@ -108,8 +109,8 @@ def hops(problem: Problem) -> Table:
 
 
 def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> float:
-    """Add up what the search minimises: the seconds of a step, or between two steps if several are in flight.
-    ``between``: the problem's ``hops``, where they are at hand."""
+    """Return the value that the search minimises: the seconds of a step, or between two steps if several are in flight.
+    ``between``: the problem's ``hops``, if already computed."""
     parts = stage_seconds(problem, line)
     between = hops(problem) if between is None else between
     ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
@@ -117,14 +118,14 @@ def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> 
 
 
 def told_seconds(problem: Problem, line: Line) -> float:
-    """Tell the seconds from one step to the next, with what the search leaves aside."""
+    """Return the predicted seconds from one step to the next, including the costs that the search ignores."""
     return max(bounds(problem, line).values())
 
 
 def bounds(problem: Problem, line: Line) -> dict[Bound, float]:
-    """Tell what keeps one step from following the other sooner. In turns, a step follows when the one before has gone
-    all its way. Else no stage is quicker than its own time, the stages of one machine not quicker than its cores, and
-    as many steps are in flight as there are stages: the next one begins when one of them has come back."""
+    """Return the limits of how soon one step can follow the other. In turns, a step follows when the one before has
+    gone all its way. Else no stage is quicker than its own time, the stages of one machine not quicker than its cores,
+    and the number of steps in flight is that of the stages: the next one begins when one of them has come back."""
     if problem.takes_turns:
         return {"turns": step_seconds(problem, line) + beside_s(problem)}
     return {
@@ -135,7 +136,7 @@ def bounds(problem: Problem, line: Line) -> dict[Bound, float]:
 
 
 def way_s(problem: Problem, line: Line) -> float:
-    """Tell how long a step is on its way from the broker through all stages, none of which has to be waited for."""
+    """Return the time of a step from the broker through all stages and back, if it waits for no other step."""
     used, between = [problem.devices[share.device] for share in line], hops(replace(problem, takes_turns=True))
     ways = sum(float(between[a.device, b.device]) for a, b in itertools.pairwise(line))
     ends = used[0].away_s + used[-1].away_s
@@ -143,7 +144,7 @@ def way_s(problem: Problem, line: Line) -> float:
 
 
 def _by_host(problem: Problem, line: Line) -> dict[str, float]:
-    """Add up, for each machine, what its stages take of all its cores."""
+    """Return for each machine the time that its stages take of all its cores."""
     found: dict[str, float] = {}
     for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
         device = problem.devices[share.device]
@@ -152,21 +153,21 @@ def _by_host(problem: Problem, line: Line) -> dict[str, float]:
 
 
 def beside_s(problem: Problem) -> float:
-    """Tell what a step takes whatever the plan, if it is alone. Where several are in flight, one waits while another
-    computes."""
+    """Return the time of a step besides its stages, whatever the plan, if the step is alone. Where several are in
+    flight, one waits while another computes."""
     return STEP_S if problem.takes_turns else 0.0
 
 
 def is_open(problem: Problem, line: Line) -> bool:
-    """Can the broker reach the first, each the next one, and the last the broker?"""
+    """Whether the broker can reach the first stage, each stage the next one, and the last stage the broker."""
     used = [problem.devices[share.device] for share in line]
     ends = used[0].is_shut or used[-1].is_mute
     return not ends and all(b.name not in a.cant_reach for a, b in itertools.pairwise(used))
 
 
 def stage_seconds(problem: Problem, line: Line) -> list[float]:
-    """Tell each stage's time, the broker's ways to the first and from the last counted in, whether or not it may hold
-    these layers."""
+    """Return each stage's time, including the broker's routes to the first and from the last, whether or not the stage
+    may hold these layers."""
     model, found = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers

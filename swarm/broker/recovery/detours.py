@@ -1,10 +1,10 @@
-"""Ways that were found shut: noted, and those that the relay goes around tried directly again.
+"""Blocked routes: recorded, and retried directly where the relay replaces them.
 
-A firewall may be open by now, and the relay is a detour for every step. Nobody waits for a try. It is made while a plan
-serves and nothing is rebuilt. A worker tries another one's door when it prepares a plan, and the plan in force runs on
-meanwhile: so the plan in force is prepared once more, with that way direct. If the door can't be reached, the plan to
-come is abandoned, and the next try is later (``state.workers``). The broker tries the first stage's own door before it
-makes such a plan.
+A firewall may be open by now, and the relay is a detour for every step. No request waits for a retry. A retry is made
+while a plan serves and nothing is rebuilt. A worker tests the connection to another one when it prepares a plan, while
+the active plan runs on: so the active plan is prepared once more, with that route direct. If the connection fails, the
+prepared plan is abandoned, and the next retry is later (``state.workers``). The broker tests its own connection to the
+first stage before it makes such a plan.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from swarm.broker.state.workers import BROKER, Way
 
 @dataclass(slots=True)
 class Detours:
-    """See the module's text."""
+    """Records blocked routes, and schedules retries (see the module)."""
 
     state: State
     out: Outbox
 
     def found_shut(self, source: str, target: str, reason: str, now: float) -> None:
-        """Note that nobody gets from this worker (or the broker) to that one's door."""
+        """Record that this worker (or the broker) can't connect to that worker."""
         workers, ways = self.state.workers, self.state.ways
         ways.keep([incarnation for incarnation, worker in workers.items() if not worker.is_gone])
         found = ways.shut(source, workers.get(target), reason, now)
@@ -38,7 +38,8 @@ class Detours:
             self.state.count("ways_shut")
 
     def due(self, now: float) -> Plan | None:
-        """Return the plan to prepare for a try that is due; None if there is none, or the broker tries first."""
+        """Return the plan to prepare for a retry that is due; None if there is none, or the broker tests the route
+        first."""
         plan = self.state.book.current
         if plan is None or not self.state.rebuilding.is_idle:
             return None
@@ -52,7 +53,8 @@ class Detours:
         return None
 
     def tried(self, plan: Plan, problem: str) -> Plan | None:
-        """The broker has tried the first stage's own door. Return the plan to prepare, if that was reached."""
+        """Handle the broker's test of the route to the first stage. Returns the plan to prepare if the connection
+        succeeded."""
         book, first = self.state.book, plan.stages[0].incarnation
         if problem or plan is not book.current or book.phase is not PlanPhase.SERVING:
             return None

@@ -1,7 +1,7 @@
-"""Orders to workers: a fence for everybody; what all stages of a plan must obey before it goes on; and, when a plan
-serves and nobody waits for anything, to keep layers warm for others.
+"""Orders to workers: a fence for all; the orders that all stages of a plan must obey before it goes on; and, when a
+plan serves and nothing is waited for, which layers to keep warm for others.
 
-What a worker has warm is only what it said it has; what it was asked for counts for nothing.
+Only layers that a worker has reported count as warm there, not those it was ordered to keep.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from swarm.broker.recovery.rebuild import live_at
 from swarm.broker.state import Plan, Sequence, State, Worker
 from swarm.wire.messages import Activate, Edge, Fence, Keep, Kept, LayerRange, Order, Prepare, layers_of
 
-LEAST_BYTES = 1 << 20  # what takes less says nothing about how quickly a worker loads
-ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
+LEAST_BYTES = 1 << 20  # a smaller load gives no estimate of a worker's load speed
+ORDER_AGAIN_S = 1.0  # interval at which an order is resent to workers that have not answered it
 
 
-OWN_NAME = "broker"  # as the last stage is told where to send
+OWN_NAME = "broker"  # name under which the last stage addresses the broker
 
 
 class Neighbour(NamedTuple):
-    """The broker as a neighbour of stages: where the last one sends, and by which key the first one knows it."""
+    """The broker as a neighbour of stages: the address to which the last stage sends, and the key that the first stage
+    accepts."""
 
     endpoint: str
     key: str | None
@@ -32,19 +33,19 @@ class Neighbour(NamedTuple):
 
 @dataclass(slots=True)
 class Orders:
-    """Tells workers, and tells those again who have not answered."""
+    """Sends orders to workers, and resends them until they are answered."""
 
     state: State
     out: Outbox
 
     def fence(self, epoch: int) -> None:
-        """Tell every worker to believe nothing older."""
+        """Have every worker ignore epochs older than this one."""
         for worker in self.state.workers.values():
             if not worker.is_gone:
                 self.out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
 
     def prepare(self, plan: Plan, broker: Neighbour, max_sequences: int, now: float) -> None:
-        """Have every stage of a plan load what it lacks."""
+        """Have every stage of a plan load the layers that it lacks."""
         prepares = {
             stage.incarnation: Prepare(
                 epoch=plan.epoch,
@@ -60,7 +61,7 @@ class Orders:
         self.give(prepares, now)
 
     def activate(self, plan: Plan, kept: list[Sequence], now: float) -> None:
-        """Have every stage begin with the plan. ``kept``: the sequences that stay."""
+        """Have every stage start with the plan. ``kept``: the sequences that stay."""
         activates = {
             stage.incarnation: Activate(
                 epoch=plan.epoch,
@@ -72,14 +73,15 @@ class Orders:
         self.give(activates, now)
 
     def give(self, orders: Mapping[str, Order], now: float) -> None:
-        """Tell all of them, each of whom answers."""
+        """Send each worker its order; all of them must answer."""
         self.state.book.given = dict(orders)
         self.state.book.again_at = now + ORDER_AGAIN_S
         for incarnation, order in orders.items():
             self.tell(incarnation, order)
 
     def tick(self, now: float) -> None:
-        """Say it again: the order or its answer may have been lost. Who has heard it answers again, or goes on."""
+        """Resend unanswered orders: the order or its answer may have been lost. A worker that has it answers again, or
+        goes on."""
         if now < self.state.book.again_at:
             return
         self.state.book.again_at = now + ORDER_AGAIN_S
@@ -91,7 +93,7 @@ class Orders:
 
 
 def _edge_after(plan: Plan, index: int, broker: Neighbour) -> Edge:
-    """Where a stage sends its output."""
+    """Return the destination of a stage's output."""
     if index + 1 < len(plan.stages):
         after = plan.stages[index + 1]
         return Edge(after.incarnation, after.endpoint)
@@ -100,14 +102,14 @@ def _edge_after(plan: Plan, index: int, broker: Neighbour) -> Edge:
 
 @dataclass(slots=True)
 class Standby:
-    """Keeps ``worker.kept``. Appends orders to ``out``."""
+    """Keeps workers' warm layers up to date (``worker.kept``). Appends orders to ``out``."""
 
     state: State
     out: Outbox
 
     def ask(self, wanted: Proposal | None) -> None:
-        """Tell everybody what to keep. Those with a part in the plan in force have room for what that plan says;
-        ``wanted``, the plan that would be made now, tells it of the others."""
+        """Order all workers to keep the layers that the plans name. Stages of the active plan have memory for the
+        layers that this plan names; for the other workers, ``wanted``, the plan that would be made now, names them."""
         current = self.state.book.current
         if current is None:
             return
@@ -123,12 +125,12 @@ class Standby:
                 self.out.append(OrderWorker(worker.peer, Keep(epoch=self.state.book.written, layers=layers)))
 
     def forget(self) -> None:
-        """Another plan: whoever loads for others stops, and must be asked again."""
+        """Drop the record of orders: with another plan, workers stop loading for others, and must be asked again."""
         for worker in self.state.workers.values():
             worker.asked_to_keep = None
 
     def told(self, worker: Worker, message: Kept) -> None:
-        """Take a worker's report of the layers that it keeps warm: all that it was asked for, or some so far."""
+        """Record a worker's report of the layers that it keeps warm: all that it was asked for, or some so far."""
         new = layers_of(message.layers) - layers_of(worker.kept)
         num_bytes = sum(self._bytes(layer) for layer in new)
         worker.warm(message.layers, num_bytes)
@@ -144,7 +146,7 @@ class Standby:
         )
 
     def loaded(self, worker: Worker, num_bytes: int, seconds: float) -> None:
-        """Note how quickly bytes were loaded and warmed: as quickly the next load is expected to be."""
+        """Record how quickly bytes were loaded and warmed up, as the estimate for the next load."""
         if num_bytes >= LEAST_BYTES and seconds > 0:
             worker.load_bytes_per_s = num_bytes / seconds
 

@@ -1,4 +1,4 @@
-"""Changing the plan: one procedure for a first plan, a newcomer, a departure and a death.
+"""Reconfiguration: one procedure for a first plan, a join, a leave and a loss.
 
 ::
 
@@ -6,18 +6,18 @@
        ▲                        │                              │                              │
        └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
 
-* The epoch is journalled before anybody hears of it.
-* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, everybody is fenced first.
-* ``Activate`` lists the sequences that stay, with the positions that count; everything else is dropped by the stages.
-  Their answers say what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
-  computed again from its tokens, which the broker knows.
-* A plan that serves is changed when it must be (a member leaves), when a newcomer on the same machine shall get its
-  part, and when another one is quicker by more than the margin. Among equally good ones the one that moves least is
-  taken (``planner.solve``).
-* An order that is not answered is said again every second: it, or the answer, may have been lost. Workers answer what
-  they have done already.
-* A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it
-  loads more and more bytes, the deadline moves.
+* The epoch is journalled before any worker receives it.
+* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, a fence comes first.
+* ``Activate`` lists the sequences that stay, with the positions that count; the stages drop everything else. Their
+  answers report what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
+  computed again from its tokens, which the broker has.
+* An active plan is changed when it must be (a member leaves), when a new worker on the same machine is to get its part,
+  and when another plan is quicker by more than the margin. Among equally good plans, ``planner`` takes the one that
+  moves least.
+* An unanswered order is resent every second: it, or the answer, may have been lost. Workers answer an order again that
+  they have already carried out.
+* A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it reports progress
+  of its load, the deadline moves.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ from swarm.wire.messages import BLOCK, Activated, Dismiss, Kept, LoadProgress, P
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
+    """Settings of plans and of the procedure that changes them."""
+
     rules: PlanRules = field(default_factory=PlanRules)
-    min_workers: int = 0
+    min_workers: int = 0  # workers for which the first plan waits
     gather_s: float = 30.0  # how long the first plan waits for ``min_workers`` once one has joined
-    settle_s: float = 0.5
-    prepare_timeout_s: float = 600.0
+    settle_s: float = 0.5  # after a change of members, time without another change before a plan is made
+    prepare_timeout_s: float = 600.0  # without progress of the load
     activate_timeout_s: float = 5.0
-    max_sequences: int = 64
+    max_sequences: int = 64  # sequences that stages may hold at a time
     rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
 class Procedure:
-    """Keeps ``state.book``. Methods append what is to be done to ``out``."""
+    """State machine that replaces one plan by the next. Owns ``state.plans``; appends actions to ``out``."""
 
     def __init__(
         self, state: State, settings: PlanSettings, data_endpoint: str, out: Outbox, key: str | None = None
@@ -71,10 +73,10 @@ class Procedure:
         self._orders = Orders(state, out)
         self._gathering = Gathering(state, self.restart, settings.min_workers, settings.gather_s)
 
-    # --- what moves the plan -----------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Make a plan if one is wanted, and say orders again that were not answered."""
+        """Make a plan if one is wanted, and resend orders that were not answered."""
         book = self._state.book
         if self.wanted.look_at_demand(now):
             self._out.note("demand_changed", is_quiet=self.wanted.demand.is_quiet)
@@ -100,15 +102,15 @@ class Procedure:
             self._start(now)
 
     def changed(self, now: float) -> None:
-        """The set of workers changed; plan once it has been quiet for a moment. At once when all are there who were
-        waited for, at the first start and after another one."""
+        """Handle a change of members: plan once the set has been stable for a moment. Plan immediately when all awaited
+        workers are there, at the first start or after a restart of the broker."""
         self._state.book.changed_at = now
         if self._gathering.is_complete:
             self._start(now)
 
     def ruled(self, rules: PlanRules, now: float) -> None:
-        """The settings say otherwise about plans. The plan in force goes if it may not be so any more, or if another is
-        worth it by these rules. If they allow none, it stays until somebody is lost, and that is told."""
+        """Apply changed settings for plans. The active plan is replaced if it is no longer allowed, or if another one
+        is worth it by these rules. If they allow no plan, it stays until a member is lost, and a warning is logged."""
         self.wanted.rule(rules)
         found = self.wanted.now()
         if self._state.book.current is not None and isinstance(found, Shortage):
@@ -116,7 +118,8 @@ class Procedure:
         self.changed(now)
 
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
-        """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
+        """Handle a worker that is out. A plan that contains it is void. ``blame``: sequences in its steps may be the
+        cause."""
         book = self._state.book
         was_under_way = book.coming is not None and worker.incarnation in book.coming.members
         if was_under_way:
@@ -127,12 +130,12 @@ class Procedure:
             self._stop_serving()
             self._start(now)
         elif was_under_way and book.current is None:
-            self._start(now)  # nobody is served until there is a plan
+            self._start(now)  # no request is served until there is a plan
         else:
             self.changed(now)
 
     def late(self, now: float) -> list[tuple[Worker, str]]:
-        """Who has not answered by the deadline, with the evidence: to be put out, and reported as ``lost``."""
+        """Return the workers that missed the deadline, with the evidence: to be put out, and reported as ``lost``."""
         book = self._state.book
         if now < book.deadline:
             return []
@@ -141,13 +144,13 @@ class Procedure:
         return [(w, evidence) for w in self._state.workers.values() if w.incarnation in book.awaited]
 
     def leaving(self, worker: Worker, now: float) -> None:
-        """A worker wants to go. A plan under way that counts on it is not worth finishing."""
+        """Handle a worker that wants to leave. A plan in preparation that contains it is not worth finishing."""
         if self._state.book.coming is not None and worker.incarnation in self._state.book.coming.members:
             self._abandon()
         self.changed(now)
 
     def trouble(self, now: float, *, blame: bool, cause: str = "the data path broke") -> None:
-        """The data path is broken though all live: the same workers, a new epoch."""
+        """Handle a break of the data path while all members live: the same workers, a new epoch."""
         if self._state.book.serving:
             self._state.recoveries.begin(cause, now)
             if blame:
@@ -157,7 +160,7 @@ class Procedure:
 
     @property
     def awaits_steps(self) -> bool:
-        """Steps or replays are in the pipe."""
+        """Whether steps or replays are in flight."""
         return bool(self._state.flights) or self._state.rebuilding.under_way != []
 
     def epoch_written(self, epoch: int, now: float) -> None:
@@ -173,14 +176,14 @@ class Procedure:
             self._out.append(TryDoor(epoch, book.coming.stages[0].endpoint))
 
     def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
-        """A worker says how far a load has come."""
+        """Handle a worker's report on the progress of a load."""
         if isinstance(message, Kept):
             self.standby.told(worker, message)
         else:
             self._load_progressed(worker, message, now)
 
     def _load_progressed(self, worker: Worker, message: LoadProgress, now: float) -> None:
-        """While bytes move, a load is waited for, however long it takes: weights may come over a slow network."""
+        """Extend the deadline while bytes arrive, however long the load takes: weights may come over a slow network."""
         book = self._state.book
         moved = message.loaded_bytes != worker.loaded_bytes
         worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
@@ -195,7 +198,7 @@ class Procedure:
         worker = self._state.workers[message.incarnation]
         worker.comply()
         stage = book.coming.stage_of(message.incarnation) if book.coming is not None else None
-        if stage is not None and book.current is None:  # beside steps, workers load more slowly than they could
+        if stage is not None and book.current is None:  # while steps run, workers load more slowly than they can
             self.standby.loaded(worker, stage.load_bytes, message.load_s + message.warm_up_s)
         book.prepared[message.incarnation] = message
         book.awaited.discard(message.incarnation)
@@ -221,7 +224,7 @@ class Procedure:
             self.changed(now)
 
     def tried(self, epoch: int, problem: str, now: float) -> None:
-        """Whether the first stage of this plan can be reached from here. If not, there is another order, or none."""
+        """Handle the broker's test of the route to the first stage. If it failed, another order of stages is needed."""
         book = self._state.book
         plan = next((p for p in (book.coming, book.current) if p is not None and p.epoch == epoch), None)
         if plan is None:
@@ -255,14 +258,14 @@ class Procedure:
             self._serve(now)
 
     def look_again(self, now: float) -> None:
-        """Somebody asks what the swarm waits for: the answer is that of this moment."""
+        """Update the reason why the swarm waits, for a report about to be sent."""
         if self._state.book.phase is not PlanPhase.NONE or self._gathering.goes_on(now):
             return
         found = self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
         else:
-            self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
+            self._state.book.waits_for = "a quiet moment: workers have just joined or left"
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
@@ -270,7 +273,7 @@ class Procedure:
         book = self._state.book
         if self._gathering.goes_on(now):
             return
-        book.find(self.restart.end())
+        book.find(self.restart.end())  # after a restart of the broker, the plan that its workers still hold
         found = self.wanted.way_back(book.fallen, self._settings.rebuild.chunk) or self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
@@ -290,14 +293,14 @@ class Procedure:
         self._out.append(self.as_written())
 
     def as_written(self) -> WriteEpoch:
-        """Write down what a broker after this one must know."""
+        """Return the record that the next broker needs, to be journalled."""
         book = self._state.book
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
         return WriteEpoch(book.epoch, self.restart.holders, self._state.manifest, blames)
 
     def _note_way_back(self, found: Proposal, now: float) -> None:
-        """For the record of the recovery: which way was taken, and how long it should take."""
+        """Record for the report on the recovery which way was chosen, and its predicted time."""
         back = found.back
         choice = "a plan from scratch" if back is None else back.choice
         predicted = None if back is None else Predicted(back.load_s, back.replay_s, back.is_warm)
@@ -316,7 +319,7 @@ class Procedure:
     # --- cutting over ------------------------------------------------------------------------------------------------
 
     def _activate(self, now: float) -> None:
-        """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
+        """Fence all workers, order the stages to activate, and wait for their reports of what they hold."""
         book = self._state.book
         plan = book.activate(now + self._settings.activate_timeout_s)
         self._state.ways.end_trials(are_open=True)
@@ -348,15 +351,15 @@ class Procedure:
         self._release_the_leaving(now)
 
     def recovered(self, recovery: Recovery) -> None:
-        """A recovery has come to its end: what was predicted beside what it took."""
+        """Log the end of a recovery: the predicted times and the measured ones."""
         told = recovery.as_json()
         names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
         self._out.note("recovered", "info", **{name: told[name] for name in names})
 
-    # --- undoing -----------------------------------------------------------------------------------------------------
+    # --- releasing and abandoning ------------------------------------------------------------------------------------
 
     def release(self, worker: Worker, reason: str, now: float) -> None:
-        """Let a worker go in good order."""
+        """Release a worker gracefully."""
         worker.leave(reason)
         self._orders.tell(worker.incarnation, worker.told_to_go(self._state.book.written))
         worker.be_called(now)
@@ -369,13 +372,13 @@ class Procedure:
                 self.release(worker, "it was asked to leave, and no plan needs it", now)
 
     def _abandon(self) -> None:
-        """The plan under way is void; the one in force, if whole, stays."""
+        """Drop the plan in preparation; the active one, if whole, stays."""
         self.standby.forget()
         self._state.ways.end_trials(are_open=False)
         self._state.book.abandon()
 
     def _stop_serving(self) -> None:
-        """Nothing is dispatched any more, and what is in the pipe no longer counts."""
+        """Stop dispatching, and discard all steps in flight."""
         self._state.book.fall()
         self._state.rebuilding.clear()
         self._state.empty_stages()
@@ -384,13 +387,13 @@ class Procedure:
             sequence.cut_to(sequence.kv)
 
     def _blame_sequences(self) -> None:
-        """Whoever was in the pipe was present at the death; the core ends those present too often."""
+        """Count this death for every sequence in flight; ``members`` ends sequences with too many."""
         in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
         for sequence in in_steps | set(self._state.rebuilding.under_way):
             sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _is_awaited(self, incarnation: str, epoch: int) -> bool:
         plan = self._state.book.coming or self._state.book.current

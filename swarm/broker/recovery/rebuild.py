@@ -1,18 +1,18 @@
-"""What stays over a change of plan, and how layers that changed hands are brought level with the rest.
+"""Sequences across a change of plan: which ones stay, and how layers that changed hands are rebuilt.
 
-After a change of plan every stage says what it holds of each sequence, layer by layer, and what its log has. Layers
-that lag behind the sequence's committed position are rebuilt from the nearest log upstream of them; if there is none,
-from the tokens, which is the log at boundary 0 and the broker's own. Nobody else computes anything: what survivors hold
-stays as it is.
+After a change of plan every stage reports what it holds of each sequence, layer by layer, and what its log has. Layers
+that are behind the sequence's committed position are rebuilt from the nearest log upstream of them; without one, from
+the tokens, which are the log at boundary 0, and the broker has them. No other layer computes anything: the survivors'
+keys and values stay as they are.
 
-Sequences are taken in the order of what their rebuilding costs, and each goes on as soon as all its layers are level.
-One chunk of a run is ordered at a time for every stage of the pipe, and the next when one is done: a replay never
-queues where a step would have to wait for more than a chunk.
+Sequences are rebuilt in the order of the cost, and each resumes as soon as all its layers are complete. One chunk of a
+run is ordered at a time for every stage of the pipeline, and the next when one is done: a step never waits for more
+than one chunk of replay.
 
-Keys and values are known by their sequence's number, and a number says little: a worker may have served another
-journal, or one that a backup has taken the place of since. So what a worker holds at its Hello counts as far as it is
-of this broker's journal, and was computed from the tokens that this broker knows. From the first plan on that goes
-through the worker, it holds what it was told to.
+Keys and values are identified by their sequence's number, which is not enough: a worker may have served another
+journal, or a journal that was replaced by a backup since. So the keys and values of a worker's Hello count only if they
+are of this broker's journal, and were computed from the tokens that this broker has. From the first plan on that
+includes the worker, it holds what it was ordered to compute.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ from swarm.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class RebuildSettings:
-    """``chunk``: positions of one order. ``from_tokens``: never use a log, for comparisons."""
+    """Settings of replays. ``chunk``: positions of one order. ``from_tokens``: never use a log, for comparisons."""
 
     chunk: int = 256
     from_tokens: bool = False
 
 
-# --- what stays ------------------------------------------------------------------------------------------------------
+# --- sequences that stay ---------------------------------------------------------------------------------------------
 
 
 def keep_what_fits(state: State) -> list[Sequence]:
-    """Running sequences that have room under the new plan, those with the best claim first; the others wait again."""
+    """Keep the running sequences that fit into the new plan, in order of rank; the others wait again. Returns the kept
+    ones."""
     book, blocks = state.book, 0
     kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []
     for sequence in sorted(state.running, key=lambda s: s.rank, reverse=True):
         needed = entry_blocks(state, sequence, headroom=0)
+        # A sequence that can't reach its limit under this plan must wait for another one.
         can_end = num_blocks(sequence.limit) <= book.kv_blocks
         if can_end and len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
             blocks += needed
@@ -80,8 +82,8 @@ def keep_what_fits(state: State) -> list[Sequence]:
 
 
 def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
-    """Count the positions that are believed of each sequence that the worker holds; those with none are left out.
-    None: it has served no broker yet, so that there is nothing to doubt."""
+    """Return the number of trusted positions of each sequence that the worker holds, where there are any. None: the
+    worker has served no broker yet, so that there is nothing to distrust."""
     if hello.lineage == NOBODYS and not hello.held:
         return None
     if hello.lineage.journal != state.lineage.journal:
@@ -91,7 +93,7 @@ def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
         sequence = state.sequences.get(sequence_id)
         position = max((part.position for part in held.kv), default=0)
         if sequence is None or held.limit != sequence.limit:
-            continue  # the number was given out twice, by a journal that a backup took the place of
+            continue  # two journals gave out the same number: this one replaced the other from a backup
         counts = num_matching(sequence.tokens, position, held.digests)
         if counts:
             found[sequence_id] = counts
@@ -99,22 +101,22 @@ def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
 
 
 def live_at(worker: Worker, kept: list[Sequence]) -> tuple[SequencePosition, ...]:
-    """Tell what the worker is to keep of these sequences. It lets go of whatever is not named."""
+    """Return the positions that the worker is to keep of these sequences. It drops all other sequences."""
     believed = worker.believed
     if believed is None:
         return tuple(SequencePosition(s.id, s.kv) for s in kept)
     return tuple(SequencePosition(s.id, min(s.kv, believed[s.id])) for s in kept if s.id in believed)
 
 
-# --- what is replayed ------------------------------------------------------------------------------------------------
+# --- replays ---------------------------------------------------------------------------------------------------------
 
 
 def runs_to_rebuild(
     sequence: Sequence, plan: Plan, said: Mapping[str, Activated], *, from_tokens: bool = False
 ) -> list[Rebuild] | int:
-    """Find what must be replayed until every layer holds ``sequence.kv`` positions. If that would go through all
-    layers: the position from which the sequence is to be computed again like a prompt, in steps that it shares with
-    others."""
+    """Return the replays that are needed until every layer holds ``sequence.kv`` positions. If they would go through
+    all layers, return instead the position from which the sequence is to be computed again like a prompt, in steps
+    shared with others."""
     target = sequence.kv
     positions = _positions(sequence.id, plan, said)
     found: list[Rebuild] = []
@@ -122,7 +124,8 @@ def runs_to_rebuild(
         first, stop = lost.first, lost.stop
         source, boundary = (None, 0) if from_tokens else _nearest_log(sequence.id, target, first, plan, said)
         num_lost, start = stop - first, min(positions[first:stop])
-        if found and boundary < found[-1].through.stop:  # it would go through what is rebuilt before: one run
+        # it would go through layers of the run before: merge both into one run
+        if found and boundary < found[-1].through.stop:
             before = found.pop()
             source, boundary = before.source, before.through.first
             num_lost, start = num_lost + before.num_lost, min(start, before.start)
@@ -133,7 +136,7 @@ def runs_to_rebuild(
 
 
 def _positions(sequence: int, plan: Plan, said: Mapping[str, Activated]) -> list[int]:
-    """How far each layer of the model has come."""
+    """Return the position up to which each layer of the model holds the sequence."""
     positions: list[int] = []
     for stage in plan.stages:
         held = next((h for h in said[stage.incarnation].held if h.sequence == sequence), None)
@@ -150,8 +153,9 @@ def _position(held: HeldSequence | None, layer: int) -> int:
 def _nearest_log(
     sequence: int, target: int, layer: int, plan: Plan, said: Mapping[str, Activated]
 ) -> tuple[str | None, int]:
-    """Who has the whole log of the inputs of ``layer`` or of one before it, and can send it there: a stage reaches the
-    one behind it, and its own layers. (None, 0): nobody, the tokens must serve."""
+    """Return the stage with the complete log of the inputs of ``layer``, or of a layer before it, that can send it
+    there: a stage reaches the next stage, and its own layers. (None, 0): there is no such log, and the tokens must
+    serve."""
     best: tuple[str | None, int] = (None, 0)
     for stage in plan.stages:
         for entry in said[stage.incarnation].logs:
@@ -164,7 +168,7 @@ def _nearest_log(
 
 @dataclass(slots=True)
 class Rebuilder:
-    """Keeps ``state.rebuilding``: orders replays and hears of their ends. Appends what is to be done to ``out``."""
+    """Orders replays and handles their results. Owns ``state.rebuilding``; appends actions to ``out``."""
 
     state: State
     settings: RebuildSettings
@@ -176,7 +180,8 @@ class Rebuilder:
         self.book.chunk = self.settings.chunk
 
     def begin(self, now: float) -> None:
-        """Find what lags, once all stages have said what they hold, and begin with the cheapest."""
+        """Once all stages have reported what they hold, find the sequences that are behind, and start with the
+        cheapest."""
         plan = self.state.book.current
         assert plan is not None
         waiting: list[Sequence] = []
@@ -204,7 +209,7 @@ class Rebuilder:
             self.missing(message, now)
 
     def done(self, message: ReplayDone, now: float) -> None:
-        """A chunk has gone through its layers."""
+        """Handle a replayed chunk."""
         sequence, run = self._find(message.sequence, message.epoch, message.layers)
         if sequence is None or run is None or message.kv != min(run.stop, run.done + self.book.chunk):
             self.state.count("stale_replays")
@@ -228,7 +233,7 @@ class Rebuilder:
         self._notice_end(now)
 
     def missing(self, message: ReplayMissing, now: float) -> None:
-        """The log has gone meanwhile: the tokens serve, through all layers up to the end of the run."""
+        """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile."""
         sequence, run = self._find(message.sequence, message.epoch, None)
         if sequence is None or run is None or run.source is None or run.through.first != message.boundary:
             self.state.count("stale_replays")
@@ -238,11 +243,11 @@ class Rebuilder:
         self._order(sequence, run, now)
 
     def tick(self, now: float) -> None:
-        """Sequences that ended meanwhile, or gave their room back, make way for the next."""
+        """Remove sequences that ended or were preempted, and start the next ones."""
         self._fill(now)
         self._notice_end(now)
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
         plan = self.state.book.current
@@ -253,10 +258,11 @@ class Rebuilder:
         return (sequence, run) if through is None or run.through == through else (None, None)
 
     def _fill(self, now: float) -> None:
-        """As many sequences under way as there are stages."""
+        """Start replays up to one sequence per stage."""
         plan = self.state.book.current
         for sequence in [s for s in self.book.under_way if not s.rebuilds or s.state is not SequenceState.RUNNING]:
             self.book.under_way.remove(sequence)
+        # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
         while self.book.queue and len(self.book.under_way) < most:
             sequence = self.book.queue.popleft()
@@ -269,7 +275,7 @@ class Rebuilder:
             self.state.recoveries.replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
-        """Count a sequence that goes through all layers again, whichever were lost."""
+        """Record the work of a sequence that goes through all layers again, whichever were lost."""
         positions = _positions(sequence.id, plan, self.book.said)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.replays((sequence.kv - start) * len(positions), least)
@@ -279,7 +285,7 @@ class Rebuilder:
         assert plan is not None
         stop = min(run.stop, run.done + self.book.chunk)
         self.book.ordered_at = now
-        alone = plan.shares_cores  # steps are few meanwhile
+        alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile
         if run.source is not None:
             order = Replay(
                 epoch=plan.epoch,

@@ -1,14 +1,14 @@
-"""Who is waited for before a plan is made: at a swarm's start, and after the broker's own death.
+"""Workers to wait for before a plan is made: at a swarm's start, and after the broker's own death.
 
-A broker takes up where the one before it ended.
+A restarted broker resumes where the previous one ended.
 
-The journal tells of requests, their tokens, and the epoch; workers tell what they hold of them when they join. From
-both follows what was: the plan that fell, and how far each sequence has come in the stages. What then happens is what
-happens after any loss: layers stay with those who have them, sequences whose keys and values are everywhere go on, the
-rest is replayed.
+The journal holds requests, their tokens, and the epoch; workers report what they hold of them when they join. Together
+they give the previous state: the plan that fell, and the position of each sequence in the stages. The rest is as after
+any loss: layers stay with the workers that have them, sequences whose keys and values are complete go on, the rest is
+replayed.
 
-Nobody is hurried: the workers of the last plan are waited for a moment, since a plan without them would compute again
-what they hold. If nobody holds anything, all processes were started again, and nobody knows which of them: the wait is
+The broker waits a moment for the workers of the last plan, since a plan without them would compute again what they
+hold. If no worker holds anything, all processes were restarted, and it is unclear which will come back: the wait is
 longer then, but only until as many have come as a first start would wait for, and no others follow them.
 """
 
@@ -21,14 +21,14 @@ from swarm.broker.state.past import Past
 from swarm.broker.state.plans import Return
 from swarm.wire.messages import LayerRange, num_blocks
 
-# A worker that lives is back within two knocks; and of workers that are started together, the next one comes within
-# that time of the one before.
+# Seconds. A worker that lives is back within two connection attempts; and of workers that are started together, each
+# comes within that time of the one before.
 REJOIN_S = 3.0
 
 
 @dataclass(slots=True)
 class Restart:
-    """Keeps ``state.back``: what is still to be found out after a restart."""
+    """Remaining questions after a restart. Owns ``state.restart``."""
 
     state: State
     min_workers: int = 0
@@ -38,9 +38,8 @@ class Restart:
         self.book = self.state.back
 
     def begin(self, past: Past, now: float, gather_s: float) -> None:
-        """Requests have been restored; now for the workers. Those that live are back at once. If none of those that
-        came holds anything, all were started again, and starting takes its time: up to ``gather_s``, as at a first
-        start."""
+        """Start waiting for workers, after requests have been restored. Workers that live are back soon. If none of
+        them holds anything, all were restarted, and starting takes time: up to ``gather_s``, as at a first start."""
         self.book.awaited = set(past.workers)
         self.book.until, self.book.gathered_at = now + REJOIN_S, now + max(REJOIN_S, gather_s)
         self.book.is_over = past.epoch == 0
@@ -48,8 +47,9 @@ class Restart:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Whom the next broker should wait for: until the plan to come serves, the sequences are with the members of
-        the one in force, or with those that are left of the one that fell; without one, with those awaited here."""
+        """Workers that the next broker should wait for. Until the prepared plan serves, the sequences are with the
+        members of the active one, or with the remaining members of the plan that fell; without a plan, with the workers
+        awaited here."""
         book = self.state.book
         before = book.current or book.fallen
         members = set() if before is None else before.members
@@ -69,31 +69,32 @@ class Restart:
         return bool(self.book.awaited) and not self.book.is_over and not self.missing
 
     def waits_for(self, now: float) -> str | None:
-        """Whom, in words; None if there is no use in waiting any longer."""
+        """Return the workers to wait for, as text; None if waiting longer is pointless."""
         if self.book.is_over or not self.missing or now >= self._given_up_at:
             return None
-        return f"the workers of before the restart: {', '.join(self.missing)}"
+        return f"the workers from before the restart: {', '.join(self.missing)}"
 
     @property
     def _given_up_at(self) -> float:
-        """When it is of no use any more to wait for those that are missing."""
+        """Time from which on waiting for the missing workers is pointless."""
         here = [worker for worker in self.state.workers.values() if not worker.is_gone]
         if any(worker.believed for worker in here):
             return self.book.until
         if len(here) < max(1, self.min_workers):
             return self.book.gathered_at
-        # As many as are wanted. The others may have been started with them, or not at all.
+        # As many as required have come. The others may have been started with them, or not at all.
         return min(self.book.gathered_at, max(worker.waits_since for worker in here) + REJOIN_S)
 
     def end(self) -> Plan | None:
-        """A plan is about to be made: take back the sequences that workers hold. The plan that fell, as far as it can
-        be told; None if nobody holds anything."""
+        """Restore the sequences that workers hold, since a plan is about to be made. Returns the plan that fell, as far
+        as it can be reconstructed; None if no worker holds anything."""
         if self.book.is_over:
             return None
         self.book.is_over = True
         fallen = _fallen(self.state)
         sequences = self.state.sequences.values()
-        # What came since is nobody's: what a worker holds under its number is another's.
+        # Sequences that came since are held by no worker: what a worker holds under the same number is another
+        # sequence's.
         restored = [s for s in sequences if s.state is SequenceState.WAITING and s.request.restored]
         if fallen is None:
             self._note_all_lost(restored)
@@ -105,7 +106,7 @@ class Restart:
         return fallen
 
     def _note_all_lost(self, restored: list[Sequence]) -> None:
-        """Note that nobody holds anything. What was under way begins anew, like prompts, when its turn comes."""
+        """Record that no worker holds anything. Unfinished sequences start again, like prompts, in their turn."""
         if not restored:
             return
         num_layers = 0 if self.state.manifest is None else self.state.manifest.num_layers
@@ -114,7 +115,8 @@ class Restart:
         self.state.recoveries.begins_anew(len(restored), positions * num_layers)
 
     def _take_back(self, sequence: Sequence, holders: list[Worker]) -> None:
-        """Held somewhere up to a position whose tokens are known: it runs, and what lags behind will be replayed."""
+        """Resume a sequence that a worker holds up to a position whose tokens are available; the missing rest will be
+        replayed."""
         most = max(((worker.believed or {}).get(sequence.id, 0) for worker in holders), default=0)
         position = min(most, sequence.sampled - 1)
         if position <= 0:
@@ -126,7 +128,8 @@ class Restart:
 
 
 def _fallen(state: State) -> Plan | None:
-    """From what the members say they held, in the order of the layers; of two who claim the same, the first."""
+    """Return the plan as members report having served it, in the order of the layers; if two claim the same layers, the
+    first."""
     stages: list[StagePlan] = []
     members = [w for w in state.workers.values() if not w.is_gone and w.believed and w.hello.held_layers is not None]
     for worker in sorted(members, key=lambda w: (_range(w).first, w.joined_at)):
@@ -146,8 +149,8 @@ def _range(worker: Worker) -> LayerRange:
 
 @dataclass(slots=True)
 class Gathering:
-    """A swarm that starts with several workers makes its first plan with all of them; a broker that starts again, with
-    those of its last plan."""
+    """Wait for workers before the first plan: a new swarm waits for several workers, a restarted broker for those of
+    its last plan."""
 
     state: State
     restart: Restart
@@ -155,7 +158,7 @@ class Gathering:
     gather_s: float  # how long the first plan waits for ``min_workers`` once one has joined
 
     def goes_on(self, now: float) -> bool:
-        """Is somebody waited for? ``state.book.waits_for`` says who."""
+        """Whether to wait for more workers. Sets ``state.plans.waits_for`` to the reason."""
         awaited = self.restart.waits_for(now)
         if awaited is not None:
             self.state.book.waits_for = awaited
@@ -168,10 +171,9 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all who were waited for are there: those of before a restart, or as many as were asked for, if
-        several."""
+        """Whether all awaited workers are there: those of before a restart, or the required number, if several."""
         return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._waiting()))
 
     def _waiting(self) -> list[float]:
-        """Since when each member waits for others."""
+        """Return the times since which members have been waiting for others."""
         return [w.waits_since for w in self.state.workers.values() if w.state is WorkerState.MEMBER]

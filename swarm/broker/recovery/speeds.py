@@ -1,4 +1,4 @@
-"""Compares how fast the stages of a plan should be with how fast they are."""
+"""Comparison of the predicted and the measured speed of a plan's stages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from swarm.broker.planner.load import Speeds, StageGauge
 from swarm.broker.planner.problem import Model
 from swarm.broker.state import Plan, State, Worker
 
-# How much a worker's pace must differ from what was predicted to be believed: a plan made anew for every whim of a
-# machine would move layers for nothing.
+# Relative change of a worker's measured pace from which on it is adopted: a new plan for every fluctuation of a machine
+# would move layers for nothing.
 PACE_DIFFERS = 0.15
-PACE_LEAST, PACE_MOST = 0.2, 20.0
+PACE_LEAST, PACE_MOST = 0.2, 20.0  # bounds of an adopted pace
 
 
 class Paces:
-    """Compares what a worker takes, measured, with what was predicted of it."""
+    """Compares workers' measured step times with the predicted ones."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._looked_at = 0.0
 
     def take(self, now: float, cooldown_s: float) -> list[Worker]:
-        """Believe what is measured, where it differs much from what was predicted. Returns these workers."""
+        """Adopt measured paces that differ much from the present ones. Returns the corrected workers."""
         if now - self._looked_at < cooldown_s:
             return []
         self._looked_at = now
@@ -38,7 +38,7 @@ class Paces:
 
 
 def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
-    """Make what measures the stages of a plan that begins to serve."""
+    """Return the gauges that measure the stages of a plan that starts to serve."""
     manifest = state.manifest
     assert manifest is not None
     alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1

@@ -153,7 +153,7 @@ def test_a_worker_of_another_build_is_told(serving: Bench) -> None:
     assert peer == "w9.1"
     assert isinstance(denied, Denied)
     assert denied.reason == (
-        "the broker can't understand it (hello.speed: unknown field): install the same version on both"
+        "the broker can't decode its message (hello.speed: unknown field): install the same version on both"
     )
     member = next(iter(serving.workers.values())).peer
     assert orders(serving.feed(MessageRefused("control", member, "stats.speed: unknown field"))) == []

@@ -145,7 +145,7 @@ async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, nam
     assert sorted(keys) == ["", "far", "far.2"]
     reason = opened.why_not_called(keys[key], name)
     assert (reason == "") is is_taken
-    assert is_taken or f"known as {key}:" in reason
+    assert is_taken or f"registered as {key}:" in reason
 
 
 async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -> None:
@@ -348,7 +348,7 @@ async def test_who_knocks_at_the_old_key_after_all_is_waited_for(opened: Locks) 
 async def test_who_does_not_know_the_new_key_is_named_when_it_is_shut_out(opened: Locks, tmp_path: Path) -> None:
     """By the last word of who governs; and shown afterwards, too."""
     refused = await body(opened, RotateBroker(now=True))
-    assert (refused["ok"], "say it without --now first" in str(refused["error"])) == (False, True)
+    assert (refused["ok"], "run the command without --now first" in str(refused["error"])) == (False, True)
     await said(opened, "", RotateBroker())
     new = opened.own.public
     over = await body(opened, RotateBroker(now=True))

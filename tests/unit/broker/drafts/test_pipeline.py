@@ -73,7 +73,7 @@ PINNED_TO_ALL = {"w0": LayerRange(0, 6)}
         (
             {"w0": LayerRange(0, 2), "w1": LayerRange(4, 6)},
             "auto",
-            "other pins or caps, or another worker: nobody is left for layers 2–3: all workers hold others by their "
+            "other pins or caps, or another worker: no worker is left for layers 2–3: all workers hold others by their "
             "pins",
         ),
         (

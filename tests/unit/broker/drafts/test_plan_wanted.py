@@ -234,9 +234,9 @@ def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callabl
     parts = sum(s.compute_s + s.hop_s for s in told.stages)
     assert told.step_s == pytest.approx(parts + told.broker_s + told.beside_s)
     assert told.beside_s == STEP_S
-    assert any("2 ms of a step pass beside the stages" in text for text in why_of(bench))
+    assert any("2 ms of a step is spent outside of the stages" in text for text in why_of(bench))
     assert sum(s.hop_s for s in told.stages) == pytest.approx(0.02, rel=0.05)
-    assert any("10 ms of a step are the broker's ways" in text for text in why_of(bench))
+    assert any("10 ms of a step is latency between the broker" in text for text in why_of(bench))
     bench = make_bench(ruled(objective="throughput", caps=caps))
     for name in ("w0", "w1", "w2"):
         join(bench, name, 0.001, link=LinkCost(0.02, 1e9))

@@ -53,7 +53,7 @@ def test_one_sentence_for_all_with_the_same_reason() -> None:
     told = [text for text in words(devices, (Share(0, LayerRange(0, 2)),)) if "left out" in text]
     first = ", ".join(f"w{i}" for i in range(1, MAX_NAMED))
     assert told == [
-        f"{first} and {MANY - MAX_NAMED} more are left out, each of them: the step would not be quicker with it"
+        f"{first} and {MANY - MAX_NAMED} more are left out, each because: the step would not be quicker with it"
     ]
 
 

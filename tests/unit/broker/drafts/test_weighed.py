@@ -20,7 +20,7 @@ def others(bench: Bench) -> list[dict[str, object]]:
 
 
 def weighed(bench: Bench) -> list[str]:
-    return [text for text in why_of(bench) if text.startswith("weighed against")]
+    return [text for text in why_of(bench) if text.startswith("compared with")]
 
 
 def test_even_shares_in_turns_stay_though_one_alone_is_quicker(make_bench: Callable[..., Bench]) -> None:
@@ -35,7 +35,7 @@ def test_even_shares_in_turns_stay_though_one_alone_is_quicker(make_bench: Calla
     assert other["step_s"] == S(0.012 + STEP_S)
     assert other["now_step_s"] == S(0.012 + STEP_S + 2 * HOP_S, rel=1e-3)
     assert other["why"] == IN_TURNS
-    assert weighed(bench) == [f"weighed against all layers with w0 alone, 14 ms a step instead of 15.2 ms: {IN_TURNS}"]
+    assert weighed(bench) == [f"compared with all layers with w0 alone, 14 ms a step instead of 15.2 ms: {IN_TURNS}"]
 
 
 def test_a_plan_stays_where_another_gains_less_than_the_margin(make_bench: Callable[..., Bench]) -> None:
@@ -98,7 +98,7 @@ def test_a_dry_run_says_why_things_would_stay(make_bench: Callable[..., Bench]) 
     assert lengths(bench) == {"w0": 6}
     answer = bench.ask(Query(what="plan", suppose=Suppose())).body
     assert answer["state"] == "would stay as it is"
-    told = [text for text in answer["why"] if text.startswith("weighed")]  # type: ignore[attr-defined]
+    told = [text for text in answer["why"] if text.startswith("compared with")]  # type: ignore[attr-defined]
     assert told == weighed(bench)
     assert "layers are moved only for more than 500% (plan.margin;" in told[0]
 

@@ -431,7 +431,7 @@ def test_two_that_cannot_reach_each_other(make_bench) -> None:
     assert bench.state.book.current is not None
     assert bench.state.book.current.members == {"w0.1"}
     worker = bench.state.workers["w1.1"]
-    assert (worker.state, worker.reason) == (WorkerState.REFUSED, "w0 can't reach it, though both live")
+    assert (worker.state, worker.reason) == (WorkerState.REFUSED, "w0 can't reach it, although both are alive")
     assert bench.sequence().num_deaths == 0
     bench.silent = set()
     bench.run_dry()

@@ -49,8 +49,8 @@ def test_a_second_process_is_refused_while_the_first_lives(serving: Bench) -> No
     ((reason, peer),) = [(order.reason, peer) for peer, order in told if isinstance(order, Denied)]
     assert peer == "w1.2"
     assert reason == (
-        "the name w1 is taken: it is that of a worker that lives (process 1 on w1); give this one a name of its own "
-        "(--name), or end that one first (swarmctl stop w1)"
+        "the name w1 is taken by a running worker (process 1 on w1); give this one a name of its own "
+        "(--name), or stop that one first (swarmctl stop w1)"
     )
     assert (lives(serving, "w1.1"), lives(serving, "w1.2"), serving.epoch) == (True, False, 1)
     serving.run_dry()

@@ -44,12 +44,12 @@ def lacking(*devices: dict[str, object]) -> Shortage:
         (
             [{"pinned": LayerRange(0, 2)}, {"pinned": LayerRange(4, 6)}],
             "other pins or caps, or another worker: "
-            "nobody is left for layers 2–3: all workers hold others by their pins",
+            "no worker is left for layers 2–3: all workers hold others by their pins",
         ),
         (
             [{"pinned": LayerRange(2, 4)}, {}],
             "other pins or caps, or another worker: "
-            "nobody is left for layers 0–1 and 4–5: without a pin there is only w1",
+            "no worker is left for layers 0–1 and 4–5: without a pin there is only w1",
         ),
     ],
 )

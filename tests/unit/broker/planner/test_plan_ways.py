@@ -156,6 +156,6 @@ def test_it_is_told_who_is_reached_by_relay_and_what_that_costs() -> None:
     assert [stage.by_relay for stage in told.stages] == [True, True]
     said = [each for each in sentences(told) if "relay" in each]
     assert said == [
-        "a is reached by the broker's relay only",
-        "b is reached by the broker's relay only, in 42.1 ms from a",
+        "a is reached only through the broker's relay",
+        "b is reached only through the broker's relay, in 42.1 ms from a",
     ]

@@ -190,7 +190,7 @@ def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
         bench.lose(f"w{number}")
     assert waits_for() == "a worker: none is here"
     bench.join("w3")
-    assert waits_for() == "a moment of quiet: workers have just come or gone"
+    assert waits_for() == "a quiet moment: workers have just joined or left"
 
 
 def test_workers_that_come_together_make_one_plan(make_bench) -> None:
@@ -978,7 +978,7 @@ def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
 def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
     """A worker that the broker does not know (it was forgotten, or the broker is a new one) may say Hello; it is not
     asked at every beat, and there is an end to how many are remembered."""
-    call = [OrderWorker(b"w9.1", Rejoin(epoch=1, reason="the broker does not know this worker"))]
+    call = [OrderWorker(b"w9.1", Rejoin(epoch=1, reason="the broker has no record of this worker"))]
     assert serving.feed(BeatHeard(beat_of("w9.1"))) == call
     assert serving.feed(BeatHeard(beat_of("w9.1"))) == []
     serving.tick(2.5)
@@ -1041,10 +1041,10 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
         "w0 holds layers 0–2: 3 of 6, 4.0 MiB of its 200 MiB",
         "w1 holds layers 3–5: 3 of 6, 4.0 MiB of its 200 MiB",
         "objective throughput: for 8 sequences of 512 positions that decode together in each of 2 steps in flight, "
-        "with 1 position of prompt per token, a step is 8.6 ms on its way through all stages, so 2 in flight take "
+        "with 1 position of prompt per token, a step is 8.6 ms in transit through all stages, so 2 in flight take "
         "4.3 ms a step: 1860 tokens/s",
         "w0 takes longest, 3 ms for layers 0–2; the next as long",
-        "weighed against all layers with w1 alone, 8 ms a step instead of 4.3 ms: this one is 86% quicker",
+        "compared with all layers with w1 alone, 8 ms a step instead of 4.3 ms: this one is 86% quicker",
         "w0 keeps layers 3–5 warm in case their holder dies: 4.0 MiB (plan.standby)",
         "w1 keeps layers 0–2 warm in case their holder dies: 4.0 MiB (plan.standby)",
         "one more worker like w0, on a machine of its own, would give no quicker step",

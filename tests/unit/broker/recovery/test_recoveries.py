@@ -123,7 +123,7 @@ def test_trouble_changes_no_layers(make_bench: Callable[..., Bench]) -> None:
     bench.tell("w1", Trouble(epoch=bench.epoch, incarnation="w1.1", reason="a step is missing"))
     assert ranges(bench) == before
     bench.finish()
-    assert recoveries(bench)[-1]["choice"] == "everybody keeps what it has"
+    assert recoveries(bench)[-1]["choice"] == "every worker keeps its layers"
 
 
 def test_capacity_gone_for_good(make_bench: Callable[..., Bench]) -> None:

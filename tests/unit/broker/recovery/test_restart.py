@@ -127,7 +127,7 @@ def test_known_workers_are_waited_for(make_bench: Callable[..., Bench]) -> None:
     come_back(bench, "w0", 6)
     bench.tick(REJOIN_S / 2)
     assert bench.state.book.current is None
-    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    assert bench.state.book.waits_for == "the workers from before the restart: w1"
     bench.tick(REJOIN_S)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
     bench.run_dry()
@@ -140,7 +140,7 @@ def test_the_brokers_own_pause_is_no_lateness_of_those_awaited(make_bench: Calla
     come_back(bench, "w0", 6)
     bench.tick(REJOIN_S / 2)
     stand_still(bench, 60.0)
-    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    assert bench.state.book.waits_for == "the workers from before the restart: w1"
     come_back(bench, "w1", 6)
     bench.tick()
     assert ranges(bench) == OWN
@@ -152,11 +152,11 @@ def test_nor_of_those_that_were_started_again(make_bench: Callable[..., Bench]) 
     come_back(bench, "w0", None)
     stand_still(bench, 60.0)
     bench.tick(REJOIN_S)
-    assert bench.state.book.waits_for == "the workers of before the restart: w1, w2"
+    assert bench.state.book.waits_for == "the workers from before the restart: w1, w2"
     come_back(bench, "w1", None)
     stand_still(bench, 20.0)
     bench.tick(REJOIN_S / 2)
-    assert bench.state.book.waits_for == "the workers of before the restart: w2"
+    assert bench.state.book.waits_for == "the workers from before the restart: w2"
     bench.tick(REJOIN_S)
     assert set(ranges(bench)) == {"w0", "w1"}
 
@@ -276,7 +276,7 @@ def test_fewer_than_are_wanted_wait_as_at_a_first_start(make_bench: Callable[...
     bench = make_bench(starting(2), past=past(*GENERATED))
     come_back(bench, "w0", None)
     bench.tick(29.5)
-    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    assert bench.state.book.waits_for == "the workers from before the restart: w1"
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
@@ -288,7 +288,7 @@ def test_fewer_are_started_than_there_were(make_bench: Callable[..., Bench]) -> 
     bench.tick(9.0)
     bench.join("w0")
     bench.tick(REJOIN_S - 0.5)
-    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    assert bench.state.book.waits_for == "the workers from before the restart: w1"
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 

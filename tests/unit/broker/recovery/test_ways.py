@@ -114,7 +114,7 @@ def test_where_only_it_could_be_the_last_it_is_asked_again_soon(bench: Bench) ->
     bench.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="no", cant_reach="broker"))
     bench.tick()
     bench.mute = set()
-    assert "w0 can't reach the broker's data door" in bench.state.book.waits_for
+    assert "w0 can't reach the broker's data port" in bench.state.book.waits_for
     began = bench.now
     while bench.state.book.phase is not PlanPhase.SERVING:
         bench.tick(0.5)
