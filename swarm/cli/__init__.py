@@ -1,1 +1,2 @@
-"""``swarm``: the commands that run things. ``app`` lists them; what each needs is imported when it is called."""
+"""The ``swarm`` program: commands that run processes. ``app`` lists them; each imports what it needs when it is called.
+"""

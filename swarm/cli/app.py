@@ -1,4 +1,4 @@
-"""``swarm``: the commands that run things. Each imports what it needs when it is called."""
+"""The ``swarm`` program's commands. Each imports what it needs when it is called."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the command's name."""
+    """Handle the options before the command's name."""
     context.obj = Common(log_level, log_format)
 
 

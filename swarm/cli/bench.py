@@ -1,4 +1,4 @@
-"""``swarm bench``: how much an OpenAI-compatible server bears."""
+"""``swarm bench``: the throughput and latency of an OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put load on any OpenAI-compatible server and measure what comes: latencies, tokens per second, errors.
+    """Put load on any OpenAI-compatible server and measure latencies, tokens per second and errors.
 
-    The report goes to stdout, what is going on to stderr: live on a terminal, JSON lines elsewhere. Ctrl-C ends the run
-    with a report of what was measured so far, and exit code 130; a second one at once. Exit code 1 if no request
-    succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
+    The report goes to stdout, progress to stderr: live on a terminal, JSON lines elsewhere. The first Ctrl-C ends the
+    run with a report of the measurements so far and exit code 130; a second one ends it immediately. Exit code 1 if no
+    request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
     """
     _need_aiohttp()
     from swarm.bench.plan import Limits, Point, Shape, Target, base_url, parse_extras, parse_limits, parse_seconds
@@ -204,7 +204,7 @@ def _need_aiohttp() -> None:
 
 
 def _asked(**options: object) -> dict[str, object]:
-    """What was asked for, without what was not."""
+    """Return the options that were given, without the ones that were not."""
     return {name: value for name, value in options.items() if value not in (None, False, {}, 0) or name == "seed"}
 
 
@@ -233,7 +233,7 @@ def _lengths(text: str, option: str) -> Lengths:
 
 
 def _warm_up(text: str | None) -> tuple[float, int | None]:
-    """A number is requests, a number with a unit a time."""
+    """Parse a warm-up: a plain number is a number of requests, a number with a unit is a time."""
     from swarm.bench.plan import parse_seconds
 
     if text is None:
@@ -250,7 +250,7 @@ def _key_variable(name: str | None) -> str | None:
 
 
 def _check_page(path: Path | None) -> None:
-    """A run of an hour must not end with a report that can't be written."""
+    """Check before the run that the report can be written, because a run may take an hour."""
     if path is None:
         return
     try:
@@ -277,7 +277,7 @@ async def _run(wanted: Wanted) -> Document:
 
 
 async def _interruptible(bench: Bench) -> Document:
-    """Run it; the first Ctrl-C (or SIGTERM) stops it in order, a second one at once."""
+    """Run the benchmark; the first Ctrl-C (or SIGTERM) stops it in order, a second one cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(bench.run())
     told: list[int] = []
 
@@ -300,7 +300,7 @@ async def _interruptible(bench: Bench) -> Document:
 
 
 def _view() -> tuple[View, AbstractContextManager[object]]:
-    """On a terminal a live picture, elsewhere JSON lines."""
+    """Return the display of progress: live on a terminal, JSON lines elsewhere."""
     if not sys.stderr.isatty():
         return LinesView(JsonProgress(sys.stderr).report), nullcontext()
     from rich.console import Console
@@ -312,11 +312,11 @@ def _view() -> tuple[View, AbstractContextManager[object]]:
 
 
 class LinesView:
-    """Tell programs what is going on: a JSON object per line, one each second while a load is held."""
+    """Progress for programs: a JSON object per line, at most one per second while a load is held."""
 
     def __init__(self, report: Callable[[tuple[str, ...], dict[str, object]], None]) -> None:
         self._report = report
-        self._last = 0.0
+        self._last = 0.0  # time of the last progress line
 
     def stage(self, text: str) -> None:
         self._report((), {"event": "note", "text": text})

@@ -1,4 +1,4 @@
-"""``swarm discover``: which brokers on the local network wish to be found."""
+"""``swarm discover``: brokers on the local network that allow discovery."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def discover(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find brokers on the local network that wish to be found (broker.discoverable).
+    """Find brokers on the local network that allow it (broker.discoverable).
 
-    Nothing that is found is trusted: whoever is on the network can say anything. Joining takes an invitation.
+    Answers are not trusted: any device on the network can send anything. To join a swarm, you need an invitation.
     """
     import asyncio
 
@@ -52,7 +52,7 @@ def _as_json(found: Found, joined: Sequence[Known]) -> Json:
 
 
 def _advice(found: Found, joined: Sequence[Known]) -> str:
-    """What to do about it: the key says whether it is one that was joined, the address nothing."""
+    """Return what the user can do with it. Only the key shows whether this swarm was joined; the address does not."""
     known = [each for each in joined if each.broker == found.key]
     if not known:
         return "not joined: ask there for an invitation (swarmctl invite), and say it with --join"

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become settings."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options that stand before the command's name."""
+    """Options before the command's name."""
 
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
@@ -57,7 +57,8 @@ class Common:
 
 
 def load_settings(context: typer.Context, config: Path | None, overrides: Mapping[str, object]) -> Settings:
-    """Load settings from file, environment, flags. Raises BadParameter if the flags are to blame, else ConfigError."""
+    """Load settings from file, environment and flags. Raises ``BadParameter`` if the flags are wrong, else
+    ``ConfigError``."""
     from swarm import config as settings_of
     from swarm.errors import ConfigError
 
@@ -71,8 +72,10 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
 def readers(
     context: typer.Context, config: Path | None, overrides: Mapping[str, object]
 ) -> tuple[Callable[[], Settings], Callable[[], Mapping[str, tuple[object, str]]]]:
-    """What loads a process's settings, and what tells where each comes from: at its start, and when they are read
-    again."""
+    """Return a function that loads a process's settings, and one that returns each setting's origin.
+
+    They are called at the process's start, and at each reload.
+    """
     from swarm.config import origins
 
     load = partial(load_settings, context, config, overrides)
@@ -80,7 +83,7 @@ def readers(
 
 
 def overrides_of(context: typer.Context) -> dict[str, object]:
-    """What stands before the command's name, as settings."""
+    """Return the options before the command's name, as settings."""
     common = context.obj if isinstance(context.obj, Common) else Common()
     return common.overrides()
 
@@ -88,9 +91,11 @@ def overrides_of(context: typer.Context) -> dict[str, object]:
 def open_client(
     context: typer.Context, url: str | None, invitation: str | None = None, *, away_s: float | None = None
 ) -> Client:
-    """Open a client of the broker that flag, environment or file name, or that an invitation is to. ``away_s``: how
-    long a broker that went away is waited for, at most, if not as long as the settings say. Raises as
-    :func:`load_settings` does, and as joining does."""
+    """Open a client of the broker that flag, environment, settings file or invitation name.
+
+    ``away_s`` limits how long a lost broker is waited for, if the settings allow longer. Raises the errors of
+    :func:`load_settings` and of joining.
+    """
     from swarm.cli.joining import of_client
     from swarm.client.blocking import Client
 
@@ -177,7 +182,7 @@ ThreadsOption = Annotated[
 
 
 def read_size(text: str) -> int:
-    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
+    """Parse a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

@@ -50,8 +50,8 @@ def chat(
 ) -> None:
     """Talk with the model.
 
-    /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
-    line of stdin is something said. With --json, each answer is one line, an object as swarm generate prints it.
+    /reset clears the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
+    line of stdin is a message. With --json, each answer is one line, an object as swarm generate prints it.
     """
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -69,18 +69,18 @@ def chat(
 
 @dataclass
 class Conversation:
-    """Turn lines into questions and remember what was said."""
+    """A chat session: sends each line as a message and keeps the conversation's turns."""
 
     client: Client
     options: RequestOptions
     system: str | None
     at_terminal: bool
     as_json: bool = False
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)  # messages of both sides, oldest first
 
     def run(self) -> None:
         if self.at_terminal:
-            with contextlib.suppress(ImportError):  # gives input() line editing; not everywhere there
+            with contextlib.suppress(ImportError):  # gives input() line editing; not available everywhere
                 import readline  # noqa: F401
             print(_HELP, file=sys.stderr)
         while (line := self._read()) is not None:
@@ -95,7 +95,7 @@ class Conversation:
                 self._turn(line)
 
     def _read(self) -> str | None:
-        """Read the next line; None at the end."""
+        """Return the next line; None at the end."""
         while True:
             try:
                 return input("> ").strip() if self.at_terminal else next(sys.stdin).strip()
@@ -115,7 +115,7 @@ class Conversation:
         try:
             answer = self._answer_within_context()
         except ClientError as error:
-            self.turns.pop()  # it may be asked again
+            self.turns.pop()  # the user may send it again
             if not self.at_terminal:
                 raise
             print(f"swarm: {error}", file=sys.stderr)
@@ -123,7 +123,7 @@ class Conversation:
             self.turns.append({"role": "assistant", "content": answer})
 
     def _answer_within_context(self) -> str:
-        """Answer; a conversation that has outgrown the model's context loses its oldest turns."""
+        """Return the answer. While the conversation exceeds the model's context, drop its oldest turns."""
         from swarm.errors import InvalidRequest
 
         while True:
@@ -136,7 +136,7 @@ class Conversation:
                 print("(the oldest turn was forgotten: the model's context is full)", file=sys.stderr)
 
     def _answer(self) -> str:
-        """Stream an answer. Ctrl-C ends it where it is; what was said counts."""
+        """Stream an answer. Ctrl-C stops it; the text so far is kept as the answer."""
         told = [{"role": "system", "content": self.system}] if self.system else []
         stream = self.client.stream_chat([*told, *self.turns], **self.options)
         said: list[str] = []

@@ -1,4 +1,4 @@
-"""``swarm generate``: one prompt, its answer on stdout as it comes."""
+"""``swarm generate``: one prompt, its answer streamed to stdout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swarm.params import Grammar
     from swarm.wire.messages import Timing
 
-# A model may say anything, also what moves a terminal's cursor or sets its title: shown as pictures of themselves.
+# A model may generate control characters that move a terminal's cursor or set its title: they are shown as symbols.
 _TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _TAMED |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
@@ -111,7 +111,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    The answer goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the request.
+    The answer is streamed to stdout, everything else goes to stderr. Ctrl-C cancels the request.
     """
     if detach and hops:
         raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
@@ -139,7 +139,7 @@ def generate(
             _detach(client, source, chat, options, as_json=as_json)
         return
     with open_client(context, url, join) as client:
-        stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
+        stream = _stream(client, source, chat, options)  # raises errors about wrong options
         tell_if_waiting(client)
         completion = follow(stream, client, silent=as_json or n > 1)
         print_rest(completion, client, as_json=as_json)
@@ -150,7 +150,7 @@ def generate(
 
 
 def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool) -> None:
-    """Submit a detached request; print the id that ``swarm attach`` needs."""
+    """Submit a detached request; print the id for ``swarm attach``."""
     from swarm.cli.output import print_json
 
     if chat:
@@ -164,7 +164,7 @@ def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions,
 
 
 def _class(text: str) -> int | str:
-    """Read a priority class, a number or a name. The client library refuses a name that there is not."""
+    """Parse a priority: a number, or a name that the client library checks."""
     try:
         return int(text)
     except ValueError:
@@ -191,7 +191,7 @@ def _stream(client: Client, source: Prompt, chat: bool, options: RequestOptions)
 
 
 def tell_if_waiting(client: Client) -> None:
-    """Say why the answer will be a while, if the swarm takes requests but doesn't serve yet."""
+    """Print why the answer will be delayed, if the swarm accepts requests but does not serve yet."""
     description = client.describe()
     if description.state != "serving":
         why = f", it waits for {description.waits_for}" if description.waits_for else f": {description.state}"
@@ -199,7 +199,7 @@ def tell_if_waiting(client: Client) -> None:
 
 
 def show(text: str) -> None:
-    """Write a model's text to stdout, at once."""
+    """Write a model's text to stdout and flush."""
     if sys.stdout.isatty():
         text = text.translate(_TAMED)
     encoding = sys.stdout.encoding or "utf-8"
@@ -208,7 +208,7 @@ def show(text: str) -> None:
 
 
 def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
-    """Show a stream to its end; without a tokenizer, show the token ids, as --tokens takes them."""
+    """Print a stream until its end. Without a tokenizer, print token ids in the format of --tokens."""
     shown = False
     has_text = True
     try:
@@ -220,9 +220,9 @@ def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completio
                 shown = True
     finally:
         if shown:
-            show("\n")  # also before an error's line
+            show("\n")  # also before the line of an error
     completion = stream.completion
-    assert completion is not None  # the stream has ended well
+    assert completion is not None  # the stream ended without an error
     return completion
 
 
@@ -233,7 +233,7 @@ def _as_id(piece: Piece, *, is_first: bool) -> str:
 
 
 def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
-    """Print what was not shown as it came."""
+    """Print the parts of the answer that were not streamed."""
     from swarm.cli.output import print_json
 
     if as_json:
@@ -246,7 +246,7 @@ def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None
 
 
 def as_data(completion: Completion) -> dict[str, object]:
-    """Make the object that ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     import msgspec
 
     data: dict[str, object] = {
@@ -272,7 +272,8 @@ def as_data(completion: Completion) -> dict[str, object]:
 
 
 def _timing_data(timing: Timing) -> dict[str, float | None]:
-    """None for what isn't known, since the broker was started again meanwhile: nothing has its first token at once."""
+    """Return the timing, with None for values that were lost in a restart of the broker. A first token after 0 s is
+    impossible, so it marks them."""
     data: dict[str, float | None] = {name: getattr(timing, name) for name in timing.__struct_fields__}
     if timing.first_token_s == 0:
         data |= {name: data[name] or None for name in ("queued_s", "first_token_s")}
@@ -284,7 +285,7 @@ def _choice_data(choice: Choice) -> dict[str, object]:
 
 
 def grammar_of(schema: Path | None, regex: str | None, choices: list[str] | None, ebnf: Path | None) -> Grammar | None:
-    """The grammar that the options ask for. What it means is checked by the client. Raises BadParameter."""
+    """Return the grammar that the options specify; the client checks its meaning. Raises ``BadParameter``."""
     from swarm.params import Grammar
 
     given = {

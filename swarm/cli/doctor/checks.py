@@ -1,4 +1,4 @@
-"""From facts about a machine to findings: pure, so that tests make the trouble that they want."""
+"""Findings from facts about a machine: pure functions, so that tests can construct any problem."""
 
 from __future__ import annotations
 
@@ -12,109 +12,101 @@ from swarm.wire.messages import MEASURABLE_BYTES_PER_S
 
 Level = Literal["ok", "note", "trouble"]
 
-LEAST_MEMORY: Final = 2 << 30  # torch and a small model
-LEAST_ROOM: Final = 1 << 30  # for a journal
-SLOW_SYNC_S: Final = 0.05  # each accepted request waits for one
+LEAST_MEMORY: Final = 2 << 30  # bytes for torch and a small model
+LEAST_ROOM: Final = 1 << 30  # bytes for a journal
+SLOW_SYNC_S: Final = 0.05  # every accepted request waits for one sync
 LEAST_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
-PART_OF_MEMORY: Final = 0.9
-FAR_S: Final = 0.02  # there and back
-NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
-PROMPT: Final = 512  # tokens
-MANY_RESTARTS: Final = 3  # of a unit: more than chance
+PART_OF_MEMORY: Final = 0.9  # share of the available memory that weights may take without a note
+FAR_S: Final = 0.02  # round trip above which a connection counts as slow
+NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits per second
+PROMPT: Final = 512  # tokens of the estimated prompt
+MANY_RESTARTS: Final = 3  # automatic restarts of a unit above which they are no coincidence
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that a broker, a gateway or a worker wants here. ``by``: who has it, as far as that can be told. ``refused``:
-    why nobody can have it."""
+    """A port that a broker, a gateway or a worker needs here."""
 
     number: int
     use: str
-    is_free: bool
-    by: str = ""
-    refused: str = ""
+    is_free: bool  # whether it can be bound now
+    by: str = ""  # process that holds it, if known
+    refused: str = ""  # why it can't be bound by any process, such as a foreign address
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One of systemd's: its state and what it is doing, by systemd's words. ``restarts``: how often systemd has started
-    it again by itself since somebody started it. ``is_users``: of this user's own systemd."""
+    """A systemd unit, with its state and substate in systemd's words."""
 
     name: str
     state: str
     sub: str = ""
-    restarts: int = 0
-    is_users: bool = False
+    restarts: int = 0  # automatic restarts since its last manual start
+    is_users: bool = False  # belongs to this user's systemd, not to the system's
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``quickest``: the variant of our own kernels that computes; empty: none, and ``absence`` says why.
-    ``features``: of the processor, as far as any kernel of ours asks for them."""
+    """Kernels that a worker would use on this machine."""
 
-    quickest: str = ""
-    absence: str = ""
-    passed_over: str = ""
-    features: tuple[str, ...] = ()
+    quickest: str = ""  # the variant of our own kernels in use; empty: none
+    absence: str = ""  # why our own kernels are not used
+    passed_over: str = ""  # faster variants that failed their proof, with the reason
+    features: tuple[str, ...] = ()  # processor features that any of our kernels uses
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``digest``: of what its files are, the same wherever they are. ``wrong``: why it can't be served; empty: it
-    can."""
+    """A model's files on this machine."""
 
     name: str
     weight_bytes: int = 0
-    wrong: str = ""
-    digest: str = ""
+    wrong: str = ""  # why it can't be served; empty if it can
+    digest: str = ""  # of the model's files; independent of their location
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How fast a model would be. ``tokens_per_s``: of all sequences together, by how many decode. ``prompt_s``: until a
-    prompt of ``PROMPT`` tokens is computed. ``layers``: how many each worker gets. ``needed_bytes``: of the one that
-    needs most, weights, buffers and the plan's keys and values, of the ``memory_bytes`` that it has for these;
-    ``positions``: for which there is room in all. ``wrong``: why there is no plan; empty: there is one."""
+    """Estimate of a model's speed."""
 
-    tokens_per_s: tuple[tuple[int, float], ...] = ()
-    prompt_s: float = 0.0
-    layers: tuple[int, ...] = ()
-    needed_bytes: int = 0
-    memory_bytes: int = 0
-    positions: int = 0
-    wrong: str = ""
+    tokens_per_s: tuple[tuple[int, float], ...] = ()  # number of sequences that decode together, and the total rate
+    prompt_s: float = 0.0  # time to compute a prompt of ``PROMPT`` tokens
+    layers: tuple[int, ...] = ()  # number of layers of each worker
+    needed_bytes: int = 0  # of the worker that needs most: weights, buffers, keys and values
+    memory_bytes: int = 0  # memory of that worker for these
+    positions: int = 0  # KV cache capacity of the plan
+    wrong: str = ""  # why no plan is possible; empty if one is
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The way from here to a broker, by the door that workers knock at. ``wrong``: why there is none, and ``remedy``;
-    empty: there is one. ``build``: the broker's. ``loses_large``: small messages come back, large ones don't."""
+    """Connection from here to a broker, on the workers' port."""
 
     at: str
-    build: str = ""
+    build: str = ""  # the broker's version
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
-    loses_large: bool = False
-    wrong: str = ""
+    loses_large: bool = False  # small messages arrive, large ones are lost
+    wrong: str = ""  # why the connection fails; empty if it works
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a machine. None: it could not be found out."""
+    """Facts about a machine. None: could not be determined."""
 
     python: tuple[int, int]
-    packages: Mapping[str, str | None]  # what a worker needs, with the version that is installed
+    packages: Mapping[str, str | None]  # packages that a worker needs, with their installed version
     processor: str
     cores: int
-    quota: float | None
+    quota: float | None  # cores that a container allows
     memory_bytes: int
     available_bytes: int
-    memory_limit: int | None
+    memory_limit: int | None  # of the process's control groups
     state_dir: str
-    room_bytes: int | None
-    sync_s: float | None
-    state_wrong: str
+    room_bytes: int | None  # free disk space for the state
+    sync_s: float | None  # duration of a small durable write
+    state_wrong: str  # why the state directory can't be used; empty if it can
     descriptors: int
     ports: tuple[Port, ...]
     kernels: Kernels | None
@@ -122,16 +114,18 @@ class Facts:
     clock_is_set: bool | None
     model: Model | None
     outlook: Outlook | None = None
-    keys_wrong: tuple[str, ...] = ()
+    keys_wrong: tuple[str, ...] = ()  # a line for each key file that others may read
     units: tuple[Unit, ...] = ()
-    reach: Reach | None = None  # if there is a broker to be reached
-    state_is_hidden: bool = False  # from this user: nothing was written there, and no keys were looked at
-    listen_wrong: str = ""  # with broker.listen
-    gpu_unused: str = ""  # why, if there is one
+    reach: Reach | None = None  # if there is a broker to connect to
+    state_is_hidden: bool = False  # not accessible to this user: writing and key files were not checked
+    listen_wrong: str = ""  # what is wrong with broker.listen
+    gpu_unused: str = ""  # why a GPU of this machine is not used
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """Result of a check. Printed as JSON by its field names."""
+
     about: str
     level: Level
     text: str
@@ -139,7 +133,7 @@ class Finding:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """In the order in which a start would trip over them."""
+    """Return all findings, in the order in which a start would run into them."""
     return [finding for check in _CHECKS for finding in check(facts)]
 
 
@@ -314,7 +308,7 @@ def _reach(facts: Facts) -> Iterator[Finding]:
 
 
 def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
-    """In words, as it was measured. ``is_least``: it has never had more to carry."""
+    """Describe a measured connection in words. ``is_least``: its throughput was never tested to the limit."""
     quick = bytes_per_s > MEASURABLE_BYTES_PER_S
     least = "at least " if is_least else ""
     rate = "more passes in a second than can be measured" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
@@ -322,7 +316,7 @@ def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> s
 
 
 def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
-    """What to do about it, for each reason why it is slow."""
+    """Yield a remedy for each reason why the connection is slow."""
     if round_trip_s > FAR_S:
         yield "a step waits for it: swarmctl plan says how long; a nearer machine is quicker"
     if 0 < bytes_per_s < NARROW_BYTES_PER_S:

@@ -1,5 +1,7 @@
-"""The way from here to a broker, tried by the door that workers knock at, with a worker's own key: greeted, then timed
-with small and large messages. The broker hears of no worker by it."""
+"""Test of the connection to a broker, on the workers' port and with a worker's own key.
+
+The broker is greeted, then timed with small and large messages. No worker joins by it.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ _SHUT: Final = "its key is not known there (any more): swarm worker --join, with
 
 
 async def reach(url: str, pair: KeyPair | None) -> Reach:
-    """Raises ConfigError if that is no address. ``pair``: by which the broker knows this machine; None: it asks for
-    none."""
+    """Test the connection. Raises ``ConfigError`` if the URL is no address.
+
+    ``pair`` is the key pair by which the broker authenticates this machine; None if it needs none.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     identity = f"doctor-{secrets.token_hex(4)}".encode()
     try:
@@ -82,7 +86,7 @@ class _Visit:
             return
         try:
             order, _ = ORDER.decode(frames)
-        except WireError:  # damaged on the way: then it is missed
+        except WireError:  # damaged on the way: treated as lost
             return
         if isinstance(order, Probed):
             self._probe.answered(order.ticket)
