@@ -1,4 +1,4 @@
-"""``swarm profile``: how fast a swarm is, phase by phase, and where the time goes."""
+"""``swarm profile``: the speed of a swarm by phase, and where the time goes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def profile(
 ) -> None:
     """Measure a swarm: warm-up, output and prompt lengths, a sustained run, batches, caches, communication.
 
-    The figures go to stdout, what is going on to stderr. Nobody else should use the swarm meanwhile. Ctrl-C ends it,
-    and a swarm that it started, with exit code 130.
+    The figures go to stdout, progress to stderr. Do not use the swarm for other requests meanwhile. Ctrl-C ends the
+    command, and a swarm that it started, with exit code 130.
     """
     from swarm.cli.output import Progress, print_json
     from swarm.cli.profile.measure import Plan
@@ -84,7 +84,8 @@ def profile(
     else:
         from swarm.cli.up.own_swarm import Wanted, with_own_swarm
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the runner listens: tidy up as after Ctrl-C
+        # until the runner installs its handlers, SIGTERM cleans up like Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         wanted = Wanted(context, model, workers, device, dtype, mode, threads, config)
         result = with_own_swarm(wanted, progress, lambda at: measure(at, plan, seed, progress.update, fresh=True))
     progress.done()

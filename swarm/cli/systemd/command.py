@@ -37,12 +37,12 @@ def install(
     memory_limit: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put units, their users and commented settings in place; what was installed before is replaced, settings that
-    are there stay. Nothing is started or enabled: the last lines say how.
+    """Install units, their users and commented settings. Files of an earlier installation are replaced, existing
+    settings stay. Nothing is started or enabled: the last lines tell you how.
 
-    Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs. The
-    broker's doors are held open where the settings have them (broker.host, port, listen). When those change, again,
-    then systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
+    To change options, run it again. After an upgrade, run it again, then systemctl restart the running units. systemd
+    listens on the broker's ports by the settings (broker.host, port, listen). When those change, run it again, then
+    systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
     """
     from swarm.service import install as plan
 
@@ -94,9 +94,9 @@ def uninstall(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop and disable what runs, and take away all that install has put there. Settings and state stay, unless
-    --purge, which asks first on a terminal. What can't be taken away is said, with exit code 1, and the rest goes all
-    the same."""
+    """Stop and disable the units, and remove everything that install has created. Settings and state stay, unless
+    --purge is given, which asks first on a terminal. Whatever can't be removed is reported with exit code 1; the rest
+    is removed."""
     from swarm.service import install as plan
 
     target = _target(root, user)
@@ -115,7 +115,7 @@ def uninstall(
         left += files.purge(target)
         if root is None and not user:
             for name in plan.USERS:
-                with contextlib.suppress(Failed):  # somebody else has removed it
+                with contextlib.suppress(Failed):  # the user was already removed
                     manager.run(("userdel",), name)
     if as_json:
         print_json({"removed": [str(path) for path in there], "purged": purge, "left": left})
@@ -128,8 +128,8 @@ def uninstall(
 
 @app.command(epilog="Example: swarm systemd status --json")
 def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOption = False) -> None:
-    """How the units are, each in a line, in its own words; of an image, which there are, and whether they start at
-    boot. Exit code 1 if one has failed."""
+    """Show the units' states, one line each, in systemd's words; for an image, the units and whether they start at
+    boot. Exit code 1 if a unit has failed."""
     _target(root, user)
     try:
         rows = manager.how_they_are(user) if root is None else manager.what_an_image_has(root)
@@ -165,7 +165,7 @@ def _target(root: Path | None, user: bool) -> Target:
 
 
 def _program(root: Path | None, user: bool) -> tuple[Path, list[str]]:
-    """What units start, and what is still to be done for that."""
+    """Return the program that units start, and the remaining steps for the user."""
     if root is not None:
         program, to_do = files.program_in(root)
         return program, [to_do] if to_do else []
@@ -173,8 +173,10 @@ def _program(root: Path | None, user: bool) -> tuple[Path, list[str]]:
 
 
 def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where the broker listens by its settings, if there are any yet; and what of it is known on the machine alone:
-    interfaces of an image have no address."""
+    """Return the broker's listening addresses by its settings, and the ones that only the machine itself can resolve.
+
+    An image's network interfaces have no addresses here. Both are empty if there are no settings yet.
+    """
     from swarm.config import load_file
     from swarm.errors import ConfigError
     from swarm.service.install import doors
@@ -192,8 +194,11 @@ def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str
 
 
 def _stopped(user: bool) -> list[str]:
-    """Stop and disable all that is ours. Where systemd does not answer, nothing is left running by it as far as can be
-    told, and that is said. Raises Failed if it answers, and could not stop something: then all stays in place."""
+    """Stop and disable all of our units; return the problems.
+
+    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``Failed`` if it answers but
+    could not stop a unit: then nothing is removed.
+    """
     try:
         manager.check_it_answers(user)
     except Failed as error:
