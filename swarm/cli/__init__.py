@@ -1,2 +1,1 @@
-"""The ``swarm`` program: commands that run processes. ``app`` lists them; each imports what it needs when it is called.
-"""
+"""The ``swarm`` program: commands that run processes. ``app`` lists them; each imports what it needs when called."""

@@ -10,7 +10,7 @@ import typer
 from swarm.cli.output import complain
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask. On a terminal it asks first, in a script it never does.")
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation, which is asked for only on a terminal.")
 ]
 
 

@@ -39,10 +39,10 @@ def bench(
     *,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="[default: the first that it lists]", show_default=False),
+        typer.Option("--model", metavar="NAME", help="[default: the first one listed]", show_default=False),
     ] = None,
-    api: Annotated[Api, typer.Option("--api", help="Which endpoint is asked.")] = Api.chat,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Answers token by token, or whole.")] = True,
+    api: Annotated[Api, typer.Option("--api", help="Endpoint to call.")] = Api.chat,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Get answers token by token, or whole.")] = True,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -51,25 +51,23 @@ def bench(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            "--rate", metavar="R", min=0.001, max=1e6, help="Open loop: R requests/s, Poisson, whatever comes."
-        ),
+        typer.Option("--rate", metavar="R", min=0.001, max=1e6, help="Open loop: R requests/s, Poisson arrivals."),
     ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Double the requests in flight until the server is full.")
     ] = False,
     max_concurrency: Annotated[
-        int, typer.Option("--max-concurrency", metavar="N", min=1, max=20000, help="The most that a sweep tries.")
+        int, typer.Option("--max-concurrency", metavar="N", min=1, max=20000, help="Upper limit of a sweep.")
     ] = 256,
     gain: Annotated[
         float,
-        typer.Option("--gain", metavar="PERCENT", min=0.1, max=100, help="A doubling that brings less ends a sweep."),
+        typer.Option("--gain", metavar="PERCENT", min=0.1, max=100, help="End a sweep when doubling gains less."),
     ] = 5.0,
     duration: Annotated[
-        str | None, typer.Option("-d", "--duration", metavar="TIME", help="How long, for each load. [default: 10s]")
+        str | None, typer.Option("-d", "--duration", metavar="TIME", help="Duration of each load. [default: 10s]")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="So many requests, instead of a time.")
+        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="Number of requests, instead of a time.")
     ] = None,
     warmup: Annotated[
         str | None,
@@ -85,10 +83,10 @@ def bench(
     output: Annotated[str, typer.Option("--output", metavar="TOKENS", help="Lengths of answers, likewise.")] = "128",
     shared_prefix: Annotated[
         int,
-        typer.Option("--shared-prefix", metavar="TOKENS", min=0, max=1_000_000, help="Common beginning, in addition."),
+        typer.Option("--shared-prefix", metavar="TOKENS", min=0, max=1_000_000, help="Additional common prefix."),
     ] = 0,
     prefixes: Annotated[
-        int, typer.Option("--prefixes", metavar="N", min=1, max=10_000, help="Different common beginnings.")
+        int, typer.Option("--prefixes", metavar="N", min=1, max=10_000, help="Number of different prefixes.")
     ] = 1,
     token_ids: Annotated[
         str | None,
@@ -98,7 +96,7 @@ def bench(
     ] = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--extra", metavar="KEY=JSON", help="Put into each request, such as ignore_eos=true. Repeatable."),
+        typer.Option("--extra", metavar="KEY=JSON", help="Add to each request, such as ignore_eos=true. Repeatable."),
     ] = None,
     api_key_env: Annotated[
         str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
@@ -108,20 +106,18 @@ def bench(
     ] = 1,
     goodput: Annotated[
         str | None,
-        typer.Option("--goodput", metavar="LIMITS", help="Count what keeps them: ttft=500ms,tpot=50ms,e2e=10s."),
+        typer.Option("--goodput", metavar="LIMITS", help="Count requests within: ttft=500ms,tpot=50ms,e2e=10s."),
     ] = None,
     retries: Annotated[
-        int, typer.Option("--retries", metavar="N", min=0, max=100, help="After 429 or 503, as Retry-After says.")
+        int, typer.Option("--retries", metavar="N", min=0, max=100, help="After 429 or 503, following Retry-After.")
     ] = 3,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Of each request, retries included.")
-    ] = "120s",
-    deadline: Annotated[str, typer.Option("--deadline", metavar="TIME", help="Of everything.")] = "1h",
-    seed: Annotated[int, typer.Option("--seed", help="Of prompts, lengths and arrivals.")] = 0,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Per request, including retries.")] = "120s",
+    deadline: Annotated[str, typer.Option("--deadline", metavar="TIME", help="For the whole run.")] = "1h",
+    seed: Annotated[int, typer.Option("--seed", help="For prompts, lengths and arrivals.")] = 0,
     ceiling: Annotated[
-        bool, typer.Option("--ceiling/--no-ceiling", help="Measure first what this tool itself could measure here.")
+        bool, typer.Option("--ceiling/--no-ceiling", help="First measure this tool's own limit here.")
     ] = True,
-    title: Annotated[str, typer.Option("--title", help="Stands above the report.")] = "swarm bench",
+    title: Annotated[str, typer.Option("--title", help="Title of the report.")] = "swarm bench",
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page, with plots.")
     ] = None,
@@ -213,7 +209,7 @@ def _token_ids(text: str, api: Api) -> tuple[int, int]:
         raise typer.BadParameter("--token-ids needs --api completions: chats are text")
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < 10_000_000):
-        raise typer.BadParameter(f"--token-ids {text!r}: give the least and the greatest id, such as 100:30000")
+        raise typer.BadParameter(f"--token-ids {text!r}: give the smallest and the largest id, such as 100:30000")
     return int(low), int(high)
 
 

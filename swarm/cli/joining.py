@@ -36,7 +36,9 @@ def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) 
     read = _read(text)
     if read.role not in roles:
         wanted = " or ".join(roles)
-        raise typer.BadParameter(f"this invitation is for a {read.role}, and a {wanted} is wanted: ask for another")
+        raise typer.BadParameter(
+            f"this invitation is for the role {read.role}, but {wanted} is needed: get another one"
+        )
     if (former := known.by_invitation(state_dir, read)) is not None:
         return former
     pair = new_pair()
@@ -95,8 +97,7 @@ def join_here(invitation: str) -> Known:
 
 
 def of_worker(settings: Settings, invitation: str | None) -> tuple[Settings, Known | None]:
-    """Return the settings with the broker's address, and this machine's membership; None for a broker on this machine.
-    """
+    """Return the settings with the broker's address, and this machine's membership; None for a local broker."""
     from swarm.lock import known
 
     state_dir = settings.state_dir or known.default_state_dir()

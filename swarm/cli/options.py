@@ -117,18 +117,16 @@ ConfigOption = Annotated[
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url", metavar="URL", help="The broker's clients' door. [default: SWARM_URL or tcp://127.0.0.1:5700]"
+        "--url", metavar="URL", help="The broker's port for clients. [default: SWARM_URL or tcp://127.0.0.1:5700]"
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 PortOption = Annotated[
     int | None,
-    typer.Option(
-        "--port", metavar="PORT", help="Port of the clients' door; the next one is the workers'. [default: 5700]"
-    ),
+    typer.Option("--port", metavar="PORT", help="Port for clients; the next one is for workers. [default: 5700]"),
 ]
 StateDirOption = Annotated[
-    Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for what must survive a restart.")
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for state that survives restarts.")
 ]
 ListenOption = Annotated[
     list[str] | None,
@@ -150,7 +148,7 @@ JoinOption = Annotated[
         "--join",
         metavar="INVITATION",
         envvar=INVITATION_VARIABLE,
-        help="An invitation to a swarm on another machine, needed once: a file that has it, - to read it from stdin, "
+        help="Invitation to a swarm on another machine, needed once: a file that contains it, - to read it from stdin, "
         "or the line itself (swarm1:…), which every user of this machine can see in its list of processes.",
         show_default=False,
     ),
@@ -162,7 +160,7 @@ DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps. [default: cpu]")
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto is what the model's files say.")
+    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")
 ]
 MemoryOption = Annotated[
     str | None,
@@ -170,7 +168,7 @@ MemoryOption = Annotated[
         "--memory-limit",
         metavar="SIZE",
         help="Memory of the whole process, per worker, for example 2GiB; about 400 MiB of it are Python and torch. "
-        "[default: what is free]",
+        "[default: the free memory]",
     ),
 ]
 ThreadsOption = Annotated[

@@ -24,9 +24,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 EXIT_CODES = (
-    "Exit codes: 0, done; 1, it failed or was refused, and stderr says why in one line (or nobody reads the output any "
-    "more); 2, the command line or the request is wrong, and was not begun; 130, ended by Ctrl-C. Commands that run "
-    "for long have more to say in their own help."
+    "Exit codes: 0, done; 1, failed or refused, with the reason on stderr in one line, or stdout's reader is gone; "
+    "2, the command line or the request is wrong, and nothing was started; 130, ended by Ctrl-C. Long-running commands "
+    "list more codes in their own help."
 )
 
 # typer exports only some of click's exceptions, and newer versions include a copy of click. The common base classes are
@@ -52,7 +52,7 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "swarm":
             raise  # a bug in Swarm itself
-        text = f"the package {error.name} is missing: install Swarm with all that it needs (README, Install)"
+        text = f"the package {error.name} is missing: install Swarm with its dependencies (README, Install)"
         return complain(name, text)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
@@ -63,7 +63,7 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         if error.errno not in _NO_ROOM:
             raise
         _hear_no_more()
-        return complain(name, f"can't write {error.filename or 'what it says'}: {error.strerror}")
+        return complain(name, f"can't write {error.filename or 'the output'}: {error.strerror}")
     return code if isinstance(code, int) else 0
 
 
@@ -123,8 +123,7 @@ def in_bytes(count: float) -> str:
 
 
 def console() -> Console:
-    """Return a console for tables on stdout. If it is not a terminal, it is wide, because a pipe or file has no window.
-    """
+    """Return a console for tables on stdout. Without a terminal it is wide, because a pipe or file has no window."""
     from swarm.cli.screen import Screen
 
     return Screen(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from swarm.config import Settings
     from swarm.lock.rotation import Home
 
-config_app = typer.Typer(help="Look at the settings.", epilog="Example: swarm config check config/swarm.toml")
+config_app = typer.Typer(help="Show and check the settings.", epilog="Example: swarm config check config/swarm.toml")
 
 
 def broker(
@@ -190,15 +190,15 @@ def gateway(
     port: Annotated[int | None, typer.Option("--http", metavar="PORT", help="Port to serve. [default: 8000]")] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", metavar="DIR", help="Where keys.json is, if gateway.keys_file doesn't say."),
+        typer.Option("--state-dir", metavar="DIR", help="Directory of keys.json, if gateway.keys_file is not set."),
     ] = None,
     logs: Annotated[
         Path | None,
-        typer.Option("--logs", metavar="DIR", help="Where swarm up keeps its logs: the console shows them to admins."),
+        typer.Option("--logs", metavar="DIR", help="Directory of swarm up's logs: the console shows them to admins."),
     ] = None,
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Let admins kill workers from the console: swarm up says so.", hidden=True),
+        typer.Option("--demo", help="Let admins kill workers from the console; set by swarm up.", hidden=True),
     ] = False,
     config: ConfigOption = None,
 ) -> None:

@@ -26,15 +26,13 @@ MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 def sim(
     *,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Play this one, and tell its story if it fails.")
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Run only this seed, and print its story.")
     ] = None,
     schedules: Annotated[
-        int | None, typer.Option("--schedules", metavar="N", min=1, help="Play so many. [default: 200]")
+        int | None, typer.Option("--schedules", metavar="N", min=1, help="Number of seeds to run. [default: 200]")
     ] = None,
-    first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="The first of them.")] = 0,
-    no_faults: Annotated[
-        bool, typer.Option("--no-faults", help="Nothing goes wrong, and nobody is told to leave.")
-    ] = False,
+    first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="First seed.")] = 0,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Inject no faults, and dismiss no worker.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate whole swarms under virtual time: workers and broker die, workers freeze, hang and send wrong data,
@@ -44,7 +42,7 @@ def sim(
     run. Exit code 1 if an invariant was violated.
     """
     if seed is not None and schedules is not None:
-        raise typer.BadParameter("--seed plays one schedule, --schedules many: choose one")
+        raise typer.BadParameter("--seed runs one schedule, --schedules many: choose one")
     if seed is not None:
         failed = _play_one(seed, not no_faults, as_json)
     else:
@@ -132,7 +130,7 @@ def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool
         complain("swarm sim", f"seed {seed}: {failure}")
     if tally.violations:
         again = f"swarm sim --seed {tally.violations[0][0]}{'' if faults else ' --no-faults'}"
-        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' tells the first")
+        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' shows the first")
     return bool(tally.violations)
 
 

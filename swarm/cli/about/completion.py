@@ -39,7 +39,7 @@ def command(program: str) -> Callable[..., None]:
     """Return the ``completion`` command of this program."""
 
     def completion(
-        shell: Annotated[Shell, typer.Argument(help="Whose script it shall be.", show_default=False)],
+        shell: Annotated[Shell, typer.Argument(help="Shell to print the script for.", show_default=False)],
         as_json: JsonOption = False,
     ) -> None:
         from typer._completion_shared import get_completion_script  # public only as an option of typer's own
@@ -50,10 +50,10 @@ def command(program: str) -> Callable[..., None]:
         else:
             print(f"# {_INSTALL[shell].format(program)}\n{script}")
 
-    completion.__doc__ = f"""Print the script by which bash, zsh or fish completes what begins with {program}.
+    completion.__doc__ = f"""Print the script with which bash, zsh or fish completes command lines of {program}.
 
-    Commands, options and their choices, and the names of workers if a broker answers within half a second. The first
-    line of the script says where it belongs.
+    It completes commands, options and their choices, and names of workers if a broker answers within half a second.
+    The first line of the script shows where to put it.
     """
     return completion
 

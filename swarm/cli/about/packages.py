@@ -17,13 +17,11 @@ _NEEDED: Final = {
 
 
 class Missing(SwarmError):
-    """Packages are missing. This may be temporary, during an upgrade, so services are started again after this error.
-    """
+    """Packages are missing. This may be temporary, during an upgrade, so services are restarted after this error."""
 
 
 def missing(part: str) -> str:
-    """Return which packages are missing for a ``broker``, ``gateway`` or ``worker``, and the remedy; empty if none is.
-    """
+    """Return which packages a ``broker``, ``gateway`` or ``worker`` lacks, and the remedy; empty if none is missing."""
     absent = [name for name in _NEEDED[part] if importlib.util.find_spec(name) is None]
     if not absent:
         return ""

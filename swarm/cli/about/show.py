@@ -65,8 +65,7 @@ def credentials(directory: str | None) -> Iterator[Json]:
 
 
 def lines(rows: list[Json], handed: list[Json]) -> list[str]:
-    """Return the settings as lines with aligned columns. Lines are never wrapped, because users copy paths from them.
-    """
+    """Return the settings as lines with aligned columns. Lines are never wrapped: users copy paths from them."""
     cells = [(str(row["name"]), _written(row["value"]), str(row["from"])) for row in rows]
     cells += [(str(row["what"]), "(hidden)", str(row["from"])) for row in handed]
     wide = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]

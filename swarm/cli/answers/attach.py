@@ -24,7 +24,7 @@ def attach(
             "--from",
             metavar="N",
             min=0,
-            help="Show it from this token on; the first is number 0. With --json, or of several answers, all.",
+            help="First token to show, from 0. With --json, or for several answers, all are shown.",
         ),
     ] = 0,
     *,

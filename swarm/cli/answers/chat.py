@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarm.client.blocking import Client
     from swarm.client.request import RequestOptions
 
-_HELP = "/reset forgets the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+_HELP = "/reset clears the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 
 def chat(
@@ -37,7 +37,7 @@ def chat(
     url: UrlOption = None,
     join: JoinOption = None,
     system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told before the conversation.", show_default=False)
+        str | None, typer.Option("--system", help="System message before the conversation.", show_default=False)
     ] = None,
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,
@@ -88,7 +88,7 @@ class Conversation:
                 return
             if line == "/reset":
                 self.turns.clear()
-                print("(forgotten)", file=sys.stderr)
+                print("(conversation cleared)", file=sys.stderr)
             elif line.startswith("/"):
                 print(_HELP, file=sys.stderr)
             elif line:
@@ -133,7 +133,7 @@ class Conversation:
                 if error.code != "context" or len(self.turns) < 3:
                     raise
                 del self.turns[:2]
-                print("(the oldest turn was forgotten: the model's context is full)", file=sys.stderr)
+                print("(the oldest turn was dropped: the model's context is full)", file=sys.stderr)
 
     def _answer(self) -> str:
         """Stream an answer. Ctrl-C stops it; the text so far is kept as the answer."""

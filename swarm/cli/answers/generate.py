@@ -22,42 +22,42 @@ if TYPE_CHECKING:
 _TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _TAMED |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to generate.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest token.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Draw only among so many likeliest tokens; 0 is off.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens to generate.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the most likely token.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Sample from this many most likely tokens; 0: off.")]
 TopPOption = Annotated[
-    float, typer.Option("--top-p", help="Draw only among the likeliest tokens of this total; 1 is off.")
+    float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability; 1: off.")
 ]
 MinPOption = Annotated[
     float,
-    typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's probability; 0 is off."),
+    typer.Option("--min-p", help="Exclude tokens below this share of the most likely one's probability; 0: off."),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Same seed, same answer. Drawn at random if not given.", show_default=False)
+    int | None, typer.Option("--seed", help="Same seed, same answer. Random if not given.", show_default=False)
 ]
 PriorityOption = Annotated[
     str, typer.Option("--priority", help="high, normal, low or a number from -100 to 100: higher goes first.")
 ]
 TenantOption = Annotated[
     str,
-    typer.Option("--tenant", help="On whose account it is computed: tenants get equal shares.", show_default=False),
+    typer.Option("--tenant", help="Account of the request: tenants get equal shares.", show_default=False),
 ]
 DeadlineOption = Annotated[
     float | None,
-    typer.Option("--deadline", help="The swarm gives it up after so many seconds, or if it can't be done in time."),
+    typer.Option("--deadline", help="The swarm cancels it after this many seconds, or if it can't finish in time."),
 ]
 TimeoutOption = Annotated[
-    float | None, typer.Option("--timeout", help="Give up after so many seconds.", show_default=False)
+    float | None, typer.Option("--timeout", help="Stop waiting after this many seconds.", show_default=False)
 ]
 SchemaOption = Annotated[
     Path | None,
     typer.Option("--json-schema", metavar="FILE", help="Answer in JSON by this schema; - reads it from stdin."),
 ]
 RegexOption = Annotated[
-    str | None, typer.Option("--regex", help="The whole answer matches this expression.", show_default=False)
+    str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.", show_default=False)
 ]
 ChoiceOption = Annotated[
-    list[str] | None, typer.Option("--choice", help="The answer is this text, or that of another --choice.")
+    list[str] | None, typer.Option("--choice", help="Text that the answer may be. May be repeated.")
 ]
 GrammarOption = Annotated[
     Path | None,
@@ -69,7 +69,7 @@ WholeJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 def generate(
     context: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to go on from; - reads it from stdin.", show_default=False)
+        str | None, typer.Argument(help="The text to continue; - reads it from stdin.", show_default=False)
     ] = None,
     *,
     url: UrlOption = None,
@@ -87,12 +87,12 @@ def generate(
     regex: RegexOption = None,
     choice: ChoiceOption = None,
     grammar: GrammarOption = None,
-    n: Annotated[int, typer.Option("--n", help="So many answers, each drawn anew.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Number of answers, sampled independently.")] = 1,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Token ids instead of a text, like 1,15043.", show_default=False)
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask the prompt as a question, through the model's chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as a message, by the model's chat template.")
     ] = False,
     hops: Annotated[
         bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")

@@ -158,14 +158,14 @@ def _processor(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.kernels.quickest:
         remedy = "install Swarm where there is a C compiler; until then torch computes, slower and not exact everywhere"
-        yield Finding("kernels", "trouble", f"Swarm's own can't be had: {facts.kernels.absence}", remedy)
+        yield Finding("kernels", "trouble", f"Swarm's own kernels are unavailable: {facts.kernels.absence}", remedy)
     elif facts.kernels.passed_over:
-        text = f"{facts.kernels.quickest}; passed over: {facts.kernels.passed_over}"
+        text = f"{facts.kernels.quickest}; rejected: {facts.kernels.passed_over}"
         yield Finding(
-            "kernels", "note", text, "nothing: what computes is exact; a quicker variant failed its proof here"
+            "kernels", "note", text, "nothing: the kernels in use are exact; a faster variant failed its proof here"
         )
     else:
-        has = f"; of what they can use it has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
+        has = f"; the processor has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
         yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.quickest}{has}")
 
 
@@ -186,7 +186,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         text += f" (this machine has {_size(facts.memory_bytes)}, a container or unit gives less)"
     if free < LEAST_MEMORY:
         yield Finding(
-            "memory", "trouble", text, f"a worker takes {_size(LEAST_MEMORY)} with a small model: end something"
+            "memory", "trouble", text, f"a worker takes {_size(LEAST_MEMORY)} with a small model: stop other programs"
         )
     else:
         yield Finding("memory", "ok", text)
@@ -197,21 +197,23 @@ def _state(facts: Facts) -> Iterator[Finding]:
         yield Finding("state", "trouble", f"{facts.state_dir}: {facts.state_wrong}", "name another one (--state-dir)")
         return
     if facts.room_bytes is not None and facts.room_bytes < LEAST_ROOM:
-        text = f"{facts.state_dir} has room for {_size(facts.room_bytes)}"
-        yield Finding("state", "trouble", text, "make room: a broker whose journal can't be written takes no requests")
+        text = f"{facts.state_dir} has {_size(facts.room_bytes)} free"
+        yield Finding(
+            "state", "trouble", text, "free disk space: a broker that can't write its journal accepts no requests"
+        )
     elif facts.state_is_hidden:
-        yield Finding("state", "note", f"{facts.state_dir} is not for this user to look into", "sudo swarm doctor")
+        yield Finding("state", "note", f"{facts.state_dir} is not accessible to this user", "sudo swarm doctor")
     elif facts.sync_s is not None and facts.sync_s > SLOW_SYNC_S:
-        text = f"a write to {facts.state_dir} takes {facts.sync_s * 1000:.0f} ms to be safe"
-        yield Finding("state", "note", text, "each request waits for one: a quicker disk for --state-dir")
+        text = f"a durable write to {facts.state_dir} takes {facts.sync_s * 1000:.0f} ms"
+        yield Finding("state", "note", text, "every request waits for one: use a faster disk for --state-dir")
     else:
-        took = "" if facts.sync_s is None else f", a write is safe after {facts.sync_s * 1000:.1f} ms"
-        room = "" if facts.room_bytes is None else f" has room for {_size(facts.room_bytes)}"
+        took = "" if facts.sync_s is None else f", a durable write takes {facts.sync_s * 1000:.1f} ms"
+        room = "" if facts.room_bytes is None else f" has {_size(facts.room_bytes)} free"
         yield Finding("state", "ok", f"{facts.state_dir}{room}{took}")
 
 
 def _descriptors(facts: Facts) -> Iterator[Finding]:
-    text = f"{facts.descriptors:,} files and connections at once"
+    text = f"{facts.descriptors:,} open files and connections"
     if facts.descriptors < LEAST_DESCRIPTORS:
         yield Finding("descriptors", "note", text, f"ulimit -n {LEAST_DESCRIPTORS} before the start, for many clients")
     else:
@@ -223,7 +225,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
         yield Finding("port", "trouble", f"broker.listen: {facts.listen_wrong}", "correct the setting (or --listen)")
     for port in facts.ports:
         if port.refused:
-            text = f"{port.number} ({port.use}) can't be had: {port.refused}"
+            text = f"{port.number} ({port.use}) can't be used: {port.refused}"
             yield Finding(
                 "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
             )
@@ -237,19 +239,19 @@ def _ports(facts: Facts) -> Iterator[Finding]:
 
 def _clock(facts: Facts) -> Iterator[Finding]:
     if facts.clock_is_set is False:
-        text = "the clock is not kept right by anything"
+        text = "the clock is not synchronised"
         yield Finding(
-            "clock", "note", text, "run a time service: invitations and keys expire by it, logs are told by it"
+            "clock", "note", text, "run a time service: expiry of invitations and keys, and logs, depend on the clock"
         )
     elif facts.clock_is_set:
-        yield Finding("clock", "ok", "kept right")
+        yield Finding("clock", "ok", "synchronised")
 
 
 def _model(facts: Facts) -> Iterator[Finding]:
     if facts.model is None:
         return
     if facts.model.wrong:
-        yield Finding("model", "trouble", facts.model.wrong, "name another one, or fetch it again")
+        yield Finding("model", "trouble", facts.model.wrong, "choose another one, or fetch it again")
         return
     text = f"{facts.model.name}, {_size(facts.model.weight_bytes)} of weights"
     if facts.model.digest:
@@ -281,12 +283,14 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
         text = (
             f"a worker needs up to {_size(found.needed_bytes)} of the {_size(found.memory_bytes)} that it has for the"
         )
-        yield Finding("room", "ok", f"{text} model; keys and values of {found.positions:,} positions have room")
+        yield Finding(
+            "room", "ok", f"{text} model; there is memory for the keys and values of {found.positions:,} positions"
+        )
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:
     for wrong in facts.keys_wrong:
-        yield Finding("keys", "trouble", wrong, "others may have read it: make a new one (swarmctl keys rotate)")
+        yield Finding("keys", "trouble", wrong, "others may have read it: replace it (swarmctl keys rotate)")
 
 
 def _reach(facts: Facts) -> Iterator[Finding]:
@@ -311,16 +315,16 @@ def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> s
     """Describe a measured connection in words. ``is_least``: its throughput was never tested to the limit."""
     quick = bytes_per_s > MEASURABLE_BYTES_PER_S
     least = "at least " if is_least else ""
-    rate = "more passes in a second than can be measured" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
+    rate = "throughput too high to measure" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
 
 
 def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
     """Yield a remedy for each reason why the connection is slow."""
     if round_trip_s > FAR_S:
-        yield "a step waits for it: swarmctl plan says how long; a nearer machine is quicker"
+        yield "steps wait for it (swarmctl plan shows how long): use a nearer machine"
     if 0 < bytes_per_s < NARROW_BYTES_PER_S:
-        yield "a quicker network; if small messages come at once and large ones hardly, look at the MTU on the way"
+        yield "use a faster network; if small messages are fast and large ones very slow, check the MTU on the path"
 
 
 def _units(facts: Facts) -> Iterator[Finding]:
@@ -329,7 +333,7 @@ def _units(facts: Facts) -> Iterator[Finding]:
         is_often = unit.restarts >= MANY_RESTARTS
         text = f"{unit.name} is {unit.state}" + (f" ({unit.sub})" if unit.sub else "")
         if unit.restarts:
-            text += f", and was started again {'once' if unit.restarts == 1 else f'{unit.restarts} times'}"
+            text += f", and was restarted {'once' if unit.restarts == 1 else f'{unit.restarts} times'}"
         if unit.state == "failed":
             yield Finding("systemd", "trouble", f"{unit.name} has failed", log)
         elif unit.sub.startswith("auto-restart") or (is_often and unit.state == "activating"):

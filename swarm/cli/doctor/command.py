@@ -22,18 +22,18 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="Look at this model's files too, and tell how fast it would run here."
+            "--model", metavar="MODEL", help="Check this model's files, too, and estimate how fast it would run here."
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: for so many workers here.")
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: number of workers here.")
     ] = 2,
     url: Annotated[
         str | None,
         typer.Option(
             "--url",
             metavar="URL",
-            help="Try the way to this broker too. [default: the one that this machine joined as a worker, if any]",
+            help="Test the connection to this broker, too. [default: the broker that this worker machine joined]",
         ),
     ] = None,
     state_dir: StateDirOption = None,

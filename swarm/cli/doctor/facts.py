@@ -244,8 +244,7 @@ def _gpus() -> tuple[str, ...]:
 
 
 def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
-    """Return why workers can't use the system's GPU; empty if there is none, if they can, or if no worker can run here.
-    """
+    """Return why workers can't use the system's GPU; empty if there is none, they can, or no worker can run here."""
     found = next((path for path in devices if path.exists()), None)
     if found is None:
         return ""
@@ -256,8 +255,8 @@ def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
     if torch.cuda.is_available():
         return ""
     is_without = torch.version.cuda is None and torch.version.hip is None
-    why = "is a build for processors alone" if is_without else "finds no GPU by the driver"
-    return f"there is one ({found}), and torch {torch.__version__} {why}"
+    why = "is built for CPUs only" if is_without else "finds no GPU through the driver"
+    return f"there is one ({found}), but torch {torch.__version__} {why}"
 
 
 def _clock_is_set() -> bool | None:
@@ -313,7 +312,7 @@ def _reach(settings: Settings) -> Reach | None:
             return None
         return asyncio.run(reach(named.client.url, known.pair if known else None))
     except ConfigError as error:
-        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md tells how a machine joins")
+        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md explains how a machine joins")
 
 
 def readable_by_others(state: Path) -> list[str]:

@@ -31,8 +31,7 @@ ROWS: Final = (1, 4, 16)  # numbers of sequences that decode together
 
 
 def measured(settings: Settings) -> Hello:
-    """Measure this machine as a worker does at its start, with a few layers of constant weights. Raises ``ModelError``.
-    """
+    """Measure this machine like a worker at its start, with some layers of constant weights. Raises ``ModelError``."""
     from swarm.stage.shell.equipment import equip
 
     equipment = equip(settings, new_pair())

@@ -37,7 +37,7 @@ def profile(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Profile the swarm that runs there. [default: SWARM_URL; without it, one is started for this]",
+            help="Profile the swarm at this URL. [default: SWARM_URL; without it, a swarm is started here]",
             show_default=False,
         ),
     ] = None,
@@ -50,9 +50,11 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Workers of a swarm of our own.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Workers of a swarm that is started here.")
+    ] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: seconds instead of a minute.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random prompts.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="For the random prompts.")] = 1,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     mode: ModeOption = None,

@@ -67,7 +67,7 @@ def install(
     except Failed as error:
         raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
     if not_yet:
-        to_do.append(f"{', '.join(not_yet)}: an address that only the machine itself knows; install again there")
+        to_do.append(f"{', '.join(not_yet)}: an address that only the machine itself can resolve; install again there")
     if as_json:
         paths = [str(path) for path in planned]
         print_json({"files": paths, "settings": str(settings), "doors": doors, "to_do": to_do})
@@ -89,7 +89,7 @@ def uninstall(
     user: UserOption = False,
     purge: Annotated[
         bool,
-        typer.Option("--purge", help="Settings, state, caches and the units' users, too: keys are gone."),
+        typer.Option("--purge", help="Also remove settings, state, caches and the units' users; keys are lost."),
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -121,7 +121,7 @@ def uninstall(
         print_json({"removed": [str(path) for path in there], "purged": purge, "left": left})
     else:
         kept = "" if purge else f"; {target.settings} and the state stay"
-        print(f"nothing of Swarm is left in {target.units}{kept}")
+        print(f"removed Swarm's files from {target.units}{kept}")
     if left:
         raise typer.Exit(complain("swarm", "; ".join(left), EXIT_FAILED))
 
@@ -150,7 +150,7 @@ def _line(row: dict[str, str]) -> str:
     if "UnitFileState" in row:
         return f"{row['Id']:<28} {row['UnitFileState']}"
     state = f"{row.get('ActiveState')} ({row.get('SubState')})"
-    restarts = f"  started again {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
+    restarts = f"  restarted {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
     return f"{row.get('Id', ''):<28} {state:<22} {row.get('StatusText', '')}{restarts}"
 
 

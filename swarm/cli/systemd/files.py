@@ -77,7 +77,7 @@ def program_here() -> Path:
     beside = Path(sys.executable).parent / "swarm"
     found = beside if beside.exists() else shutil.which("swarm")
     if found is None:
-        raise Failed("there is no program swarm beside this Python: install the package with pip")
+        raise Failed("there is no program swarm next to this Python: install the package with pip")
     return _startable(Path(found).absolute())
 
 
@@ -87,7 +87,7 @@ def program_for_all() -> Path:
     for path in (program, Path(sys.base_prefix)):
         if _is_hidden(path.resolve()):
             raise Failed(
-                f"{path} is in somebody's home, which the units don't see: install Swarm into /opt or /usr/local, by a "
+                f"{path} is in a home directory, which units can't see: install Swarm into /opt or /usr/local, with a "
                 "Python of the system, or use --user"
             )
     return program
@@ -107,8 +107,8 @@ def program_in(root: Path) -> tuple[Path, str]:
     python = _python_of(_inside(root, found))
     if python and _is_hidden(Path(python)):
         raise Failed(
-            f"{found} in {root} runs by {python}, in somebody's home, which the units don't see: install Swarm there "
-            "by a Python of the system"
+            f"{found} in {root} runs by {python}, in a home directory, which the units can't see: install Swarm there "
+            "with a Python of the system"
         )
     return _startable(found), ""
 

@@ -64,7 +64,7 @@ def up(
             metavar="N",
             min=0,
             max=MAX_WORKERS,
-            help="Workers to start; two are the fewest between which anything travels. 0: only the broker; workers "
+            help="Workers to start; with fewer than two, nothing is distributed. 0: only the broker; workers "
             "join later (swarm worker, swarmctl join).",
         ),
     ] = NUM_WORKERS,

@@ -92,7 +92,7 @@ class BrokerLink:
         try:
             message: ServerMessage = SERVER.decode(frames)[0]
         except WireError as error:
-            self._progress.say(f"the broker said something that can't be understood: {error}")
+            self._progress.say(f"the broker sent an invalid message: {error}")
             return
         if isinstance(message, StartWorkers):
             self._tickets.add(message.ticket)

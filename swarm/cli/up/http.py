@@ -43,7 +43,7 @@ def url_of(settings: GatewaySettings) -> str:
 
 def _trouble(host: str, port: int, doors: range) -> str:
     if port in doors:
-        return f"port {port} is one of the swarm's own doors ({', '.join(map(str, doors))})"
+        return f"port {port} is one of the swarm's own ports ({', '.join(map(str, doors))})"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -55,14 +55,14 @@ class Joins:
     def tick(self, now: float) -> Iterator[Outcome]:
         for pending in self._pending.values():
             for name in pending.names if now >= pending.due else ():
-                pending.fail(name, "has not joined yet: its log may say why")
+                pending.fail(name, "has not joined yet: see its log")
         yield from self._settled()
 
     def stop(self) -> Iterator[Outcome]:
         """Answer all requests: no more workers will join."""
         for pending in self._pending.values():
             for name in pending.names:
-                pending.fail(name, "is stopped again: this swarm up is stopping")
+                pending.fail(name, "is being stopped: this swarm up is stopping")
         yield from self._settled()
 
     def _settled(self) -> Iterator[Outcome]:

@@ -94,8 +94,7 @@ class Lifeline:
 
 
 class LogFile:
-    """Log file of a child, over all its restarts. Its size is limited: a long file is cut, and one older part is kept.
-    """
+    """Log file of a child, over all its restarts. Its size is limited: it is cut, and one older part is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

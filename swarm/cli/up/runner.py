@@ -159,7 +159,7 @@ class Runner:
             case SayRestart(name, reason, delay_s):
                 self._say_crash(name, reason, delay_s)
             case SayGivenUp(name, reason):
-                self._progress.say(f"{name} gives up: {reason}")
+                self._progress.say(f"{name} can't work: {reason}")
             case SayLeft(name):
                 self._progress.say(f"{name} left")
             case End(error):
@@ -185,7 +185,7 @@ class Runner:
             self._takes_orphans_in = True
             self._renewals.begun(time.monotonic())
         except OSError as error:
-            self._give_nursery_up(f"there is no nursery ({error})")
+            self._give_nursery_up(f"there is no fork server ({error})")
 
     def _tend_nursery(self) -> None:
         """Restart a fork server that has ended, so that the next restart of a worker is fast, too; unless it is
@@ -196,14 +196,14 @@ class Runner:
         former.end()
         self._nursery = None
         if former.is_hopeless or not self._renewals.allow(time.monotonic()):
-            self._give_nursery_up(f"the nursery {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
+            self._give_nursery_up(f"the fork server {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
             return
-        self._progress.say(f"the nursery {former.end_in_words}; starting it again")
+        self._progress.say(f"the fork server {former.end_in_words}; restarting it")
         self._open_nursery()
 
     def _give_nursery_up(self, reason: str) -> None:
         self._nursery_command = None
-        self._progress.say(f"workers start by themselves from now on, a few seconds later: {reason}")
+        self._progress.say(f"workers start as separate processes from now on, a few seconds more slowly: {reason}")
 
     def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
         if name not in OURS:
@@ -225,7 +225,7 @@ class Runner:
             asyncio.get_running_loop().call_soon(self._reap)
 
     def _say_crash(self, name: str, reason: str, delay_s: float) -> None:
-        self._progress.say(f"{name} {reason}; starting it again in {delay_s:g} s")
+        self._progress.say(f"{name} {reason}; restarting it in {delay_s:g} s")
         log = self._logs[name]
         if not self._verbose:
             for line in log.tail(CRASH_LINES):
@@ -252,7 +252,7 @@ class Runner:
     def _interrupted(self) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
-            self._progress.say(f"stopping (at most {GRACE_S:g} s; once more to stop at once)")
+            self._progress.say(f"stopping (at most {GRACE_S:g} s; press Ctrl-C again to kill)")
         self.feed(StopAsked())
 
     def _reap(self) -> None:

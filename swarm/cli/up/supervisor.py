@@ -276,7 +276,9 @@ class Supervisor:
         if self.stopping:
             yield Answer(asked.ticket, (), "this swarm up is stopping")
         elif len(self.workers()) + asked.count > MAX_WORKERS:
-            yield Answer(asked.ticket, (), f"{len(self.workers())} workers run here already; the most is {MAX_WORKERS}")
+            yield Answer(
+                asked.ticket, (), f"{len(self.workers())} workers run here already; the maximum is {MAX_WORKERS}"
+            )
         else:
             names = tuple(self._next_name() for _ in range(asked.count))
             self._joins.asked(asked.ticket, names, now)
@@ -308,7 +310,7 @@ class Supervisor:
             yield from self._stop(reason, now)
             return
         yield SayGivenUp(child.name, reason)
-        yield from self._answers(self._joins.gone(child.name, f"gives up: {reason}"))
+        yield from self._answers(self._joins.gone(child.name, f"can't work: {reason}"))
         if child.name != GATEWAY and not self._served and not self.workers():
             yield from self._stop(reason, now)
 
@@ -331,7 +333,7 @@ class Supervisor:
         if due is None or now < due:
             return
         if self._killing:
-            yield from self._end(f"could not end {', '.join(self.running())}: the kernel holds on to them")
+            yield from self._end(f"could not end {', '.join(self.running())}: the kernel did not end them")
         elif self.stopping:
             yield from self._kill_all(now)
         else:
@@ -374,7 +376,7 @@ class Supervisor:
 def describe_exit(code: int) -> str:
     """Describe an exit code in words."""
     if code == EX_TEMPFAIL:
-        return "was told to start anew"
+        return "was asked to restart"
     if code > SIGNAL_BASE:
         return f"ended after {_signal_name(code - SIGNAL_BASE)}"
     return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"

@@ -95,8 +95,7 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class Rack:
-    """Slots for sequences of up to ``positions`` positions. A rack of a single sequence (not on a CPU) grows with it.
-    """
+    """Slots for sequences of up to ``positions`` positions. A rack of one sequence (not on a CPU) grows with it."""
 
     positions: int
     free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
@@ -205,8 +204,7 @@ class KvArena:
             self._racks.remove(held.rack)
 
     def _clear(self, held: _Held) -> None:
-        """Drop the sequence's data. A slot that is used again must read as zeros, since the old data may contain NaNs.
-        """
+        """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
         for layer in held.layers:
             if self._num_places == 1:
                 del held.rack.slabs[layer]

@@ -279,7 +279,7 @@ def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, other
         unknown.append("is_causal=False")
     if unknown:
         raise ModelError(
-            f"{type(module).__name__} asks for attention with {', '.join(unknown)}, which is not supported"
+            f"{type(module).__name__} requires attention with {', '.join(unknown)}, which is not supported"
         )
 
 

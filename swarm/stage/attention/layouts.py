@@ -114,8 +114,7 @@ PACKED = _PACKED_KEYS, _PACKED_VALUES  # as ``SwarmCache`` of kernels.h
 
 
 def layouts_of(like: torch.Tensor) -> tuple[Layout, Layout]:
-    """Return the layouts of keys and values with this dtype and device: packed where our own kernels compute attention.
-    """
+    """Return the layouts of keys and values with this dtype and device: packed where our kernels compute attention."""
     return PACKED if attends(like.device, like.dtype) else PLAIN
 
 

@@ -32,7 +32,7 @@ def attend(
 ) -> torch.Tensor:
     """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
     library = native.library()
-    assert library is not None, "serves() said so"
+    assert library is not None, "the caller has checked supports()"
     if not query.dtype == key.dtype == value.dtype:
         raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
     query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))

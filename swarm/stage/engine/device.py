@@ -23,9 +23,9 @@ def device_of(name: str) -> torch.device:
     except RuntimeError:
         raise ModelError(f"there is no kind of device {name!r}; use cpu, cuda or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, but torch finds none here; use cpu")
+        raise ModelError("device cuda was requested, but torch finds none here; use cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError("device mps was asked for, but torch finds none here; use cpu")
+        raise ModelError("device mps was requested, but torch finds none here; use cpu")
     if device.type not in ("cpu", "cuda", "mps"):
         raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
     return device

@@ -121,8 +121,7 @@ class Grammars:
         return mask
 
     def _reader(self, sequence: int, grammar: Grammar, answer: list[int]) -> _Reader | None:
-        """Return the sequence's reader after it has consumed the whole answer; None if the grammar is not compiled yet.
-        """
+        """Return the sequence's reader after it has consumed the whole answer; None if its grammar is not compiled."""
         reader = self._readers.get(sequence)
         if reader is None or reader.grammar != grammar or answer[: len(reader.tokens)] != reader.tokens:
             begun = self._compiler.ask(grammar, self._vocabulary())

@@ -41,7 +41,7 @@ def describe(
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_whose_bits(skeleton, left_to_torch))
     why = f" (not Swarm's own: {native.absence()})" if _could_be_native(skeleton) else ""
-    why += f" (passed over: {native.passed_over()})" if native.passed_over() else ""
+    why += f" (rejected: {native.passed_over()})" if native.passed_over() else ""
     return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{why}"
 
 

@@ -77,7 +77,7 @@ def draw_rows(
     ``masks`` holds the tokens that are allowed in each row; without it, all tokens are allowed.
     """
     library = native.library()
-    assert library is not None, "serves() said so"
+    assert library is not None, "the caller has checked supports()"
     words = logits.shape[-1]
     width = logits.stride(0) * logits.element_size()
     draws = (Draw * len(jobs))()

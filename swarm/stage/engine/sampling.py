@@ -108,7 +108,7 @@ def draw(
     if not np.isfinite(logits).all():
         return None
     if len(logits) > MOST_WORDS:
-        raise ModelError(f"the model has {len(logits)} tokens; the sampling knows {MOST_WORDS} at most")
+        raise ModelError(f"the model has {len(logits)} tokens; sampling supports at most {MOST_WORDS}")
     if allowed is None and is_plain_greedy(params, len(history) - num_prompt):
         return Drawn(int(logits.argmax()))
     scores = logits.astype(np.float64)

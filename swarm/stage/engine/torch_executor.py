@@ -277,7 +277,7 @@ class TorchExecutor:
         for row in batch.rows:
             self._arena.take(row)
         if self._arena.used > self.kv_capacity():
-            raise IllegalMove(f"{self._arena.used} positions are held, there is room for {self.kv_capacity()}")
+            raise IllegalMove(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
             result = run(
@@ -329,12 +329,11 @@ class TorchExecutor:
         return Forwarded(hidden, drawn.sampled, drawn.failed, self._clock.between(began, self._clock.mark()), 0.0)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Return the last stage's logits after every token of the batch, ``[tokens, vocabulary]``, for tests and tools.
-        """
+        """Return the last stage's logits after every token, ``[tokens, vocabulary]``, for tests and tools."""
         return self._logits(batch, range(len(batch.tokens)))
 
     def logits_of_last(self, batch: Batch) -> torch.Tensor:
-        """Return the last stage's logits after every row of the batch, ``[rows, vocabulary]``, for tests and tools."""
+        """Return the last stage's logits after every row, ``[rows, vocabulary]``, for tests and tools."""
         return self._logits(batch, [sum(row.count for row in batch.rows[: n + 1]) - 1 for n in range(len(batch.rows))])
 
     def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:

@@ -259,7 +259,7 @@ class Weights:
         tensor = self._source.read(self._stored_name(name), like.shape)
         if tensor.shape != like.shape:
             raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(like.shape)}; "
+                f"tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(like.shape)}; "
                 "the folder's files don't belong together"
             )
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)

@@ -166,7 +166,7 @@ def _power(base: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.
     if isinstance(exponent, int):
         return None  # repeated products, which are rounded the same way everywhere
     like = base if isinstance(base, torch.Tensor) else exponent
-    assert isinstance(like, torch.Tensor), "torch was asked"
+    assert isinstance(like, torch.Tensor), "one of the two is a tensor"
     dtype = torch.result_type(base, exponent)
     bases, exponents = np.broadcast_arrays(*(_numbers(each) for each in (base, exponent)))
     if not dtype.is_floating_point or not bool((bases > 0).all()):

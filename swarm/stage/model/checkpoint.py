@@ -206,7 +206,7 @@ class Checkpoint:
             if path.stat().st_size > MAX_ASSET_BYTES:
                 raise ModelError(
                     f"{path} has {path.stat().st_size} bytes; clients take at most {MAX_ASSET_BYTES}: make it smaller, "
-                    "or take it out of the folder if the model is to be used with token ids alone"
+                    "or remove it from the folder if the model is only used with token ids"
                 )
         return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
 
@@ -242,7 +242,7 @@ class Checkpoint:
         for file in files:
             for tensor in read_header(self.folder / file):
                 if self.tensors.get(tensor.name, tensor) != tensor:
-                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub told; remove the file")
+                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
@@ -255,7 +255,7 @@ class Checkpoint:
                 index = int(found[1])
                 if index >= self.num_layers:
                     raise ModelError(
-                        f"{tensor.path.name} has {tensor.name}, but config.json says {self.num_layers} layers"
+                        f"{tensor.path.name} has {tensor.name}, but config.json has {self.num_layers} layers"
                     )
                 layers[index] += size
             elif tensor.shape[:1] == (self.vocab_size,) and len(tensor.shape) == 2:

@@ -25,11 +25,11 @@ def read_config(folder: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if _has_own_code(folder):
             raise ModelError(
-                f"{folder}: transformers doesn't know this model, which brings Python code of its own (auto_map in "
+                f"{folder}: transformers doesn't support this model, which brings Python code of its own (auto_map in "
                 "config.json); Swarm never runs a model's code: use a model of a family that transformers has"
             ) from None
         raise ModelError(
-            f"{folder}: transformers doesn't know this model ({' '.join(str(error).split())[:200]})"
+            f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
 
 

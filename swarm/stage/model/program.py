@@ -131,7 +131,7 @@ class Program:
         kept: object,
     ) -> None:
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
         self._embed, self._rotary, self._turned_by = embed, rotary, turned_by
         self._kept = kept  # owners of the memory that the operations point to

@@ -96,7 +96,7 @@ class _Writer:
 
     def takes(self, buffer: int, length: int) -> None:
         if self.lengths[buffer] != length:
-            raise Unknown(f"rows of {self.lengths[buffer]} numbers come to a part for {length}")
+            raise Unknown(f"rows of {self.lengths[buffer]} numbers reach a part for {length}")
 
     def gives(self, buffer: int, length: int) -> None:
         self.lengths[buffer] = length
@@ -127,7 +127,7 @@ class _Writer:
 
     def known(self, part: Any, kind: type[Any]) -> Any:
         if not isinstance(part, kind):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
         if part.dtype is not self.dtype:
             raise Unknown(f"{type(part).__name__} is of {part.dtype}")
         return part
@@ -137,7 +137,7 @@ class _Writer:
     def layer(self, layer: Any, index: int) -> list[Op]:
         order = next((order for known, order in _LAYERS.items() if same_code(layer, known)), None)
         if order is None:
-            raise Unknown(f"{type(layer).__name__} is not known")
+            raise Unknown(f"{type(layer).__name__} is not supported")
         return [
             *self.beside(layer, order.before_attention, order.after_attention, self.attention(layer.self_attn, index)),
             *self.beside(layer, order.before_mlp, order.after_mlp, self.mlp(layer.mlp)),
@@ -157,7 +157,7 @@ class _Writer:
 
     def attention(self, part: Any, index: int) -> _Part:
         if not isinstance(part, PlainAttention):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
         size, queries, qkv = part.size, part.query_heads, part.qkv
         key_heads = (qkv.out_features // size - queries) // 2
         if (queries + 2 * key_heads) * size != qkv.out_features:
@@ -189,7 +189,7 @@ class _Writer:
         if isinstance(part, NativeMixture):
             return self.mixture(part)
         if not isinstance(part, NativeMlp):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
 
         def write(source: int) -> Iterator[Op]:
             yield self.product(part.first, source, WIDE)
@@ -228,11 +228,11 @@ def _write(
     if native.library() is None or dtype not in native.KINDS:
         raise Unknown("its kernels are torch's")
     if not any(same_code(base, known) for known in _MODELS):
-        raise Unknown(f"{type(base).__name__} is not known")
+        raise Unknown(f"{type(base).__name__} is not supported")
     if heads and not any(same_code(model, known) for known in _HEADED):
-        raise Unknown(f"{type(model).__name__} is not known")
+        raise Unknown(f"{type(model).__name__} is not supported")
     if not isinstance(base.rotary_emb, RopeTable):
-        raise Unknown(f"{type(base.rotary_emb).__name__} is not known")
+        raise Unknown(f"{type(base.rotary_emb).__name__} is not supported")
     rows = [int(model.config.get_text_config().hidden_size)] + [0] * (program.NUM_BUFFERS - 1)
     writer = _Writer(dtype, rows, rows.copy())
     operations = [writer.layer(stack[layer], layer - layers.first) for layer in range(layers.first, layers.stop)]

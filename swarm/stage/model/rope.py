@@ -48,6 +48,5 @@ class RopeTable(nn.Module):
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether this looks like one of transformers' rotary modules, which take (anything, positions[, type of layer]).
-    """
+    """Whether this resembles one of transformers' rotary modules, which take (anything, positions[, layer type])."""
     return type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "rope_type")

@@ -60,7 +60,7 @@ class NativeExperts(Own):
     def __init__(self, inner: Matrices, down: Matrices, function: int, alpha: float = 0.0, limit: float = 0.0) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
         self.hidden = inner.inputs
         self._kept = inner, down  # the tables hold their addresses
@@ -74,8 +74,7 @@ class NativeExperts(Own):
         return self.mixed(how, rows, chosen.data_ptr(), weights.data_ptr())
 
     def how(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _Experts:
-        """Return the kernel's arguments: the router, if the kernel chooses the experts, and how choices are weighted.
-        """
+        """Return the kernel's arguments: the router, if the kernel chooses experts, and how choices are weighted."""
         chooser = None if router is None else ctypes.addressof(router.matrix)
         tables = ctypes.addressof(self.inner), ctypes.addressof(self.down)
         return _Experts(chooser, *tables, self.num_experts, choices, normed, rounded)
@@ -147,7 +146,7 @@ def mixture_of(part: Any, read: native.Read) -> Own | None:
     bias = getattr(router, "bias", None)
     product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
     experts = experts_of(part.experts, native.under("experts", read))
-    assert isinstance(experts, NativeExperts), "_block_of() has looked"
+    assert isinstance(experts, NativeExperts), "_block_of() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
 

@@ -74,8 +74,7 @@ _KINDS: dict[type[nn.Module], _Kind] = {
 
 
 class PlainAttention(Own):
-    """Attention module: multiply by one joint matrix, norm and rotate queries and keys, attend, and multiply once more.
-    """
+    """Attention module: multiply by one joint matrix, norm and rotate queries and keys, attend, and multiply again."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class PlainAttention(Own):
     ) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._turn, self._number = library.swarm_turn, native.KINDS[qkv.dtype]
         self.qkv, self.out = qkv, out
         self.size, self.query_heads = size, query_heads
@@ -131,8 +130,7 @@ class PlainAttention(Own):
         self._turn(self._number, *where, self._turned_heads, self.size, turned, *tables)
 
     def turned_by(self, cosines: torch.Tensor, sines: torch.Tensor) -> int:
-        """Return how many elements of a head these tables rotate. Raises ``ValueError`` if they do not fit such heads.
-        """
+        """Return how many elements of a head these tables rotate. Raises ``ValueError`` if they do not fit."""
         table = cosines.shape[-1]
         turned = 2 * table if self._kind.half_tables else table
         fits = turned <= self.size if self._kind.partial else turned == self.size

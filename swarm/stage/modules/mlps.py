@@ -21,7 +21,7 @@ class NativeActivation(Own):
     def __init__(self, function: Function) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._activate, self._function = library.swarm_activate, FUNCTIONS[function]
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:

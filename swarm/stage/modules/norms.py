@@ -28,7 +28,7 @@ class NativeRmsNorm(Own):
     ) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
         self.dtype, self.variance_epsilon, self.rounded = dtype or weight.dtype, epsilon, rounded
         self._size, self._kind, self._address = len(weight), native.KINDS[self.dtype], self.weight.data_ptr()
@@ -60,7 +60,7 @@ class NativeLayerNorm(Own):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.float().contiguous(), requires_grad=False)
         self.dtype, self._epsilon = weight.dtype, epsilon

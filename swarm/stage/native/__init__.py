@@ -105,8 +105,7 @@ def do_without(reason: str) -> None:
 
 @cache
 def built() -> tuple[ctypes.CDLL | None, str]:
-    """Open the library that was built from our C sources, even if this processor can't run it; else return the reason.
-    """
+    """Open the library that was built from our C sources, even if this processor can't run it; else a reason."""
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
         return None, "they were not built: install Swarm where there is a C compiler"

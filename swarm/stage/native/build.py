@@ -26,8 +26,7 @@ _SOURCES = runpy.run_path(str(Path(__file__).with_name("sources.py")))
 
 
 class BuildNative(build_ext):
-    """Build command that compiles all C files in the folder, instead of the one file that pyproject.toml has to name.
-    """
+    """Build command that compiles all C files in the folder, instead of the one file named in pyproject.toml."""
 
     def finalize_options(self) -> None:
         """Find the files. A source distribution takes its list of files from here, too."""
@@ -61,7 +60,7 @@ class BuildNative(build_ext):
                 ext.extra_objects += made
                 ext.define_macros.append((f"SWARM_HAS_{Path(path).stem.upper()}", "1"))
             else:
-                self.warn(f"{path} is left out: this compiler can't compile it; see what it says above")
+                self.warn(f"{path} is left out: this compiler can't compile it; see its messages above")
         ext.define_macros.append(("SWARM_NATIVE_SOURCES", f'"{_SOURCES["digest"](_FOLDER)}"'))
         super().build_extension(ext)
 

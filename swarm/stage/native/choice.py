@@ -23,7 +23,7 @@ def settle(kernels: str, bits: str) -> None:
         if kernels == "auto" and bits != "portable":
             return
         asked = f"worker.kernels = {kernels!r}" if kernels != "auto" else "worker.bits = 'portable'"
-        raise ConfigError(f"{asked} needs Swarm's own kernels, which are not to be had: {native.absence()}")
+        raise ConfigError(f"{asked} needs Swarm's own kernels, which are unavailable: {native.absence()}")
     here = native.variants(opened)
     if kernels not in ("auto", *here):
         raise ConfigError(
@@ -32,12 +32,12 @@ def settle(kernels: str, bits: str) -> None:
     wanted = [name for name in here if _is_wanted(name, kernels, bits)]
     if not native.take(opened, wanted):
         if kernels == "auto" and bits != "portable":
-            native.do_without(f"none but those in portable C compute here, and torch's are quicker{_but()}")
+            native.do_without(f"only the portable C kernels work here, and torch's are faster{_but()}")
             return
         why = native.passed_over() or f"worker.kernels = {kernels!r} has bits of its own"
         raise ConfigError(
-            f"worker.kernels = {kernels!r} with worker.bits = {bits!r} can't be had on this processor ({why}); "
-            f"worker.kernels = 'auto' chooses what can"
+            f"worker.kernels = {kernels!r} with worker.bits = {bits!r} is not possible on this processor ({why}); "
+            f"worker.kernels = 'auto' chooses kernels that are"
         )
 
 
@@ -59,5 +59,5 @@ def demand_portable(*, own: bool) -> None:
     if not own:
         why = native.absence() or "they don't compute in its dtype"
         raise ConfigError(
-            f"worker.bits = 'portable' can't be had for this model, since torch's kernels compute it: {why}"
+            f"worker.bits = 'portable' is not possible for this model, since torch's kernels compute it: {why}"
         )

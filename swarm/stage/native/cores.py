@@ -49,8 +49,7 @@ class computing:
 
 
 def threads() -> int:
-    """Return the number of threads for this thread's step. Kernels that do not wake threads for little work call this.
-    """
+    """Return the number of threads for this thread's step. Kernels that wake no threads for little work call this."""
     return getattr(_mine, "threads", 0) or torch.get_num_threads()
 
 

@@ -66,7 +66,7 @@ class NativeLinear(Own):
         kind = native.KINDS[packed.dtype]
         self.matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit)
         library = native.library()
-        assert library is not None, "serves() said so"
+        assert library is not None, "the caller has checked supports()"
         self._multiply = library.swarm_linear
         self._reference = ctypes.byref(self.matrix)
 

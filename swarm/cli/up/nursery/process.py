@@ -49,7 +49,9 @@ def main(model: str) -> int:
 def serve(way: socket.socket, run: Run) -> int:
     """Fork a child for each request, until the supervisor is gone; return the exit code. Returns in children, too."""
     if len(os.listdir("/proc/self/task")) != 1:
-        print("swarm: the nursery has threads, so it can't fork: workers start by themselves", file=sys.stderr)
+        print(
+            "swarm: the fork server has threads, so it can't fork: workers start as separate processes", file=sys.stderr
+        )
         way.send(json.dumps("has threads, so it can't fork").encode())
         return 1
     gc.collect()
@@ -67,8 +69,7 @@ def serve(way: socket.socket, run: Run) -> int:
 
 
 def control() -> socket.socket:
-    """Return the socket to the supervisor, and make this process end with it. Grandchildren do not inherit the socket.
-    """
+    """Return the socket to the supervisor, and make this process end with it. Children's children do not inherit it."""
     setproctitle(" ".join(["swarm nursery", *sys.argv[1:]]))
     way = socket.socket(fileno=int(os.environ.pop(CONTROL_VARIABLE)))
     way.set_inheritable(False)
