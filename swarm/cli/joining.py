@@ -36,9 +36,7 @@ def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) 
     read = _read(text)
     if read.role not in roles:
         wanted = " or ".join(roles)
-        raise typer.BadParameter(
-            f"this invitation is for the role {read.role}, but {wanted} is needed: get another one"
-        )
+        raise typer.BadParameter(f"this invitation is for a {read.role}, but a {wanted} is needed: get another one")
     if (former := known.by_invitation(state_dir, read)) is not None:
         return former
     pair = new_pair()

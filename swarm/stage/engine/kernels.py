@@ -84,7 +84,8 @@ def _linears(skeleton: Skeleton, modules: list[torch.nn.Module]) -> str:
     found: dict[str, set[str]] = {}
     for module in modules:
         if isinstance(module, linears.KERNELS):
-            found.setdefault(_name(type(module)), set()).update(getattr(module, "how", ()))
+            tilings = () if isinstance(module, NativeLinear) else module.how
+            found.setdefault(_name(type(module)), set()).update(tilings)
     found = found or {_name(skeleton.kernel): set()}
     ways = {name: " or ".join(sorted(filter(None, how))) for name, how in found.items()}
     return ", ".join(f"{name} in tiles of {how}" if how else name for name, how in ways.items())
