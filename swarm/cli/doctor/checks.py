@@ -312,7 +312,7 @@ def _reach(facts: Facts) -> Iterator[Finding]:
 
 
 def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
-    """Describe a measured connection in words. ``is_least``: its throughput was never tested to the limit."""
+    """Describe a measured connection in words. ``is_lower_bound``: it was never tested to its limit."""
     quick = bytes_per_s > MEASURABLE_BYTES_PER_S
     least = "at least " if is_least else ""
     rate = "throughput too high to measure" if quick else f"{least}{in_bytes(bytes_per_s)} a second"

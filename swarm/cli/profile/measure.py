@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(slots=True)
 class Profiler:
-    """Runs the phases against one swarm; ``say`` is called with the current phase."""
+    """Runs the phases against one swarm; ``on_phase`` is called with the current phase."""
 
     client: AsyncClient
     plan: Plan

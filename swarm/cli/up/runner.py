@@ -82,7 +82,7 @@ class Runner:
     ) -> None:
         """``host`` creates the connection to the broker, after the children's start, because its imports take time.
 
-        ``nursery`` is the fork server's command line; without it, workers are started as separate processes.
+        ``forkserver`` is the fork server's command line; without it, workers are started as separate processes.
         """
         self._command_of = command_of
         self._logs_dir = logs

@@ -6,5 +6,5 @@ counted in blocks of 32 positions.
 
 ``arena`` stores the blocks (``grid``) in the layout of the kernel that reads them (``layouts``). ``passes`` describes
 one run of a batch, and ``tiles`` groups the rows that share a product in it. ``function`` is the attention function
-that transformers calls; ``native`` calls our own kernel with the arguments of ``kernel_args``.
+that transformers calls; ``native_attention`` calls our own kernel with the arguments of ``kernel_args``.
 """

@@ -20,11 +20,13 @@ _MOST_KEYS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tiles that share one product: ``num`` tiles of ``count`` queries each, with keys ``low`` up to ``high``.
+    """Tiles that share one product: ``num_tiles`` tiles of ``num_queries`` queries each, with keys ``low`` up to
+    ``high``.
 
-    Their sequences are in adjacent slots of a rack, beginning with ``place``. ``tokens`` holds the queries' offsets in
-    the batch, as a slice for a single tile. ``later`` marks which of the last 128 keys come after a query, ``too_old``
-    which of the first keys precede its window: ``[num, 1, 1, count, keys]``, or None if there are none.
+    Their sequences are in adjacent slots of a rack, beginning with ``first_slot``. ``tokens`` holds the queries'
+    offsets in the batch, as a slice for a single tile. ``later`` marks which of the last 128 keys come after a query,
+    ``before_window`` which of the first keys precede its window: ``[num_tiles, 1, 1, num_queries, keys]``, or None if
+    there are none.
     """
 
     rack: Rack
@@ -118,7 +120,7 @@ def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device:
 
 
 def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[int, list[Tile]]]:
-    """Split the tiles where a slot is missing, and after ``most`` of them."""
+    """Split the tiles where a slot is missing, and after ``max_tiles`` of them."""
     first, run = tiles[0][0], [tiles[0][1]]
     for place, tile in tiles[1:]:
         if place != first + len(run) or len(run) == most:

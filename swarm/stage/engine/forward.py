@@ -37,7 +37,7 @@ def run(
 
     ``head_rows`` selects the tokens of the batch whose logits are returned, instead of the ones in ``batch.samples``.
     ``threads`` is the number of threads that may compute (default: torch's number). Cache statistics are added to
-    ``tally``. ``left_layers`` is called between the last layer and the norm and head after it. With ``by_modules``, the
+    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it. With ``by_modules``, the
     stage's program is not used.
     """
     num_tokens = len(batch.tokens)

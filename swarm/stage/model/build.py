@@ -181,7 +181,7 @@ class Skipped(nn.Module):
 class Weights:
     """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
 
-    ``loaded`` is called with the number of bytes of each tensor.
+    ``on_loaded`` is called with the number of bytes of each tensor.
     """
 
     def __init__(self, skeleton: Skeleton, source: Source, loaded: Callable[[int], None]) -> None:
@@ -345,7 +345,7 @@ class Stage:
         self.modules[name] = self._model.get_submodule(name)
 
     def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
-        """Run a pass: return the last layer's output, narrowed to ``this.keep_rows``.
+        """Run a pass: return the last layer's output, narrowed to ``forward_pass.keep_rows``.
 
         The stage with the head returns the logits of those rows instead (None if there are none).
         """

@@ -71,7 +71,7 @@ def _in_pieces(angles: Doubles, ahead: int) -> Doubles:
 
 
 def _wave(angles: Doubles, ahead: int) -> Doubles:
-    """Compute the sine of these angles plus ``ahead`` quarter turns."""
+    """Compute the sine of these angles plus ``num_quarters`` quarter turns."""
     if not bool((np.abs(angles) <= _MOST).all()):  # False for NaN, too
         raise ModelError(f"rotary positions with angles beyond {_MOST:.0e} can't be computed; shorten the context")
     quarters = np.rint(angles * _QUARTERS)

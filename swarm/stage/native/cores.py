@@ -66,7 +66,7 @@ def numbers(work: int) -> tuple[int, ...]:
 def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
     """Use all threads for the next operation of ``work`` multiplications, if that is faster.
 
-    If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for ``dismiss``, or 0
+    If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for ``restore_threads``, or 0
     if nothing changed.
     """
     before = torch.get_num_threads()
@@ -81,7 +81,7 @@ def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
 
 
 def dismiss(before: int) -> None:
-    """Restore the number of threads from before ``gather``."""
+    """Restore the number of threads from before ``use_threads``."""
     if before:
         torch.set_num_threads(before)
 

@@ -102,7 +102,7 @@ class Nursery:
     """The supervisor's connection to the fork server, and its process.
 
     ``command`` runs the fork server, which is started immediately, because its imports take time. It writes errors to
-    ``log``. ``look`` is called when a child may have ended.
+    ``log``. ``on_child_exit`` is called when a child may have ended.
     """
 
     def __init__(self, command: Sequence[str], lifeline: Lifeline, log: LogFile, look: Callable[[], None]) -> None:
@@ -224,7 +224,7 @@ class Nursery:
         assert self._patience is not None
         self._patience.cancel()
         self._patience = self._loop.call_later(BIRTH_S, self._lose_patience) if self._unborn else None
-        # The child may have ended before its id was read. Not immediately: this may run inside a call of ``look``.
+        # The child may have ended before its id was read. Not immediately: this may run inside a call of ``check``.
         self._loop.call_soon(self._look)
 
     def _lose_patience(self) -> None:
