@@ -24,8 +24,8 @@ _MOST_BYTES = 1 << 13  # longest accepted answer; the gateway's has about 300 by
 def why_none(settings: GatewaySettings, doors: range) -> str:
     """Return why there can be no gateway; empty if there can.
 
-    ``broker_ports`` are the ports of the swarm's own broker. Raises ``ConfigError`` if a port was configured explicitly and is
-    in use. The default port being in use does not stop a swarm.
+    ``broker_ports`` are the ports of the swarm's own broker. Raises ``ConfigError`` if a port was configured explicitly
+    and is in use. The default port being in use does not stop a swarm.
     """
     if lacking := missing("gateway"):
         return f"no HTTP: {lacking}"

@@ -2,8 +2,9 @@
 
 The function is registered with transformers, so any decoder with pluggable attention calls it with the queries, keys
 and values of one ragged batch ``[1, heads, tokens, size]``. The calling thread's current ``ForwardPass`` (``passes``)
-holds which tokens belong to which sequence and position. On a CPU, our own kernel computes attention (``native_attention``). The
-rest of this text describes the path without it: on other devices, or where it was not built.
+holds which tokens belong to which sequence and position. On a CPU, our own kernel computes attention
+(``native_attention``). The rest of this text describes the path without it: on other devices, or where it was not
+built.
 
 A row's result must have the same bits whatever else is in the batch and however the prompt was split. The order in
 which a kernel sums depends on the number of keys, so that number may depend on the row's own position only. Positions

@@ -37,8 +37,8 @@ def run(
 
     ``head_rows`` selects the tokens of the batch whose logits are returned, instead of the ones in ``batch.samples``.
     ``threads`` is the number of threads that may compute (default: torch's number). Cache statistics are added to
-    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it. With ``by_modules``, the
-    stage's program is not used.
+    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it. With
+    ``by_modules``, the stage's program is not used.
     """
     num_tokens = len(batch.tokens)
     spans = tuple(spans_of(batch.rows))

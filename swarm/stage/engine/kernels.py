@@ -29,7 +29,8 @@ def describe(
     Exact means that a sequence's bits depend on nothing but itself. Our own kernels guarantee it by design, and tests
     check them. torch's kernels are called exact where a probe on this machine has shown it. Nothing is promised for
     other devices than CPUs. ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
-    (``portability``). ``same_bits_when_cut``: whether a tiny model of this kind had the same bits cut into stages as whole.
+    (``portability``). ``same_bits_when_cut``: whether a tiny model of this kind had the same bits cut into stages as
+    whole.
     """
     modules = [module for root in roots for module in root.modules()]
     parts = [f"linears {_linears(skeleton, modules)}", f"attention {_attention(skeleton)}"]

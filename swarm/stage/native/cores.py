@@ -66,8 +66,8 @@ def numbers(work: int) -> tuple[int, ...]:
 def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
     """Use all threads for the next operation of ``work`` multiplications, if that is faster.
 
-    If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for ``restore_threads``, or 0
-    if nothing changed.
+    If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for
+    ``restore_threads``, or 0 if nothing changed.
     """
     before = torch.get_num_threads()
     helped = getattr(_mine, "helped", 0)
