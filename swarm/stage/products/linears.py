@@ -153,7 +153,7 @@ def made(kernel: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> tor
 
 
 def can_compute(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device can compute in this dtype at all. False for float16 on CPUs, where no kernel for it is proven."""
+    """Whether the device can compute in this dtype. False for float16 on CPUs, where no kernel for it is proven."""
     if device.type == "cpu":
         return dtype != torch.float16
     try:
