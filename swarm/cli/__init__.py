@@ -1,1 +1,1 @@
-"""``swarm``: the commands that run things. ``app`` lists them; what each needs is imported when it is called."""
+"""The ``swarm`` program: commands that run processes. ``app`` lists them; each imports what it needs when called."""

@@ -1,4 +1,4 @@
-"""``swarm``: the commands that run things. Each imports what it needs when it is called."""
+"""The ``swarm`` program's commands. Each imports what it needs when it is called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swarm.cli.up.command import up
 from swarm.version import __version__
 
 app = typer.Typer(
-    help="Run one language model over several processes and machines, and keep its word while they die.",
+    help="Run one language model over several processes and machines; answers continue when some of them die.",
     epilog=f'Try: swarm up, and in another terminal: swarm generate "Once upon a time"\n\n{EXIT_CODES}',
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ def _version(wanted: bool) -> None:
 def common(
     context: typer.Context,
     log_level: Annotated[
-        LogLevel | None, typer.Option("--log-level", help="The least that is logged, to stderr.")
+        LogLevel | None, typer.Option("--log-level", help="Lowest level that is logged, to stderr.")
     ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option("--log-format", help="auto: readable on a terminal, JSON lines elsewhere.")
@@ -52,7 +52,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the command's name."""
+    """Handle the options before the command's name."""
     context.obj = Common(log_level, log_format)
 
 
@@ -76,8 +76,8 @@ app.command(epilog=f"Example: {_CHAT}")(chat)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
 app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
-app.command(short_help="Look whether this machine is fit.", epilog="Example: swarm doctor --model DIR")(doctor)
-app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
+app.command(short_help="Check whether this machine is fit.", epilog="Example: swarm doctor --model DIR")(doctor)
+app.command(short_help="Simulate swarms and faults.", epilog="Example: swarm sim --schedules 1000")(sim)
 config_app.command("show", epilog="Example: swarm config show --changed")(show)
 app.add_typer(config_app, name="config")
 app.add_typer(systemd.app, name="systemd")

@@ -1,4 +1,4 @@
-"""Asking before something is ended: on a terminal, unless ``--yes`` was said. A script can't answer."""
+"""Confirmation before a destructive action: on a terminal, unless ``--yes`` was given. A script is never asked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from swarm.cli.output import complain
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask. On a terminal it asks first, in a script it never does.")
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation, which is asked for only on a terminal.")
 ]
 
 
 def ask_first(question: str, *, yes: bool, program: str = "swarmctl") -> None:
-    """Go on if whoever sits at the terminal says so; else end with exit code 1 and a line of ``program``'s, having done
-    nothing."""
+    """Return if the user at the terminal confirms; else exit with code 1 and a line from ``program``, with nothing
+    done."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if not typer.confirm(question, err=True):

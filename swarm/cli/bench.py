@@ -1,4 +1,4 @@
-"""``swarm bench``: how much an OpenAI-compatible server bears."""
+"""``swarm bench``: the throughput and latency of an OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def bench(
     *,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="[default: the first that it lists]", show_default=False),
+        typer.Option("--model", metavar="NAME", help="[default: the first one listed]", show_default=False),
     ] = None,
-    api: Annotated[Api, typer.Option("--api", help="Which endpoint is asked.")] = Api.chat,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Answers token by token, or whole.")] = True,
+    api: Annotated[Api, typer.Option("--api", help="Endpoint to call.")] = Api.chat,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Get answers token by token, or whole.")] = True,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -51,25 +51,23 @@ def bench(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            "--rate", metavar="R", min=0.001, max=1e6, help="Open loop: R requests/s, Poisson, whatever comes."
-        ),
+        typer.Option("--rate", metavar="R", min=0.001, max=1e6, help="Open loop: R requests/s, Poisson arrivals."),
     ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Double the requests in flight until the server is full.")
     ] = False,
     max_concurrency: Annotated[
-        int, typer.Option("--max-concurrency", metavar="N", min=1, max=20000, help="The most that a sweep tries.")
+        int, typer.Option("--max-concurrency", metavar="N", min=1, max=20000, help="Upper limit of a sweep.")
     ] = 256,
     gain: Annotated[
         float,
-        typer.Option("--gain", metavar="PERCENT", min=0.1, max=100, help="A doubling that brings less ends a sweep."),
+        typer.Option("--gain", metavar="PERCENT", min=0.1, max=100, help="End a sweep when doubling gains less."),
     ] = 5.0,
     duration: Annotated[
-        str | None, typer.Option("-d", "--duration", metavar="TIME", help="How long, for each load. [default: 10s]")
+        str | None, typer.Option("-d", "--duration", metavar="TIME", help="Duration of each load. [default: 10s]")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="So many requests, instead of a time.")
+        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="Number of requests, instead of a time.")
     ] = None,
     warmup: Annotated[
         str | None,
@@ -85,10 +83,10 @@ def bench(
     output: Annotated[str, typer.Option("--output", metavar="TOKENS", help="Lengths of answers, likewise.")] = "128",
     shared_prefix: Annotated[
         int,
-        typer.Option("--shared-prefix", metavar="TOKENS", min=0, max=1_000_000, help="Common beginning, in addition."),
+        typer.Option("--shared-prefix", metavar="TOKENS", min=0, max=1_000_000, help="Additional common prefix."),
     ] = 0,
     prefixes: Annotated[
-        int, typer.Option("--prefixes", metavar="N", min=1, max=10_000, help="Different common beginnings.")
+        int, typer.Option("--prefixes", metavar="N", min=1, max=10_000, help="Number of different prefixes.")
     ] = 1,
     token_ids: Annotated[
         str | None,
@@ -98,7 +96,7 @@ def bench(
     ] = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--extra", metavar="KEY=JSON", help="Put into each request, such as ignore_eos=true. Repeatable."),
+        typer.Option("--extra", metavar="KEY=JSON", help="Add to each request, such as ignore_eos=true. Repeatable."),
     ] = None,
     api_key_env: Annotated[
         str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
@@ -108,30 +106,28 @@ def bench(
     ] = 1,
     goodput: Annotated[
         str | None,
-        typer.Option("--goodput", metavar="LIMITS", help="Count what keeps them: ttft=500ms,tpot=50ms,e2e=10s."),
+        typer.Option("--goodput", metavar="LIMITS", help="Count requests within: ttft=500ms,tpot=50ms,e2e=10s."),
     ] = None,
     retries: Annotated[
-        int, typer.Option("--retries", metavar="N", min=0, max=100, help="After 429 or 503, as Retry-After says.")
+        int, typer.Option("--retries", metavar="N", min=0, max=100, help="After 429 or 503, following Retry-After.")
     ] = 3,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Of each request, retries included.")
-    ] = "120s",
-    deadline: Annotated[str, typer.Option("--deadline", metavar="TIME", help="Of everything.")] = "1h",
-    seed: Annotated[int, typer.Option("--seed", help="Of prompts, lengths and arrivals.")] = 0,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Per request, including retries.")] = "120s",
+    deadline: Annotated[str, typer.Option("--deadline", metavar="TIME", help="For the whole run.")] = "1h",
+    seed: Annotated[int, typer.Option("--seed", help="For prompts, lengths and arrivals.")] = 0,
     ceiling: Annotated[
-        bool, typer.Option("--ceiling/--no-ceiling", help="Measure first what this tool itself could measure here.")
+        bool, typer.Option("--ceiling/--no-ceiling", help="First measure this tool's own limit here.")
     ] = True,
-    title: Annotated[str, typer.Option("--title", help="Stands above the report.")] = "swarm bench",
+    title: Annotated[str, typer.Option("--title", help="Title of the report.")] = "swarm bench",
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page, with plots.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put load on any OpenAI-compatible server and measure what comes: latencies, tokens per second, errors.
+    """Put load on any OpenAI-compatible server and measure latencies, tokens per second and errors.
 
-    The report goes to stdout, what is going on to stderr: live on a terminal, JSON lines elsewhere. Ctrl-C ends the run
-    with a report of what was measured so far, and exit code 130; a second one at once. Exit code 1 if no request
-    succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
+    The report goes to stdout, progress to stderr: live on a terminal, JSON lines elsewhere. The first Ctrl-C ends the
+    run with a report of the measurements so far and exit code 130; a second one ends it immediately. Exit code 1 if no
+    request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
     """
     _need_aiohttp()
     from swarm.bench.plan import Limits, Point, Shape, Target, base_url, parse_extras, parse_limits, parse_seconds
@@ -204,7 +200,7 @@ def _need_aiohttp() -> None:
 
 
 def _asked(**options: object) -> dict[str, object]:
-    """What was asked for, without what was not."""
+    """Return the options that were given, without the ones that were not."""
     return {name: value for name, value in options.items() if value not in (None, False, {}, 0) or name == "seed"}
 
 
@@ -213,7 +209,7 @@ def _token_ids(text: str, api: Api) -> tuple[int, int]:
         raise typer.BadParameter("--token-ids needs --api completions: chats are text")
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < 10_000_000):
-        raise typer.BadParameter(f"--token-ids {text!r}: give the least and the greatest id, such as 100:30000")
+        raise typer.BadParameter(f"--token-ids {text!r}: give the smallest and the largest id, such as 100:30000")
     return int(low), int(high)
 
 
@@ -233,7 +229,7 @@ def _lengths(text: str, option: str) -> Lengths:
 
 
 def _warm_up(text: str | None) -> tuple[float, int | None]:
-    """A number is requests, a number with a unit a time."""
+    """Parse a warm-up: a plain number is a number of requests, a number with a unit is a time."""
     from swarm.bench.plan import parse_seconds
 
     if text is None:
@@ -250,7 +246,7 @@ def _key_variable(name: str | None) -> str | None:
 
 
 def _check_page(path: Path | None) -> None:
-    """A run of an hour must not end with a report that can't be written."""
+    """Check before the run that the report can be written, because a run may take an hour."""
     if path is None:
         return
     try:
@@ -277,7 +273,7 @@ async def _run(wanted: Wanted) -> Document:
 
 
 async def _interruptible(bench: Bench) -> Document:
-    """Run it; the first Ctrl-C (or SIGTERM) stops it in order, a second one at once."""
+    """Run the benchmark; the first Ctrl-C (or SIGTERM) stops it in order, a second one cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(bench.run())
     told: list[int] = []
 
@@ -300,7 +296,7 @@ async def _interruptible(bench: Bench) -> Document:
 
 
 def _view() -> tuple[View, AbstractContextManager[object]]:
-    """On a terminal a live picture, elsewhere JSON lines."""
+    """Return the display of progress: live on a terminal, JSON lines elsewhere."""
     if not sys.stderr.isatty():
         return LinesView(JsonProgress(sys.stderr).report), nullcontext()
     from rich.console import Console
@@ -312,11 +308,11 @@ def _view() -> tuple[View, AbstractContextManager[object]]:
 
 
 class LinesView:
-    """Tell programs what is going on: a JSON object per line, one each second while a load is held."""
+    """Progress for programs: a JSON object per line, at most one per second while a load is held."""
 
     def __init__(self, report: Callable[[tuple[str, ...], dict[str, object]], None]) -> None:
         self._report = report
-        self._last = 0.0
+        self._last = 0.0  # time of the last progress line
 
     def stage(self, text: str) -> None:
         self._report((), {"event": "note", "text": text})

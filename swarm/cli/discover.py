@@ -1,4 +1,4 @@
-"""``swarm discover``: which brokers on the local network wish to be found."""
+"""``swarm discover``: brokers on the local network that allow discovery."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 def discover(
     context: typer.Context,
     *,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=60, help="How long answers are waited for.")
-    ] = 2.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=60, help="How long to wait for answers.")] = 2.0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find brokers on the local network that wish to be found (broker.discoverable).
+    """Find brokers on the local network that allow it (broker.discoverable).
 
-    Nothing that is found is trusted: whoever is on the network can say anything. Joining takes an invitation.
+    Answers are not trusted: any device on the network can send anything. To join a swarm, you need an invitation.
     """
     import asyncio
 
@@ -43,7 +41,7 @@ def discover(
     for each in found:
         print(f"{each.name}\n  key {each.key[:16]}\n  at  {', '.join(each.addresses)}\n  {_advice(each, joined)}")
     if not found:
-        print("nobody on this network wishes to be found (swarm up --discoverable)")
+        print("no broker on this network allows discovery (swarm up --discoverable)")
 
 
 def _as_json(found: Found, joined: Sequence[Known]) -> Json:
@@ -52,11 +50,11 @@ def _as_json(found: Found, joined: Sequence[Known]) -> Json:
 
 
 def _advice(found: Found, joined: Sequence[Known]) -> str:
-    """What to do about it: the key says whether it is one that was joined, the address nothing."""
+    """Return what the user can do with it. Only the key shows whether this swarm was joined; the address does not."""
     known = [each for each in joined if each.broker == found.key]
     if not known:
-        return "not joined: ask there for an invitation (swarmctl invite), and say it with --join"
+        return "not joined: get an invitation there (swarmctl invite), and pass it with --join"
     names, places = ", ".join(each.name for each in known), {a for each in known for a in each.addresses}
     if places & set(found.addresses):
         return f"joined as {names}"
-    return f"joined as {names} at {', '.join(sorted(places))}; it says that it is elsewhere now"
+    return f"joined as {names} at {', '.join(sorted(places))}; it reports other addresses now"

@@ -1,4 +1,4 @@
-"""Begin and end a command's process. Imports next to nothing, so that an interrupt during imports is met too."""
+"""Start and end of a command's process. Imports almost nothing, so that an interrupt during imports is handled, too."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def run(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) ->
 
 
 def end_with(command: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run the command with the process's arguments and end the process with its exit code."""
-    guard_stderr()  # nobody fails by not being able to say so
+    """Run the command with the process's arguments, and end the process with its exit code."""
+    guard_stderr()  # a closed stderr must not turn into a failure
     settle_stdin_and_stdout()
     try:
         code = command(sys.argv[1:])
-    except KeyboardInterrupt:  # between the command's last instruction and here
+    except KeyboardInterrupt:  # between the command's last instruction and this line
         code = 130
-    # What remains is the interpreter's own end; an interrupt could change nothing but make it ugly.
+    # Only the interpreter's own shutdown remains, and an interrupt there would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

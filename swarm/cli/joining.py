@@ -1,4 +1,4 @@
-"""``--join``: become known to a swarm on another machine, once; afterwards, find what was joined."""
+"""``--join``: enrol this machine with a swarm on another machine, once, and find the membership afterwards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from swarm.lock.invitation import Invitation
     from swarm.lock.known import Known
 
-_MAX_CHARACTERS: Final = 64 << 10  # of a file or line with an invitation in it
+_MAX_CHARACTERS: Final = 64 << 10  # longest file or line with an invitation
 
 
 def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) -> Known:
-    """Use the invitation, unless this machine has used it before. Raises BadParameter if it is none, or is for another
-    role; Unavailable if nobody answers or it isn't taken any more; ConfigError if it can't be kept."""
+    """Enrol with the invitation, unless this machine has used it before.
+
+    Raises ``BadParameter`` if it is not an invitation or is for another role, ``Unavailable`` if the broker does not
+    answer or rejects it, and ``ConfigError`` if the membership can't be saved.
+    """
     from swarm.lock import known
     from swarm.lock.enrol import enrol
     from swarm.wire.door.keys import new_pair
@@ -33,7 +36,7 @@ def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) 
     read = _read(text)
     if read.role not in roles:
         wanted = " or ".join(roles)
-        raise typer.BadParameter(f"this invitation is for a {read.role}, and a {wanted} is wanted: ask for another")
+        raise typer.BadParameter(f"this invitation is for a {read.role}, but a {wanted} is needed: get another one")
     if (former := known.by_invitation(state_dir, read)) is not None:
         return former
     pair = new_pair()
@@ -43,7 +46,7 @@ def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) 
 
 
 def _read(given: str) -> Invitation:
-    """Read what ``--join`` names: the invitation itself, a file, or ``-`` for standard input."""
+    """Parse the argument of ``--join``: the invitation itself, a file, or ``-`` for standard input."""
     from swarm.lock import invitation
 
     given = given.strip()
@@ -54,7 +57,7 @@ def _read(given: str) -> Invitation:
 
 
 def _text_of(given: str) -> str:
-    """Read the file, or one line of standard input; from a terminal without showing it."""
+    """Read the file, or one line of standard input; from a terminal without echo."""
     try:
         if given == "-" and sys.stdin.isatty():
             return getpass.getpass("invitation: ")
@@ -67,14 +70,14 @@ def _text_of(given: str) -> str:
             f"there is no file {given[:80]!r}, and it is no invitation, which begins with swarm1:"
         ) from None
     except (OSError, EOFError) as error:
-        why = getattr(error, "strerror", None) or "nothing came"  # the error's own text may hold the invitation
+        why = getattr(error, "strerror", None) or "nothing came"  # the error's own text may contain the invitation
         raise ConfigError(f"the invitation in {given[:80]!r} can't be read ({why})") from None
-    except ValueError:  # it is no text
+    except ValueError:  # not valid text
         raise ConfigError(f"{given[:80]!r} has no invitation in it") from None
 
 
 def of_client(settings: Settings, invitation: str | None) -> Access | str | None:
-    """The broker that was named, or that the invitation is to; None: neither."""
+    """Return the configured broker, or the one that the invitation is for; None if there is neither."""
     if invitation is None:
         return settings.client.url if "url" in settings.client.model_fields_set else None
     from swarm.lock.access import access_by
@@ -84,7 +87,7 @@ def of_client(settings: Settings, invitation: str | None) -> Access | str | None
 
 
 def join_here(invitation: str) -> Known:
-    """Become known as a client, or as somebody who governs; it is found from then on."""
+    """Enrol as a client or as an operator; later commands find the membership."""
     from swarm.lock.access import ROLES
     from swarm.lock.known import default_state_dir
 
@@ -92,7 +95,7 @@ def join_here(invitation: str) -> Known:
 
 
 def of_worker(settings: Settings, invitation: str | None) -> tuple[Settings, Known | None]:
-    """The settings with the broker's address, and by which pair it knows this machine: None on its own machine."""
+    """Return the settings with the broker's address, and this machine's membership; None for a local broker."""
     from swarm.lock import known
 
     state_dir = settings.state_dir or known.default_state_dir()
@@ -110,16 +113,16 @@ def of_worker(settings: Settings, invitation: str | None) -> tuple[Settings, Kno
 
 
 def _name_in(joined: Known, wanted: str, *, has_joined: bool) -> str:
-    """What this worker is called there: as the swarm knows this machine, perhaps with more behind it. Raises
-    ConfigError."""
+    """Return this worker's name in the swarm: the name of this machine's key, optionally with a suffix. Raises
+    ``ConfigError``."""
     from swarm.lock.roll import is_called
 
     if not wanted:
-        return f"{joined.name}-{os.getpid()}"  # there may be several
+        return f"{joined.name}-{os.getpid()}"  # several workers may run here
     if is_called(joined.name, wanted):
         return wanted
     if has_joined:
-        return joined.name  # the wanted name was taken
+        return joined.name  # the requested name was taken
     raise ConfigError(
         f"that swarm knows this machine as {joined.name}: a worker here is called so, or {joined.name}-ANYTHING "
         f"(--name), and not {wanted}; or join once more as {wanted}, with an invitation"

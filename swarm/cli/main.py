@@ -1,4 +1,4 @@
-"""The entry point of ``swarm``. Imports next to nothing, so that an interrupt during imports is met here too."""
+"""Entry point of ``swarm``. Imports almost nothing, so that an interrupt during imports is handled here, too."""
 
 from __future__ import annotations
 

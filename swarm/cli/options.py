@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become settings."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options that stand before the command's name."""
+    """Options before the command's name."""
 
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
@@ -57,7 +57,8 @@ class Common:
 
 
 def load_settings(context: typer.Context, config: Path | None, overrides: Mapping[str, object]) -> Settings:
-    """Load settings from file, environment, flags. Raises BadParameter if the flags are to blame, else ConfigError."""
+    """Load settings from file, environment and flags. Raises ``BadParameter`` if the flags are wrong, else
+    ``ConfigError``."""
     from swarm import config as settings_of
     from swarm.errors import ConfigError
 
@@ -71,8 +72,10 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
 def readers(
     context: typer.Context, config: Path | None, overrides: Mapping[str, object]
 ) -> tuple[Callable[[], Settings], Callable[[], Mapping[str, tuple[object, str]]]]:
-    """What loads a process's settings, and what tells where each comes from: at its start, and when they are read
-    again."""
+    """Return a function that loads a process's settings, and one that returns each setting's origin.
+
+    They are called at the process's start, and at each reload.
+    """
     from swarm.config import origins
 
     load = partial(load_settings, context, config, overrides)
@@ -80,7 +83,7 @@ def readers(
 
 
 def overrides_of(context: typer.Context) -> dict[str, object]:
-    """What stands before the command's name, as settings."""
+    """Return the options before the command's name, as settings."""
     common = context.obj if isinstance(context.obj, Common) else Common()
     return common.overrides()
 
@@ -88,9 +91,11 @@ def overrides_of(context: typer.Context) -> dict[str, object]:
 def open_client(
     context: typer.Context, url: str | None, invitation: str | None = None, *, away_s: float | None = None
 ) -> Client:
-    """Open a client of the broker that flag, environment or file name, or that an invitation is to. ``away_s``: how
-    long a broker that went away is waited for, at most, if not as long as the settings say. Raises as
-    :func:`load_settings` does, and as joining does."""
+    """Open a client of the broker that flag, environment, settings file or invitation name.
+
+    ``away_s`` limits how long a lost broker is waited for, if the settings allow longer. Raises the errors of
+    :func:`load_settings` and of joining.
+    """
     from swarm.cli.joining import of_client
     from swarm.client.blocking import Client
 
@@ -112,18 +117,16 @@ ConfigOption = Annotated[
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url", metavar="URL", help="The broker's clients' door. [default: SWARM_URL or tcp://127.0.0.1:5700]"
+        "--url", metavar="URL", help="The broker's port for clients. [default: SWARM_URL or tcp://127.0.0.1:5700]"
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 PortOption = Annotated[
     int | None,
-    typer.Option(
-        "--port", metavar="PORT", help="Port of the clients' door; the next one is the workers'. [default: 5700]"
-    ),
+    typer.Option("--port", metavar="PORT", help="Port for clients; the next one is for workers. [default: 5700]"),
 ]
 StateDirOption = Annotated[
-    Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for what must survive a restart.")
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for state that survives restarts.")
 ]
 ListenOption = Annotated[
     list[str] | None,
@@ -145,7 +148,7 @@ JoinOption = Annotated[
         "--join",
         metavar="INVITATION",
         envvar=INVITATION_VARIABLE,
-        help="An invitation to a swarm on another machine, needed once: a file that has it, - to read it from stdin, "
+        help="Invitation to a swarm on another machine, needed once: a file that contains it, - to read it from stdin, "
         "or the line itself (swarm1:…), which every user of this machine can see in its list of processes.",
         show_default=False,
     ),
@@ -157,7 +160,7 @@ DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps. [default: cpu]")
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto is what the model's files say.")
+    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")
 ]
 MemoryOption = Annotated[
     str | None,
@@ -165,7 +168,7 @@ MemoryOption = Annotated[
         "--memory-limit",
         metavar="SIZE",
         help="Memory of the whole process, per worker, for example 2GiB; about 400 MiB of it are Python and torch. "
-        "[default: what is free]",
+        "[default: the free memory]",
     ),
 ]
 ThreadsOption = Annotated[
@@ -177,7 +180,7 @@ ThreadsOption = Annotated[
 
 
 def read_size(text: str) -> int:
-    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
+    """Parse a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

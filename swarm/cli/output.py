@@ -1,4 +1,4 @@
-"""How commands fail, print data, draw reports and show progress."""
+"""Output of commands: errors, data, reports and progress."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from swarm.sink import Sink, has_all_letters, in_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH_ELSEWHERE = 160
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WIDTH_ELSEWHERE = 160  # columns of tables if stdout is not a terminal
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a write that are the environment's fault
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 EXIT_CODES = (
-    "Exit codes: 0, done; 1, it failed or was refused, and stderr says why in one line (or nobody reads the output any "
-    "more); 2, the command line or the request is wrong, and was not begun; 130, ended by Ctrl-C. Commands that run "
-    "for long have more to say in their own help."
+    "Exit codes: 0, done; 1, failed or refused, with the reason on stderr in one line, or stdout's reader is gone; "
+    "2, the command line or the request is wrong, and nothing was started; 130, ended by Ctrl-C. Long-running commands "
+    "list more codes in their own help."
 )
 
-# typer exports only some of click's exceptions, and newer versions bring a click of their own: what is common to all
-# of them is found from one that is exported.
+# typer exports only some of click's exceptions, and newer versions include a copy of click. The common base classes are
+# found from an exported exception.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) -> int:  # noqa: PLR0911 (a line for each kind)
-    """Run a command line; return its exit code. A failure is one line on stderr, whatever it was.
+    """Run a command line; return its exit code. Any failure is printed as one line on stderr.
 
-    ``load`` imports the app, so that an interrupt during slow imports ends as quietly as one later.
+    ``load`` imports the app, so that an interrupt during slow imports is handled like a later one.
     """
     try:
         code = load()(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
@@ -51,24 +51,24 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         return complain(name, _message(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "swarm":
-            raise  # a bug of ours
-        text = f"the package {error.name} is missing: install Swarm with all that it needs (README, Install)"
+            raise  # a bug in Swarm itself
+        text = f"the package {error.name} is missing: install Swarm with its dependencies (README, Install)"
         return complain(name, text)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _hear_no_more()
-        return EXIT_FAILED  # as typer itself answers, where it notices first
+        return EXIT_FAILED  # the same code as typer's, where typer notices it first
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         _hear_no_more()
-        return complain(name, f"can't write {error.filename or 'what it says'}: {error.strerror}")
+        return complain(name, f"can't write {error.filename or 'the output'}: {error.strerror}")
     return code if isinstance(code, int) else 0
 
 
 def _hear_no_more() -> None:
-    """What stdout still holds can't be written. Python flushes it once more at exit and must not stumble over it."""
+    """Discard what stdout still buffers, because its reader is gone. Otherwise Python's flush at exit would fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -76,12 +76,15 @@ def _hear_no_more() -> None:
 
 
 def _code_of(error: SwarmError) -> int:
-    """Who names a request that isn't there is refused, as who names such a worker or key; else the request is wrong."""
+    """Return the exit code of an error: usage for a wrong request, failure for everything else.
+
+    A request, worker or key that does not exist counts as a failure, not as wrong usage.
+    """
     return EXIT_USAGE if isinstance(error, InvalidRequest) and error.code != "unknown" else EXIT_FAILED
 
 
 def complain(name: str, text: str, code: int = EXIT_FAILED) -> int:
-    """Say on stderr, in one line, what is wrong; return the exit code."""
+    """Print an error on stderr as one line; return the exit code."""
     print(f"{name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
     return code
 
@@ -96,22 +99,22 @@ def _help_hint(error: Exception, name: str) -> str:
 
 
 def print_json(data: object) -> None:
-    """Print data as ``--json`` does: one object, readable and parsable."""
+    """Print data for ``--json``: one object, indented."""
     print(json.dumps(data, indent=2, ensure_ascii=not has_all_letters(sys.stdout)))
 
 
 def print_json_line(data: object) -> None:
-    """Print data in one line, at once: for what comes bit by bit."""
+    """Print data as one line and flush, for output that comes in parts."""
     print(json_line(data), flush=True)
 
 
 def json_line(data: object) -> str:
-    """Write data for stdout; what its encoding lacks is escaped, as JSON allows."""
+    """Return data as one line of JSON for stdout. Characters that its encoding lacks are escaped."""
     return json.dumps(data, ensure_ascii=not has_all_letters(sys.stdout))
 
 
 def in_bytes(count: float) -> str:
-    """Write a size for people: 1536 → 1.5 KiB."""
+    """Return a size as text: 1536 → 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -120,51 +123,51 @@ def in_bytes(count: float) -> str:
 
 
 def console() -> Console:
-    """Open stdout for tables; not a terminal, it is wide: lines of a pipe or a file need not fit a window."""
+    """Return a console for tables on stdout. Without a terminal it is wide, because a pipe or file has no window."""
     from swarm.cli.screen import Screen
 
     return Screen(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 class Progress:
-    """Show lines that tell what happened, and one that tells what is going on.
+    """Progress display: permanent lines for events, and one line for the current state.
 
-    On a terminal the latter is overwritten in place; elsewhere it is printed whenever it has changed. When nobody reads
-    any more, it falls silent: what is shown must go on without its audience.
+    On a terminal, the state line is overwritten in place; elsewhere it is printed whenever it changes. When the
+    stream's reader is gone, output stops silently, because the work must continue without it.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live = stream.isatty()
-        self._silent = False
-        self._shown = ""
+        self._silent = False  # set when the stream can't be written any more
+        self._shown = ""  # the current state line
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Print a permanent line."""
         shown = self._clear()
         self._write(text + "\n")
         if self._live and shown:
             self.update(shown)
 
     def update(self, text: str) -> None:
-        """Show what is going on now."""
+        """Show the current state."""
         if text == self._shown:
             return
         self._clear()
         self._shown = text
         if self._live:
-            width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0: the terminal doesn't know
+            width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0: the terminal has no size
             self._write(text if len(text) < width else text[: max(0, width - 2)] + "…")
         else:
             self._write(text + "\n")
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
-        """Show an event that programs may wait for: people get its lines, programs its data."""
+        """Report an event: people get ``lines``, programs get ``data``."""
         for line in lines:
             self.say(line)
 
     def done(self) -> None:
-        """Remove the line that told what was going on."""
+        """Remove the state line."""
         self._clear()
 
     def _clear(self) -> str:
@@ -186,8 +189,8 @@ class Progress:
 
 
 class JsonProgress(Progress):
-    """Show the same to programs: a JSON object per line, whose ``event`` says what it is; ``note`` and ``progress``
-    have a ``text``."""
+    """Progress for programs: a JSON object per line. Its ``event`` is its kind; ``note`` and ``progress`` have a
+    ``text``."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

@@ -1,4 +1,4 @@
-"""A machine changes its own key: the steps of ``lock.rotation``, each said to the broker by a client of its own."""
+"""Rotation of this machine's own key: the steps of ``auth.rotation``, each sent to the broker by a separate client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from swarm.lock.rotation import Home, rotate
 
 
 def rotate_by_order(home: Home) -> str:
-    """Give this machine a new key, unless another process here has done it since this one knocked. Returns why not;
-    what failed, the broker orders again when it is knocked at."""
+    """Change this machine's key on the broker's order, unless another process here has already done it.
+
+    Returns the error, or an empty string. After a failure, the broker repeats the order at the next connection.
+    """
     kept = home.renewed()
     if kept is not None and kept.secret != home.joined.secret:
         return ""
@@ -27,12 +29,13 @@ def rotate_by_order(home: Home) -> str:
 
 
 def change_key(home: Home) -> Known:
-    """Give this machine a new key. Raises ConfigError, and Unavailable or RequestFailed of the broker."""
+    """Change this machine's key. Raises ``ConfigError``, and the broker's ``Unavailable`` or ``RequestFailed``."""
     return rotate(home, _tell, _knock)
 
 
 def _tell(joined: Known, key: str) -> None:
-    """Say it with the present key; if that counts no more, this was done before, and the new one does."""
+    """Send the new key, authenticated by the present one. If that is no longer valid, an earlier attempt succeeded, and
+    the new key authenticates."""
     with _as(joined) as client:
         try:
             client.rotate_key(key)
@@ -43,8 +46,8 @@ def _tell(joined: Known, key: str) -> None:
 
 
 def _knock(joined: Known) -> None:
-    """From now on the old key opens nothing."""
-    with _as(joined) as client, contextlib.suppress(RequestFailed):  # a worker may not ask, but it has knocked
+    """Connect with the new key, which makes the broker revoke the old one."""
+    with _as(joined) as client, contextlib.suppress(RequestFailed):  # a worker may not query, but connecting is enough
         client.query("status")
 
 

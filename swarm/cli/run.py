@@ -1,4 +1,4 @@
-"""``swarm broker``, ``swarm worker``, ``swarm config``: one process each, in the foreground."""
+"""``swarm broker``, ``swarm worker``, ``swarm gateway``, ``swarm config``: one process each, in the foreground."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from swarm.config import Settings
     from swarm.lock.rotation import Home
 
-config_app = typer.Typer(help="Look at the settings.", epilog="Example: swarm config check config/swarm.toml")
+config_app = typer.Typer(help="Show and check the settings.", epilog="Example: swarm config check config/swarm.toml")
 
 
 def broker(
@@ -57,10 +57,10 @@ def broker(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run the broker: it takes requests, plans who computes what, and needs no model itself.
+    """Run the broker: it accepts requests, assigns layers to workers, and needs no model itself.
 
-    SIGTERM and Ctrl-C stop it in good order. Exit code 78 means that it can't work with these settings, and that
-    starting it again won't help; 1, that it may (the disk is full, say).
+    SIGTERM and Ctrl-C shut it down cleanly. Exit code 78 means that it can't work with these settings, and that a
+    restart does not help; 1, that a restart may help (for example after a full disk).
     """
     die_with_parent()
     disable_core_dumps()
@@ -125,11 +125,11 @@ def worker(
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run a worker: it brings one device and the model's files to a broker, and computes the layers it is given.
+    """Run a worker: it offers one device and the model's files to a broker, and computes the layers it is assigned.
 
-    SIGTERM and Ctrl-C make it leave in good order, within 3 seconds; a second one ends it at once. Exit codes: 0, the
-    broker let it go (swarmctl stop), and it shall stay away; 143 or 130, it left because of SIGTERM or Ctrl-C; 78, it
-    can't work (the model or a setting is wrong, or the broker refuses it), and starting it again won't help.
+    SIGTERM and Ctrl-C make it leave cleanly, within 3 seconds; a second signal ends it immediately. Exit codes: 0, the
+    broker dismissed it (swarmctl stop), and it shall not be started again; 143 or 130, it left because of SIGTERM or
+    Ctrl-C; 78, it can't work (the model or a setting is wrong, or the broker refuses it), and a restart does not help.
     """
     die_with_parent()
     disable_core_dumps()
@@ -190,23 +190,23 @@ def gateway(
     port: Annotated[int | None, typer.Option("--http", metavar="PORT", help="Port to serve. [default: 8000]")] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", metavar="DIR", help="Where keys.json is, if gateway.keys_file doesn't say."),
+        typer.Option("--state-dir", metavar="DIR", help="Directory of keys.json, if gateway.keys_file is not set."),
     ] = None,
     logs: Annotated[
         Path | None,
-        typer.Option("--logs", metavar="DIR", help="Where swarm up keeps its logs: the console shows them to admins."),
+        typer.Option("--logs", metavar="DIR", help="Directory of swarm up's logs: the console shows them to admins."),
     ] = None,
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Let admins kill workers from the console: swarm up says so.", hidden=True),
+        typer.Option("--demo", help="Let admins kill workers from the console; set by swarm up.", hidden=True),
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Serve HTTP: any OpenAI or Anthropic client talks to the swarm.
+    """Serve HTTP: any OpenAI or Anthropic client can use the swarm.
 
-    Nothing lasts in a gateway: there may be several, and one that is killed and started again serves at once. SIGTERM
-    and Ctrl-C stop it in good order: answers get 3 seconds to finish, and streams that take longer can be read on from
-    another gateway. Exit code 78 means that it can't work with these settings.
+    A gateway has no state of its own: there may be several, and a restarted one serves immediately. SIGTERM and Ctrl-C
+    shut it down cleanly: answers get 3 seconds to finish, and longer streams can be resumed at another gateway. Exit
+    code 78 means that it can't work with these settings.
     """
     die_with_parent()
     disable_core_dumps()
@@ -242,10 +242,10 @@ def check(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the settings of file and environment together, and those before the command's name.
+    """Check the settings of file and environment together, and the options before the command's name.
 
-    Exit code 1 if something is wrong: the line on stderr names the setting, its value, where it came from and what to
-    do. With --json, print the settings that come out of it all.
+    Exit code 1 if something is wrong: the line on stderr has the setting, its value, its origin and the remedy. With
+    --json, print the resulting settings.
     """
     if file is not None and config is not None:
         raise typer.BadParameter(f"two settings files are named, {file} and {config}: name one")
@@ -266,7 +266,7 @@ def _exit(code: int) -> None:
 
 @contextmanager
 def _state_held(settings: Settings) -> Iterator[None]:
-    """Hold the state directory for one broker at a time. If none was named, keep nothing."""
+    """Lock the state directory for this broker. If none is configured, nothing is kept."""
     if settings.state_dir is None:
         yield
         return
@@ -278,7 +278,8 @@ def _state_held(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _hopeless_is_78() -> Iterator[None]:
-    """End with code 78 if starting again can't help, so that supervisors (ours, systemd) leave it."""
+    """Exit with code 78 on errors that a restart can't fix, so that supervisors (ours, systemd) do not restart the
+    process."""
     try:
         yield
     except (ConfigError, ModelError, JournalError, typer.BadParameter) as error:
@@ -287,7 +288,7 @@ def _hopeless_is_78() -> Iterator[None]:
 
 
 def _can_pass(error: Exception) -> bool:
-    """Whether a restart may help: a disk that is full now may have room in a moment."""
+    """Whether a restart may help: a full disk may have free space again."""
     from swarm.broker.journal.database import FullDisk
     from swarm.cli.up.statedir import NoRoom
 

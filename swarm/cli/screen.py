@@ -1,5 +1,7 @@
-"""Where tables are drawn: like any console of rich's, but no word of a table is broken. One that the window has no room
-for is wider than it, as lines of ``ps`` are: an id that is broken can't be copied."""
+"""Console for tables that never breaks a word, because an id that is broken over two lines can't be copied.
+
+A table that is too wide for the window is printed wider, like lines of ``ps``.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ from rich.table import Column, Table
 
 
 class Screen(Console):
+    """A rich console whose tables never break words."""
+
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
         super().print(*objects, crop=crop, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, Table):
             for column in renderable.columns:
-                # In a dense table rich takes a character for granted that it has not.
+                # In a dense table, rich assumes one character that the column does not have.
                 column.min_width = self._longest_word(column) + renderable.collapse_padding
         return super().render(renderable, options)
 

@@ -1,4 +1,4 @@
-"""``swarm sim``: play seeded accidents against the cores that run in production, and say what broke."""
+"""``swarm sim``: seeded fault schedules against the production cores, in simulation."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ if TYPE_CHECKING:
     from swarm.sim.run import Outcome
 
 MAX_PROCESSES = 16
-CHUNK = 8  # seeds that a process plays before it reports: seldom enough to cost nothing, often enough to watch
-MAX_SHOWN = 20  # violations that are listed for people; ``--json`` has all
+CHUNK = 8  # seeds that a process runs before it reports: rarely enough to be cheap, often enough to show progress
+MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 
 
 def sim(
     *,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Play this one, and tell its story if it fails.")
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Run only this seed, and print its story.")
     ] = None,
     schedules: Annotated[
-        int | None, typer.Option("--schedules", metavar="N", min=1, help="Play so many. [default: 200]")
+        int | None, typer.Option("--schedules", metavar="N", min=1, help="Number of seeds to run. [default: 200]")
     ] = None,
-    first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="The first of them.")] = 0,
-    no_faults: Annotated[
-        bool, typer.Option("--no-faults", help="Nothing goes wrong, and nobody is told to leave.")
-    ] = False,
+    first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="First seed.")] = 0,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Inject no faults, and dismiss no worker.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Play whole swarms under virtual time: workers and broker die, workers freeze, hang and lie, connections break.
+    """Simulate whole swarms under virtual time: workers and broker die, workers freeze, hang and send wrong data,
+    connections break.
 
-    The deciding code is the one that runs in production; what must hold is checked at every event. A seed always gives
-    the same story. Exit code 1 if anything did not hold.
+    The deciding code is the production code; its invariants are checked at every event. A seed always gives the same
+    run. Exit code 1 if an invariant was violated.
     """
     if seed is not None and schedules is not None:
-        raise typer.BadParameter("--seed plays one schedule, --schedules many: choose one")
+        raise typer.BadParameter("--seed runs one schedule, --schedules many: choose one")
     if seed is not None:
         failed = _play_one(seed, not no_faults, as_json)
     else:
@@ -76,20 +75,18 @@ def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """Count what became of the schedules so far. ``num_replayed``: layers times positions; ``num_restarts``: of
-    brokers; ``num_kept``: positions that stages held over those, and that counted; ``struck``: which fault how often;
-    ``violations``: (seed, what did not hold)."""
+    """Totals of the schedules so far. Printed as JSON by its field names."""
 
     num_schedules: int = 0
     num_events: int = 0
     num_tokens: int = 0
     num_plans: int = 0
     num_lost_workers: int = 0
-    num_replayed: int = 0
-    num_restarts: int = 0
-    num_kept: int = 0
-    struck: dict[str, int] = field(default_factory=dict)
-    violations: list[tuple[int, str]] = field(default_factory=list)
+    num_replayed: int = 0  # layers times positions
+    num_restarts: int = 0  # of brokers
+    num_kept: int = 0  # positions that stages held across restarts and that were reused
+    struck: dict[str, int] = field(default_factory=dict)  # number of faults, by kind
+    violations: list[tuple[int, str]] = field(default_factory=list)  # seed and violated invariant
 
     def take(self, outcome: Outcome) -> None:
         self.num_schedules += 1
@@ -133,25 +130,25 @@ def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool
         complain("swarm sim", f"seed {seed}: {failure}")
     if tally.violations:
         again = f"swarm sim --seed {tally.violations[0][0]}{'' if faults else ' --no-faults'}"
-        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' tells the first")
+        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' shows the first")
     return bool(tally.violations)
 
 
 def play(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
-    """Play these seeds and give the outcomes, a few at a time, in order, from as many processes as there are cores."""
+    """Run these seeds and yield the outcomes in order, in chunks, on one process per core."""
     end = first_seed + count
     chunks = [(first, min(CHUNK, end - first), faults) for first in range(first_seed, end, CHUNK)]
     num_processes = min(MAX_PROCESSES, len(chunks), _num_cores())
     if num_processes == 1:
         yield from map(_play_chunk, chunks)
         return
-    # "spawn" is there on every system, and a fresh process inherits no locks of ours.
+    # "spawn" exists on every system, and a fresh process inherits no locks
     with multiprocessing.get_context("spawn").Pool(num_processes, _leave_interrupts_to_the_parent) as pool:
         yield from pool.imap(_play_chunk, chunks)
 
 
 def _num_cores() -> int:
-    """Count the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

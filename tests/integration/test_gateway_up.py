@@ -135,7 +135,7 @@ def test_a_swarm_with_its_gateway(tmp_path: Path) -> None:
         children = psutil.Process(up.process.pid).children()
         (gateway,) = [child for child in children if "gateway" in child.cmdline()]
         gateway.kill()
-        up.wait_for("note", "gateway was ended by SIGKILL; starting it again")
+        up.wait_for("note", "gateway was ended by SIGKILL; restarting it")
         up.wait_for("http")
         assert ask(url + "/v1/completions", body, renewed)[0] == 200
 

@@ -37,7 +37,7 @@ async def test_a_broker_that_is_well(swarm: Processes, capsys: pytest.CaptureFix
 async def test_nobody_is_there(swarm: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.cli.doctor.reach._PATIENCE_S", 0.3)
     found = await reach(swarm.url, None)
-    assert found.wrong == "nobody answers within 0.3 s"
+    assert found.wrong == "no answer within 0.3 s"
     assert "firewall" in found.remedy
 
 

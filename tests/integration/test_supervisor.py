@@ -175,14 +175,14 @@ def test_what_dies_is_started_again(supervise: Supervise) -> None:
     first["w0"].exits(3)
     second = swarm.next_child()
     assert (second.name, second.pid != first["w0"].pid) == ("w0", True)
-    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.05 s"
+    assert swarm.next_line() == "w0 ended with code 3; restarting it in 0.05 s"
     assert swarm.next_line() == f"  w0 | {event[:159]}…"
     assert swarm.next_line() == "  w0 | Traceback: something broke"
     assert swarm.next_line() == f"  w0 | {refused}"
     os.kill(first["broker"].pid, signal.SIGKILL)
     assert swarm.next_child().name == "broker"
     assert "its log" in swarm.next_line()
-    assert swarm.next_line() == "broker was ended by SIGKILL; starting it again in 0.05 s"
+    assert swarm.next_line() == "broker was ended by SIGKILL; restarting it in 0.05 s"
 
 
 def test_a_worker_that_cannot_work_is_not_started_again(supervise: Supervise) -> None:
@@ -191,7 +191,7 @@ def test_a_worker_that_cannot_work_is_not_started_again(supervise: Supervise) ->
     children = swarm.next_children(3)
     children["w0"].says("swarm: the file x.safetensors is cut off")
     children["w0"].exits(78)
-    assert swarm.next_line() == "w0 gives up: the file x.safetensors is cut off"
+    assert swarm.next_line() == "w0 can't work: the file x.safetensors is cut off"
     swarm.send(signal.SIGTERM)
     assert swarm.end() == (0, "")
     assert children["w1"].is_gone()
@@ -264,7 +264,7 @@ def test_interrupt_during_backoff(supervise: Supervise) -> None:
     swarm = supervise(1)
     children = swarm.next_children(2)
     children["w0"].exits(3)
-    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.05 s"
+    assert swarm.next_line() == "w0 ended with code 3; restarting it in 0.05 s"
     swarm.send(signal.SIGINT)
     assert swarm.end() == (0, "")
     assert swarm.left() == []
@@ -332,7 +332,7 @@ def test_workers_outlive_their_nursery(supervise: Supervise) -> None:
     assert _is_forked(children["w0"])
     (nursery,) = _nurseries(swarm)
     nursery.kill()
-    assert swarm.next_line() == "the nursery was ended by SIGKILL; starting it again"
+    assert swarm.next_line() == "the fork server was ended by SIGKILL; restarting it"
     children["w0"].exits(3)
     again = swarm.next_child()
     assert (again.name, _is_forked(again)) == ("w0", True)
@@ -350,10 +350,10 @@ def test_a_nursery_that_keeps_ending_is_given_up(supervise: Supervise) -> None:
     children = swarm.next_children(2)
     for _ in range(MOST_SHORT_LIVES):
         _kill_nursery(swarm)
-        assert swarm.next_line() == "the nursery was ended by SIGKILL; starting it again"
+        assert swarm.next_line() == "the fork server was ended by SIGKILL; restarting it"
     _kill_nursery(swarm)
     said = swarm.next_line()
-    assert said.startswith("workers start by themselves from now on, a few seconds later: the nursery was ended")
+    assert said.startswith("workers start as separate processes from now on, a few seconds more slowly: the fork server was ended")
     children["w0"].exits(3)
     again = swarm.next_child()
     assert (again.name, _is_forked(again)) == ("w0", False)
@@ -379,7 +379,7 @@ def test_a_nursery_of_a_former_installation_is_replaced(supervise: Supervise) ->
     (former,) = _nurseries(swarm)
     (swarm.directory / "version.py").touch()
     children["w0"].exits(75)
-    assert swarm.next_line() == "w0 was told to start anew; starting it again in 0.05 s"
+    assert swarm.next_line() == "w0 was asked to restart; restarting it in 0.05 s"
     assert _is_forked(swarm.next_child())
     (new,) = _nurseries(swarm)
     assert new.pid != former.pid
@@ -400,10 +400,10 @@ def test_without_a_nursery_workers_start_by_themselves(supervise: Supervise, kin
     assert not _is_forked(worker)
     said = swarm.next_line()
     assert said.startswith(
-        f"workers start by themselves from now on, a few seconds later: the nursery {why} (its log: "
+        f"workers start as separate processes from now on, a few seconds more slowly: the fork server {why} (its log: "
     )
     if kind == "threaded":
-        assert "the nursery has threads" in (swarm.directory / "nursery.log").read_text()
+        assert "the fork server has threads" in (swarm.directory / "nursery.log").read_text()
 
 
 @nurseries
@@ -424,11 +424,11 @@ def test_a_worker_that_dies_before_its_number_is_known_is_started_again(supervis
     broker, nursery, number = _halted_at_a_birth(swarm)
     os.kill(number, signal.SIGKILL)
     broker.exits(3)
-    assert swarm.next_line() == "broker ended with code 3; starting it again in 0.05 s"
+    assert swarm.next_line() == "broker ended with code 3; restarting it in 0.05 s"
     assert "its log" in swarm.next_line()
     assert swarm.next_child().name == "broker"
     nursery.goes_on()
-    assert swarm.next_line() == "w0 was ended by SIGKILL; starting it again in 0.05 s"
+    assert swarm.next_line() == "w0 was ended by SIGKILL; restarting it in 0.05 s"
     again = swarm.next_child()
     again.goes_on()
     assert swarm.next_child().name == "w0"
@@ -457,8 +457,8 @@ def test_a_worker_that_is_named_and_never_released_is_started_again(supervise: S
     _, nursery, _ = _halted_at_a_birth(swarm)
     os.kill(nursery.pid, signal.SIGKILL)
     lines = {swarm.next_line() for _ in range(3)}
-    assert "w0 ended with code 1; starting it again in 0.05 s" in lines
-    assert "the nursery was ended by SIGKILL; starting it again" in lines
+    assert "w0 ended with code 1; restarting it in 0.05 s" in lines
+    assert "the fork server was ended by SIGKILL; restarting it" in lines
     again = swarm.next_child()
     again.goes_on()
     worker = swarm.next_child()

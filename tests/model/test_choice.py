@@ -112,7 +112,7 @@ def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for named, bits, asked in (("avx2", "auto", "worker.kernels = 'avx2'"), ("auto", "portable", "worker.bits")):
         with pytest.raises(ConfigError, match=rf"{asked}.* nothing was built"):
             choice.settle(named, bits)
-    with pytest.raises(ConfigError, match=r"can't be had for this model.* nothing was built"):
+    with pytest.raises(ConfigError, match=r"is not possible for this model.* nothing was built"):
         choice.demand_portable(own=False)
     choice.demand_portable(own=True)
 

@@ -308,7 +308,7 @@ def test_no_more_is_written_than_there_is_room_for(llama: Path, monkeypatch: pyt
         each.open(2, 64)
         step(each, 0, 32, 1)
     step(executor, 0, 32, 2)
-    with pytest.raises(IllegalMove, match="96 positions are held, there is room for 64"):
+    with pytest.raises(IllegalMove, match="96 positions are in use, the capacity is 64"):
         step(executor, 32, 1, 2)
     executor.release(2)
     assert np.array_equal(step(executor, 32, 5, 1).hidden, step(reference, 32, 5, 1).hidden)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native ker
 
 CPU = torch.device("cpu")
 # What a program can't do yet, and why.
-BY_MODULES = {"gemma3_text": "Gemma3TextModel is not known", "gpt_neox": "GPTNeoXModel is not known"}
+BY_MODULES = {"gemma3_text": "Gemma3TextModel is not supported", "gpt_neox": "GPTNeoXModel is not supported"}
 KNOWN = sorted(ARCHITECTURES.keys() - BY_MODULES.keys())
 LIBRARY = native.library()
 VARIANTS = [""] if LIBRARY is None else native.variants(LIBRARY)
@@ -123,7 +123,7 @@ def test_unknown_parts_stay_with_their_modules(kind: str) -> None:
     glm = AutoConfig.for_model("glm", num_hidden_layers=2, pad_token_id=0, hidden_size=64, head_dim=16)
     stages = stages_of(glm if kind == "glm" else named_config(kind), torch.float32)
     assert all(stage.program is None for stage in stages)
-    assert {stage.no_program for stage in stages} == {BY_MODULES.get(kind, "GlmAttention is not known")}
+    assert {stage.no_program for stage in stages} == {BY_MODULES.get(kind, "GlmAttention is not supported")}
 
 
 def test_every_layer_is_reported_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
-"""Commands that tell of this installation itself, and run nothing: its settings with their origins (``show``), and how
-shells complete its command lines (``completion``). What of it is not installed, for those who can't run without it
-(``packages``)."""
+"""Commands about this installation, which start nothing.
+
+``show`` prints the settings and where each one comes from, ``completion`` the scripts for shells. ``packages`` checks
+for missing packages, for commands that need them.
+"""

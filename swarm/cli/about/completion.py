@@ -1,7 +1,8 @@
-"""``swarm completion SHELL``: the script by which a shell completes our command lines. Then the shell runs the program
-with the line so far in a variable, and typer answers in the words that the shell wants.
+"""``swarm completion SHELL``: the script by which a shell completes our command lines.
 
-Workers' names are asked of the broker; one that does not answer at once completes nothing, and says nothing.
+On the Tab key, the shell runs the program with the current line in an environment variable, and typer prints the
+completions in the shell's format. Workers' names are queried from the broker. If it does not answer quickly, nothing is
+completed and no error is shown.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from swarm.cli.options import JsonOption, load_settings
 from swarm.cli.output import print_json
 from swarm.errors import SwarmError
 
-PATIENCE_S: Final = 0.5  # of somebody who has pressed the tabulator
-_GONE: Final = ("left", "out")
+PATIENCE_S: Final = 0.5  # a user is waiting after pressing Tab
+_GONE: Final = ("left", "out")  # states of workers that are no longer members
 
 
 class Shell(StrEnum):
@@ -35,13 +36,13 @@ _INSTALL: Final = {
 
 
 def command(program: str) -> Callable[..., None]:
-    """The command of this program."""
+    """Return the ``completion`` command of this program."""
 
     def completion(
-        shell: Annotated[Shell, typer.Argument(help="Whose script it shall be.", show_default=False)],
+        shell: Annotated[Shell, typer.Argument(help="Shell to print the script for.", show_default=False)],
         as_json: JsonOption = False,
     ) -> None:
-        from typer._completion_shared import get_completion_script  # typer offers it by an option of its own only
+        from typer._completion_shared import get_completion_script  # public only as an option of typer's own
 
         script = get_completion_script(prog_name=program, complete_var=_variable(program), shell=shell.value)
         if as_json:
@@ -49,16 +50,16 @@ def command(program: str) -> Callable[..., None]:
         else:
             print(f"# {_INSTALL[shell].format(program)}\n{script}")
 
-    completion.__doc__ = f"""Print the script by which bash, zsh or fish completes what begins with {program}.
+    completion.__doc__ = f"""Print the script with which bash, zsh or fish completes command lines of {program}.
 
-    Commands, options and their choices, and the names of workers if a broker answers within half a second. The first
-    line of the script says where it belongs.
+    It completes commands, options and their choices, and names of workers if a broker answers within half a second.
+    The first line of the script shows where to put it.
     """
     return completion
 
 
 def prepare(program: str) -> None:
-    """Let typer answer, if a shell asks this process how a line may go on."""
+    """Answer a shell's completion request, if this process was started for one."""
     if _variable(program) in os.environ:
         from typer._click.shell_completion import add_completion_class
         from typer._completion_classes import ZshComplete, completion_init
@@ -72,7 +73,10 @@ def prepare(program: str) -> None:
 
 
 def _quoted(answer: str) -> str:
-    """For zsh to evaluate. typer doubles quotation marks, of which zsh makes nothing: "The brokers clients door"."""
+    """Quote an answer for zsh to evaluate.
+
+    typer doubles quotation marks, which zsh removes: "The brokers clients door".
+    """
     return answer.replace("''", "'\\''").replace('""', '\\"')
 
 
@@ -81,7 +85,7 @@ def _variable(program: str) -> str:
 
 
 def worker_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Workers that are there, by how the name begins."""
+    """Return the names of current workers that begin with ``incomplete``."""
     try:
         return [name for name in _asked(ctx) if name.startswith(incomplete)]
     except (SwarmError, typer.BadParameter, OSError):

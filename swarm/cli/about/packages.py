@@ -1,4 +1,5 @@
-"""What each part of a swarm needs beside what a client has: an extra of the package, which may not be installed."""
+"""Packages that each process of a swarm needs in addition to a client's: an extra of the package that may not be
+installed."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ _NEEDED: Final = {
 
 
 class Missing(SwarmError):
-    """It may pass: while a newer version is installed, packages come and go. So services are tried again."""
+    """Packages are missing. This may be temporary, during an upgrade, so services are restarted after this error."""
 
 
 def missing(part: str) -> str:
-    """Say what is missing to run a ``broker``, ``gateway`` or ``worker``, and what to do; empty if nothing is."""
+    """Return which packages a ``broker``, ``gateway`` or ``worker`` lacks, and the remedy; empty if none is missing."""
     absent = [name for name in _NEEDED[part] if importlib.util.find_spec(name) is None]
     if not absent:
         return ""
@@ -29,6 +30,6 @@ def missing(part: str) -> str:
 
 
 def demand(*parts: str) -> None:
-    """Raise Missing if one of these can't run for want of packages."""
+    """Raise ``MissingPackages`` if one of these processes can't run because of missing packages."""
     if lacking := [each for each in map(missing, parts) if each]:
         raise Missing("; ".join(lacking))

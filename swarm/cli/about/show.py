@@ -15,7 +15,7 @@ from swarm.cli.output import print_json
 if TYPE_CHECKING:
     from swarm.wire.messages import Json
 
-# What a service manager may hand over, and for what; a key itself is never shown.
+# Credentials that a service manager may pass to a process, with their purpose. The key itself is never shown.
 _CREDENTIALS: Final = {
     "swarm.key": "the broker's own key",
     "swarm.joined": "what joining another machine's swarm brought",
@@ -32,17 +32,17 @@ def show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show each setting's value, and where it comes from: the defaults, the file, a variable of the environment, the
-    command line (what stands before the command's name), or a credential of systemd's. Passwords are hidden.
+    """Show each setting's value, and where it comes from: the defaults, the file, an environment variable, the command
+    line (options before the command's name), or a systemd credential. Passwords are hidden.
 
-    It tells of a process that would be started here, now, and so; swarmctl config show asks running ones.
+    The values are those of a process started here and now; swarmctl config show shows the values of running ones.
     """
     from swarm.config import DEFAULTS, origins
     from swarm.config.shown import hidden
 
     if file is not None and config is not None:
         raise typer.BadParameter(f"two settings files are named, {file} and {config}: name one")
-    load_settings(context, file or config, {})  # says what is wrong, and whose fault it is
+    load_settings(context, file or config, {})  # raises errors that name the wrong setting and its origin
     found = origins(file or config, overrides_of(context))
     rows: list[Json] = [
         {"name": name, "value": hidden(value), "from": origin}
@@ -57,7 +57,7 @@ def show(
 
 
 def credentials(directory: str | None) -> Iterator[Json]:
-    """Those that were handed to this process, by name."""
+    """Yield the credentials that were passed to this process, by name."""
     for name, what in _CREDENTIALS.items() if directory else ():
         path = Path(directory or "") / name
         if path.is_file():
@@ -65,7 +65,7 @@ def credentials(directory: str | None) -> Iterator[Json]:
 
 
 def lines(rows: list[Json], handed: list[Json]) -> list[str]:
-    """In columns, and never broken: paths are copied."""
+    """Return the settings as lines with aligned columns. Lines are never wrapped: users copy paths from them."""
     cells = [(str(row["name"]), _written(row["value"]), str(row["from"])) for row in rows]
     cells += [(str(row["what"]), "(hidden)", str(row["from"])) for row in handed]
     wide = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]

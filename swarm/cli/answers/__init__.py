@@ -1,4 +1,4 @@
-"""Commands that have a prompt answered: ``generate``, ``chat``, and ``attach`` for one that was asked for before.
+"""Commands that generate text: ``generate``, ``chat``, and ``attach`` for an earlier request.
 
-``hops`` shows where each token's time went.
+``hops`` shows the time of each token, by stage.
 """

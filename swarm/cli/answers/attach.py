@@ -1,4 +1,4 @@
-"""``swarm attach``: read on the answer to a request that was made before."""
+"""``swarm attach``: read the answer to an earlier request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attach(
             "--from",
             metavar="N",
             min=0,
-            help="Show it from this token on; the first is number 0. With --json, or of several answers, all.",
+            help="First token to show, from 0. With --json, or for several answers, all are shown.",
         ),
     ] = 0,
     *,
@@ -33,12 +33,12 @@ def attach(
     timeout: TimeoutOption = None,
     as_json: WholeJsonOption = False,
 ) -> None:
-    """Read the answer to a request, whoever made it: while it comes, or as long as the broker keeps it.
+    """Read the answer to a request, from any client: while it is generated, or for as long as the broker keeps it.
 
-    The answer goes to stdout, everything else to stderr. Ctrl-C ends the reading; a detached request runs on.
+    The answer goes to stdout, everything else to stderr. Ctrl-C ends the reading; a detached request continues.
     """
     with open_client(context, url, join) as client:
-        stream = client.attach(request, first, timeout=timeout)  # which is where wrong options are noticed
+        stream = client.attach(request, first, timeout=timeout)  # raises errors about wrong options
         many = client.recall(request).params.n > 1
         completion = follow(stream, client, silent=as_json or many)
         print_rest(completion, client, as_json=as_json)

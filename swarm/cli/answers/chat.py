@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarm.client.blocking import Client
     from swarm.client.request import RequestOptions
 
-_HELP = "/reset forgets the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+_HELP = "/reset clears the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 
 def chat(
@@ -37,7 +37,7 @@ def chat(
     url: UrlOption = None,
     join: JoinOption = None,
     system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told before the conversation.", show_default=False)
+        str | None, typer.Option("--system", help="System message before the conversation.", show_default=False)
     ] = None,
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,
@@ -50,8 +50,8 @@ def chat(
 ) -> None:
     """Talk with the model.
 
-    /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
-    line of stdin is something said. With --json, each answer is one line, an object as swarm generate prints it.
+    /reset clears the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
+    line of stdin is a message. With --json, each answer is one line, an object as swarm generate prints it.
     """
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -69,18 +69,18 @@ def chat(
 
 @dataclass
 class Conversation:
-    """Turn lines into questions and remember what was said."""
+    """A chat session: sends each line as a message and keeps the conversation's turns."""
 
     client: Client
     options: RequestOptions
     system: str | None
     at_terminal: bool
     as_json: bool = False
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)  # messages of both sides, oldest first
 
     def run(self) -> None:
         if self.at_terminal:
-            with contextlib.suppress(ImportError):  # gives input() line editing; not everywhere there
+            with contextlib.suppress(ImportError):  # gives input() line editing; not available everywhere
                 import readline  # noqa: F401
             print(_HELP, file=sys.stderr)
         while (line := self._read()) is not None:
@@ -88,14 +88,14 @@ class Conversation:
                 return
             if line == "/reset":
                 self.turns.clear()
-                print("(forgotten)", file=sys.stderr)
+                print("(conversation cleared)", file=sys.stderr)
             elif line.startswith("/"):
                 print(_HELP, file=sys.stderr)
             elif line:
                 self._turn(line)
 
     def _read(self) -> str | None:
-        """Read the next line; None at the end."""
+        """Return the next line; None at the end."""
         while True:
             try:
                 return input("> ").strip() if self.at_terminal else next(sys.stdin).strip()
@@ -115,7 +115,7 @@ class Conversation:
         try:
             answer = self._answer_within_context()
         except ClientError as error:
-            self.turns.pop()  # it may be asked again
+            self.turns.pop()  # the user may send it again
             if not self.at_terminal:
                 raise
             print(f"swarm: {error}", file=sys.stderr)
@@ -123,7 +123,7 @@ class Conversation:
             self.turns.append({"role": "assistant", "content": answer})
 
     def _answer_within_context(self) -> str:
-        """Answer; a conversation that has outgrown the model's context loses its oldest turns."""
+        """Return the answer. While the conversation exceeds the model's context, drop its oldest turns."""
         from swarm.errors import InvalidRequest
 
         while True:
@@ -133,10 +133,10 @@ class Conversation:
                 if error.code != "context" or len(self.turns) < 3:
                     raise
                 del self.turns[:2]
-                print("(the oldest turn was forgotten: the model's context is full)", file=sys.stderr)
+                print("(the oldest turn was dropped: the model's context is full)", file=sys.stderr)
 
     def _answer(self) -> str:
-        """Stream an answer. Ctrl-C ends it where it is; what was said counts."""
+        """Stream an answer. Ctrl-C stops it; the text so far is kept as the answer."""
         told = [{"role": "system", "content": self.system}] if self.system else []
         stream = self.client.stream_chat([*told, *self.turns], **self.options)
         said: list[str] = []

@@ -1,4 +1,4 @@
-"""``swarm generate``: one prompt, its answer on stdout as it comes."""
+"""``swarm generate``: one prompt, its answer streamed to stdout."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ if TYPE_CHECKING:
     from swarm.params import Grammar
     from swarm.wire.messages import Timing
 
-# A model may say anything, also what moves a terminal's cursor or sets its title: shown as pictures of themselves.
+# A model may generate control characters that move a terminal's cursor or set its title: they are shown as symbols.
 _TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _TAMED |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to generate.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest token.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Draw only among so many likeliest tokens; 0 is off.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens to generate.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the most likely token.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Sample from this many most likely tokens; 0: off.")]
 TopPOption = Annotated[
-    float, typer.Option("--top-p", help="Draw only among the likeliest tokens of this total; 1 is off.")
+    float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability; 1: off.")
 ]
 MinPOption = Annotated[
     float,
-    typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's probability; 0 is off."),
+    typer.Option("--min-p", help="Exclude tokens below this share of the most likely one's probability; 0: off."),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Same seed, same answer. Drawn at random if not given.", show_default=False)
+    int | None, typer.Option("--seed", help="Same seed, same answer. Random if not given.", show_default=False)
 ]
 PriorityOption = Annotated[
     str, typer.Option("--priority", help="high, normal, low or a number from -100 to 100: higher goes first.")
 ]
 TenantOption = Annotated[
     str,
-    typer.Option("--tenant", help="On whose account it is computed: tenants get equal shares.", show_default=False),
+    typer.Option("--tenant", help="Account of the request: tenants get equal shares.", show_default=False),
 ]
 DeadlineOption = Annotated[
     float | None,
-    typer.Option("--deadline", help="The swarm gives it up after so many seconds, or if it can't be done in time."),
+    typer.Option("--deadline", help="The swarm cancels it after this many seconds, or if it can't finish in time."),
 ]
 TimeoutOption = Annotated[
-    float | None, typer.Option("--timeout", help="Give up after so many seconds.", show_default=False)
+    float | None, typer.Option("--timeout", help="Stop waiting after this many seconds.", show_default=False)
 ]
 SchemaOption = Annotated[
     Path | None,
     typer.Option("--json-schema", metavar="FILE", help="Answer in JSON by this schema; - reads it from stdin."),
 ]
 RegexOption = Annotated[
-    str | None, typer.Option("--regex", help="The whole answer matches this expression.", show_default=False)
+    str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.", show_default=False)
 ]
 ChoiceOption = Annotated[
-    list[str] | None, typer.Option("--choice", help="The answer is this text, or that of another --choice.")
+    list[str] | None, typer.Option("--choice", help="Text that the answer may be. May be repeated.")
 ]
 GrammarOption = Annotated[
     Path | None,
@@ -69,7 +69,7 @@ WholeJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 def generate(
     context: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to go on from; - reads it from stdin.", show_default=False)
+        str | None, typer.Argument(help="The text to continue; - reads it from stdin.", show_default=False)
     ] = None,
     *,
     url: UrlOption = None,
@@ -87,12 +87,12 @@ def generate(
     regex: RegexOption = None,
     choice: ChoiceOption = None,
     grammar: GrammarOption = None,
-    n: Annotated[int, typer.Option("--n", help="So many answers, each drawn anew.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Number of answers, sampled independently.")] = 1,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Token ids instead of a text, like 1,15043.", show_default=False)
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask the prompt as a question, through the model's chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as a message, by the model's chat template.")
     ] = False,
     hops: Annotated[
         bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")
@@ -111,7 +111,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    The answer goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the request.
+    The answer is streamed to stdout, everything else goes to stderr. Ctrl-C cancels the request.
     """
     if detach and hops:
         raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
@@ -139,7 +139,7 @@ def generate(
             _detach(client, source, chat, options, as_json=as_json)
         return
     with open_client(context, url, join) as client:
-        stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
+        stream = _stream(client, source, chat, options)  # raises errors about wrong options
         tell_if_waiting(client)
         completion = follow(stream, client, silent=as_json or n > 1)
         print_rest(completion, client, as_json=as_json)
@@ -150,7 +150,7 @@ def generate(
 
 
 def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool) -> None:
-    """Submit a detached request; print the id that ``swarm attach`` needs."""
+    """Submit a detached request; print the id for ``swarm attach``."""
     from swarm.cli.output import print_json
 
     if chat:
@@ -164,7 +164,7 @@ def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions,
 
 
 def _class(text: str) -> int | str:
-    """Read a priority class, a number or a name. The client library refuses a name that there is not."""
+    """Parse a priority: a number, or a name that the client library checks."""
     try:
         return int(text)
     except ValueError:
@@ -191,7 +191,7 @@ def _stream(client: Client, source: Prompt, chat: bool, options: RequestOptions)
 
 
 def tell_if_waiting(client: Client) -> None:
-    """Say why the answer will be a while, if the swarm takes requests but doesn't serve yet."""
+    """Print why the answer will be delayed, if the swarm accepts requests but does not serve yet."""
     description = client.describe()
     if description.state != "serving":
         why = f", it waits for {description.waits_for}" if description.waits_for else f": {description.state}"
@@ -199,7 +199,7 @@ def tell_if_waiting(client: Client) -> None:
 
 
 def show(text: str) -> None:
-    """Write a model's text to stdout, at once."""
+    """Write a model's text to stdout and flush."""
     if sys.stdout.isatty():
         text = text.translate(_TAMED)
     encoding = sys.stdout.encoding or "utf-8"
@@ -208,7 +208,7 @@ def show(text: str) -> None:
 
 
 def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
-    """Show a stream to its end; without a tokenizer, show the token ids, as --tokens takes them."""
+    """Print a stream until its end. Without a tokenizer, print token ids in the format of --tokens."""
     shown = False
     has_text = True
     try:
@@ -220,9 +220,9 @@ def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completio
                 shown = True
     finally:
         if shown:
-            show("\n")  # also before an error's line
+            show("\n")  # also before the line of an error
     completion = stream.completion
-    assert completion is not None  # the stream has ended well
+    assert completion is not None  # the stream ended without an error
     return completion
 
 
@@ -233,7 +233,7 @@ def _as_id(piece: Piece, *, is_first: bool) -> str:
 
 
 def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
-    """Print what was not shown as it came."""
+    """Print the parts of the answer that were not streamed."""
     from swarm.cli.output import print_json
 
     if as_json:
@@ -246,7 +246,7 @@ def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None
 
 
 def as_data(completion: Completion) -> dict[str, object]:
-    """Make the object that ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     import msgspec
 
     data: dict[str, object] = {
@@ -272,7 +272,8 @@ def as_data(completion: Completion) -> dict[str, object]:
 
 
 def _timing_data(timing: Timing) -> dict[str, float | None]:
-    """None for what isn't known, since the broker was started again meanwhile: nothing has its first token at once."""
+    """Return the timing, with None for values that were lost in a restart of the broker. A first token after 0 s is
+    impossible, so it marks them."""
     data: dict[str, float | None] = {name: getattr(timing, name) for name in timing.__struct_fields__}
     if timing.first_token_s == 0:
         data |= {name: data[name] or None for name in ("queued_s", "first_token_s")}
@@ -284,7 +285,7 @@ def _choice_data(choice: Choice) -> dict[str, object]:
 
 
 def grammar_of(schema: Path | None, regex: str | None, choices: list[str] | None, ebnf: Path | None) -> Grammar | None:
-    """The grammar that the options ask for. What it means is checked by the client. Raises BadParameter."""
+    """Return the grammar that the options specify; the client checks its meaning. Raises ``BadParameter``."""
     from swarm.params import Grammar
 
     given = {

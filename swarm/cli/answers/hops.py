@@ -1,4 +1,4 @@
-"""Hops for people: which layers ran where, how long each took, and each token's way through them."""
+"""Display of hops: which layers ran where, how long each took, and each token's way through the stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.client.results import Choice
 from swarm.wire.messages import Hop
 
 _BAR = 16  # characters of the longest bar
-_MOST_LINES = 24  # tokens shown of a longer answer: the first and the last ones
+_MOST_LINES = 24  # of a longer answer, only the first and the last tokens are shown
 
 
 def print_hops(choices: Sequence[Choice]) -> None:
@@ -44,9 +44,10 @@ def print_hops(choices: Sequence[Choice]) -> None:
 
 
 def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
-    """Average each stage's milliseconds: computing the first token (the prompt), each later one, waiting, sampling.
+    """Return each stage's average milliseconds: computing the first token (the prompt), each later one, waiting,
+    sampling.
 
-    A stage is a worker with its layers; one that changed its layers on the way is two.
+    A stage is a worker with its layers. A worker whose layers changed during the answer counts as two stages.
     """
     firsts: dict[tuple[str, str], list[float]] = {}
     laters: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
@@ -68,7 +69,8 @@ def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
 
 
 def timeline(hops: Sequence[Sequence[Hop]]) -> Iterator[str]:
-    """Draw a line per token. Bars have one scale; the first token, whose prompt takes long, has its own."""
+    """Yield a line per token. All bars have one scale, except that the first token, whose prompt takes long, is cut
+    off."""
     later = [_spent(hop) for token in hops[1:] for hop in token]
     scale = max(later, default=0.0) or max((_spent(hop) for token in hops for hop in token), default=0.0) or 1.0
     width = len(str(len(hops) - 1))
@@ -86,7 +88,8 @@ def _spent(hop: Hop) -> float:
 
 
 def _bar(hop: Hop, scale: float) -> str:
-    """Draw a bar as long as the time spent, at most ``_BAR``. Parts above zero get a mark, if there is room."""
+    """Return a bar in proportion to the time spent, at most ``_BAR`` long. Parts above zero get a mark if there is
+    space."""
     bar = ""
     for seconds, sign in ((hop.wait_s, "░"), (hop.compute_s, "█"), (hop.sample_s, "▒")):
         if seconds > scale / _BAR / 4:

@@ -1,4 +1,4 @@
-"""From facts about a machine to findings: pure, so that tests make the trouble that they want."""
+"""Findings from facts about a machine: pure functions, so that tests can construct any problem."""
 
 from __future__ import annotations
 
@@ -12,109 +12,101 @@ from swarm.wire.messages import MEASURABLE_BYTES_PER_S
 
 Level = Literal["ok", "note", "trouble"]
 
-LEAST_MEMORY: Final = 2 << 30  # torch and a small model
-LEAST_ROOM: Final = 1 << 30  # for a journal
-SLOW_SYNC_S: Final = 0.05  # each accepted request waits for one
+LEAST_MEMORY: Final = 2 << 30  # bytes for torch and a small model
+LEAST_ROOM: Final = 1 << 30  # bytes for a journal
+SLOW_SYNC_S: Final = 0.05  # every accepted request waits for one sync
 LEAST_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
-PART_OF_MEMORY: Final = 0.9
-FAR_S: Final = 0.02  # there and back
-NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
-PROMPT: Final = 512  # tokens
-MANY_RESTARTS: Final = 3  # of a unit: more than chance
+PART_OF_MEMORY: Final = 0.9  # share of the available memory that weights may take without a note
+FAR_S: Final = 0.02  # round trip above which a connection counts as slow
+NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits per second
+PROMPT: Final = 512  # tokens of the estimated prompt
+MANY_RESTARTS: Final = 3  # automatic restarts of a unit above which they are no coincidence
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that a broker, a gateway or a worker wants here. ``by``: who has it, as far as that can be told. ``refused``:
-    why nobody can have it."""
+    """A port that a broker, a gateway or a worker needs here."""
 
     number: int
     use: str
-    is_free: bool
-    by: str = ""
-    refused: str = ""
+    is_free: bool  # whether it can be bound now
+    by: str = ""  # process that holds it, if known
+    refused: str = ""  # why it can't be bound by any process, such as a foreign address
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One of systemd's: its state and what it is doing, by systemd's words. ``restarts``: how often systemd has started
-    it again by itself since somebody started it. ``is_users``: of this user's own systemd."""
+    """A systemd unit, with its state and substate in systemd's words."""
 
     name: str
     state: str
     sub: str = ""
-    restarts: int = 0
-    is_users: bool = False
+    restarts: int = 0  # automatic restarts since its last manual start
+    is_users: bool = False  # belongs to this user's systemd, not to the system's
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``quickest``: the variant of our own kernels that computes; empty: none, and ``absence`` says why.
-    ``features``: of the processor, as far as any kernel of ours asks for them."""
+    """Kernels that a worker would use on this machine."""
 
-    quickest: str = ""
-    absence: str = ""
-    passed_over: str = ""
-    features: tuple[str, ...] = ()
+    quickest: str = ""  # the variant of our own kernels in use; empty: none
+    absence: str = ""  # why our own kernels are not used
+    passed_over: str = ""  # faster variants that failed their proof, with the reason
+    features: tuple[str, ...] = ()  # processor features that any of our kernels uses
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``digest``: of what its files are, the same wherever they are. ``wrong``: why it can't be served; empty: it
-    can."""
+    """A model's files on this machine."""
 
     name: str
     weight_bytes: int = 0
-    wrong: str = ""
-    digest: str = ""
+    wrong: str = ""  # why it can't be served; empty if it can
+    digest: str = ""  # of the model's files; independent of their location
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How fast a model would be. ``tokens_per_s``: of all sequences together, by how many decode. ``prompt_s``: until a
-    prompt of ``PROMPT`` tokens is computed. ``layers``: how many each worker gets. ``needed_bytes``: of the one that
-    needs most, weights, buffers and the plan's keys and values, of the ``memory_bytes`` that it has for these;
-    ``positions``: for which there is room in all. ``wrong``: why there is no plan; empty: there is one."""
+    """Estimate of a model's speed."""
 
-    tokens_per_s: tuple[tuple[int, float], ...] = ()
-    prompt_s: float = 0.0
-    layers: tuple[int, ...] = ()
-    needed_bytes: int = 0
-    memory_bytes: int = 0
-    positions: int = 0
-    wrong: str = ""
+    tokens_per_s: tuple[tuple[int, float], ...] = ()  # number of sequences that decode together, and the total rate
+    prompt_s: float = 0.0  # time to compute a prompt of ``PROMPT`` tokens
+    layers: tuple[int, ...] = ()  # number of layers of each worker
+    needed_bytes: int = 0  # of the worker that needs most: weights, buffers, keys and values
+    memory_bytes: int = 0  # memory of that worker for these
+    positions: int = 0  # KV cache capacity of the plan
+    wrong: str = ""  # why no plan is possible; empty if one is
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The way from here to a broker, by the door that workers knock at. ``wrong``: why there is none, and ``remedy``;
-    empty: there is one. ``build``: the broker's. ``loses_large``: small messages come back, large ones don't."""
+    """Connection from here to a broker, on the workers' port."""
 
     at: str
-    build: str = ""
+    build: str = ""  # the broker's version
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
-    loses_large: bool = False
-    wrong: str = ""
+    loses_large: bool = False  # small messages arrive, large ones are lost
+    wrong: str = ""  # why the connection fails; empty if it works
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a machine. None: it could not be found out."""
+    """Facts about a machine. None: could not be determined."""
 
     python: tuple[int, int]
-    packages: Mapping[str, str | None]  # what a worker needs, with the version that is installed
+    packages: Mapping[str, str | None]  # packages that a worker needs, with their installed version
     processor: str
     cores: int
-    quota: float | None
+    quota: float | None  # cores that a container allows
     memory_bytes: int
     available_bytes: int
-    memory_limit: int | None
+    memory_limit: int | None  # of the process's control groups
     state_dir: str
-    room_bytes: int | None
-    sync_s: float | None
-    state_wrong: str
+    room_bytes: int | None  # free disk space for the state
+    sync_s: float | None  # duration of a small durable write
+    state_wrong: str  # why the state directory can't be used; empty if it can
     descriptors: int
     ports: tuple[Port, ...]
     kernels: Kernels | None
@@ -122,16 +114,18 @@ class Facts:
     clock_is_set: bool | None
     model: Model | None
     outlook: Outlook | None = None
-    keys_wrong: tuple[str, ...] = ()
+    keys_wrong: tuple[str, ...] = ()  # a line for each key file that others may read
     units: tuple[Unit, ...] = ()
-    reach: Reach | None = None  # if there is a broker to be reached
-    state_is_hidden: bool = False  # from this user: nothing was written there, and no keys were looked at
-    listen_wrong: str = ""  # with broker.listen
-    gpu_unused: str = ""  # why, if there is one
+    reach: Reach | None = None  # if there is a broker to connect to
+    state_is_hidden: bool = False  # not accessible to this user: writing and key files were not checked
+    listen_wrong: str = ""  # what is wrong with broker.listen
+    gpu_unused: str = ""  # why a GPU of this machine is not used
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """Result of a check. Printed as JSON by its field names."""
+
     about: str
     level: Level
     text: str
@@ -139,7 +133,7 @@ class Finding:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """In the order in which a start would trip over them."""
+    """Return all findings, in the order in which a start would run into them."""
     return [finding for check in _CHECKS for finding in check(facts)]
 
 
@@ -164,14 +158,14 @@ def _processor(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.kernels.quickest:
         remedy = "install Swarm where there is a C compiler; until then torch computes, slower and not exact everywhere"
-        yield Finding("kernels", "trouble", f"Swarm's own can't be had: {facts.kernels.absence}", remedy)
+        yield Finding("kernels", "trouble", f"Swarm's own kernels are unavailable: {facts.kernels.absence}", remedy)
     elif facts.kernels.passed_over:
-        text = f"{facts.kernels.quickest}; passed over: {facts.kernels.passed_over}"
+        text = f"{facts.kernels.quickest}; rejected: {facts.kernels.passed_over}"
         yield Finding(
-            "kernels", "note", text, "nothing: what computes is exact; a quicker variant failed its proof here"
+            "kernels", "note", text, "nothing: the kernels in use are exact; a faster variant failed its proof here"
         )
     else:
-        has = f"; of what they can use it has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
+        has = f"; the processor has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
         yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.quickest}{has}")
 
 
@@ -192,7 +186,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         text += f" (this machine has {_size(facts.memory_bytes)}, a container or unit gives less)"
     if free < LEAST_MEMORY:
         yield Finding(
-            "memory", "trouble", text, f"a worker takes {_size(LEAST_MEMORY)} with a small model: end something"
+            "memory", "trouble", text, f"a worker takes {_size(LEAST_MEMORY)} with a small model: stop other programs"
         )
     else:
         yield Finding("memory", "ok", text)
@@ -203,21 +197,23 @@ def _state(facts: Facts) -> Iterator[Finding]:
         yield Finding("state", "trouble", f"{facts.state_dir}: {facts.state_wrong}", "name another one (--state-dir)")
         return
     if facts.room_bytes is not None and facts.room_bytes < LEAST_ROOM:
-        text = f"{facts.state_dir} has room for {_size(facts.room_bytes)}"
-        yield Finding("state", "trouble", text, "make room: a broker whose journal can't be written takes no requests")
+        text = f"{facts.state_dir} has {_size(facts.room_bytes)} free"
+        yield Finding(
+            "state", "trouble", text, "free disk space: a broker that can't write its journal accepts no requests"
+        )
     elif facts.state_is_hidden:
-        yield Finding("state", "note", f"{facts.state_dir} is not for this user to look into", "sudo swarm doctor")
+        yield Finding("state", "note", f"{facts.state_dir} is not accessible to this user", "sudo swarm doctor")
     elif facts.sync_s is not None and facts.sync_s > SLOW_SYNC_S:
-        text = f"a write to {facts.state_dir} takes {facts.sync_s * 1000:.0f} ms to be safe"
-        yield Finding("state", "note", text, "each request waits for one: a quicker disk for --state-dir")
+        text = f"a durable write to {facts.state_dir} takes {facts.sync_s * 1000:.0f} ms"
+        yield Finding("state", "note", text, "every request waits for one: use a faster disk for --state-dir")
     else:
-        took = "" if facts.sync_s is None else f", a write is safe after {facts.sync_s * 1000:.1f} ms"
-        room = "" if facts.room_bytes is None else f" has room for {_size(facts.room_bytes)}"
+        took = "" if facts.sync_s is None else f", a durable write takes {facts.sync_s * 1000:.1f} ms"
+        room = "" if facts.room_bytes is None else f" has {_size(facts.room_bytes)} free"
         yield Finding("state", "ok", f"{facts.state_dir}{room}{took}")
 
 
 def _descriptors(facts: Facts) -> Iterator[Finding]:
-    text = f"{facts.descriptors:,} files and connections at once"
+    text = f"{facts.descriptors:,} open files and connections"
     if facts.descriptors < LEAST_DESCRIPTORS:
         yield Finding("descriptors", "note", text, f"ulimit -n {LEAST_DESCRIPTORS} before the start, for many clients")
     else:
@@ -229,7 +225,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
         yield Finding("port", "trouble", f"broker.listen: {facts.listen_wrong}", "correct the setting (or --listen)")
     for port in facts.ports:
         if port.refused:
-            text = f"{port.number} ({port.use}) can't be had: {port.refused}"
+            text = f"{port.number} ({port.use}) can't be used: {port.refused}"
             yield Finding(
                 "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
             )
@@ -243,19 +239,19 @@ def _ports(facts: Facts) -> Iterator[Finding]:
 
 def _clock(facts: Facts) -> Iterator[Finding]:
     if facts.clock_is_set is False:
-        text = "the clock is not kept right by anything"
+        text = "the clock is not synchronised"
         yield Finding(
-            "clock", "note", text, "run a time service: invitations and keys expire by it, logs are told by it"
+            "clock", "note", text, "run a time service: expiry of invitations and keys, and logs, depend on the clock"
         )
     elif facts.clock_is_set:
-        yield Finding("clock", "ok", "kept right")
+        yield Finding("clock", "ok", "synchronised")
 
 
 def _model(facts: Facts) -> Iterator[Finding]:
     if facts.model is None:
         return
     if facts.model.wrong:
-        yield Finding("model", "trouble", facts.model.wrong, "name another one, or fetch it again")
+        yield Finding("model", "trouble", facts.model.wrong, "choose another one, or fetch it again")
         return
     text = f"{facts.model.name}, {_size(facts.model.weight_bytes)} of weights"
     if facts.model.digest:
@@ -287,12 +283,14 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
         text = (
             f"a worker needs up to {_size(found.needed_bytes)} of the {_size(found.memory_bytes)} that it has for the"
         )
-        yield Finding("room", "ok", f"{text} model; keys and values of {found.positions:,} positions have room")
+        yield Finding(
+            "room", "ok", f"{text} model; there is memory for the keys and values of {found.positions:,} positions"
+        )
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:
     for wrong in facts.keys_wrong:
-        yield Finding("keys", "trouble", wrong, "others may have read it: make a new one (swarmctl keys rotate)")
+        yield Finding("keys", "trouble", wrong, "others may have read it: replace it (swarmctl keys rotate)")
 
 
 def _reach(facts: Facts) -> Iterator[Finding]:
@@ -314,19 +312,19 @@ def _reach(facts: Facts) -> Iterator[Finding]:
 
 
 def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
-    """In words, as it was measured. ``is_least``: it has never had more to carry."""
+    """Describe a measured connection in words. ``is_lower_bound``: it was never tested to its limit."""
     quick = bytes_per_s > MEASURABLE_BYTES_PER_S
     least = "at least " if is_least else ""
-    rate = "more passes in a second than can be measured" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
+    rate = "throughput too high to measure" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
 
 
 def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
-    """What to do about it, for each reason why it is slow."""
+    """Yield a remedy for each reason why the connection is slow."""
     if round_trip_s > FAR_S:
-        yield "a step waits for it: swarmctl plan says how long; a nearer machine is quicker"
+        yield "steps wait for it (swarmctl plan shows how long): use a nearer machine"
     if 0 < bytes_per_s < NARROW_BYTES_PER_S:
-        yield "a quicker network; if small messages come at once and large ones hardly, look at the MTU on the way"
+        yield "use a faster network; if small messages are fast and large ones very slow, check the MTU on the path"
 
 
 def _units(facts: Facts) -> Iterator[Finding]:
@@ -335,7 +333,7 @@ def _units(facts: Facts) -> Iterator[Finding]:
         is_often = unit.restarts >= MANY_RESTARTS
         text = f"{unit.name} is {unit.state}" + (f" ({unit.sub})" if unit.sub else "")
         if unit.restarts:
-            text += f", and was started again {'once' if unit.restarts == 1 else f'{unit.restarts} times'}"
+            text += f", and was restarted {'once' if unit.restarts == 1 else f'{unit.restarts} times'}"
         if unit.state == "failed":
             yield Finding("systemd", "trouble", f"{unit.name} has failed", log)
         elif unit.sub.startswith("auto-restart") or (is_often and unit.state == "activating"):

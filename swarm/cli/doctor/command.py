@@ -1,4 +1,4 @@
-"""``swarm doctor``: what of this machine stands in a swarm's way, and what to do about it."""
+"""``swarm doctor``: this machine's problems for running a swarm, and their remedies."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="Look at this model's files too, and tell how fast it would run here."
+            "--model", metavar="MODEL", help="Check this model's files, too, and estimate how fast it would run here."
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: for so many workers here.")
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: number of workers here.")
     ] = 2,
     url: Annotated[
         str | None,
         typer.Option(
             "--url",
             metavar="URL",
-            help="Try the way to this broker too. [default: the one that this machine joined as a worker, if any]",
+            help="Test the connection to this broker, too. [default: the broker that this worker machine joined]",
         ),
     ] = None,
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look whether this machine is fit to run a swarm, or a part of one; nothing is changed.
+    """Check whether this machine is fit to run a swarm, or a part of one; nothing is changed.
 
-    A line for each finding: what is right, what is worth knowing (·), and what is in the way (!), with what to do. With
+    One line per finding: what is right, what is worth noting (·), and what prevents a start (!), with a remedy. With
     --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
-    1 if anything is in the way. With --url, or where this machine joined a swarm, also the way to its broker: time and
-    bytes a second, by the door that workers knock at. Where systemd's units are installed, it looks at their settings
-    and state, unless others are named. What a running swarm suffers from: swarmctl doctor.
+    1 if anything prevents a start. With --url, or if this machine joined a swarm, also the connection to its broker, on
+    the workers' port: round trip and throughput. Where systemd units are installed, their settings and state are
+    checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
     """
     from swarm.cli.doctor.checks import findings
     from swarm.cli.doctor.facts import gather
@@ -58,7 +58,7 @@ def doctor(
     settings = load_settings(context, places.settings, overrides)
     prepare_openmp(
         settings.worker.threads
-    )  # as a worker does, before anything loads torch: or other times are measured
+    )  # like a worker, before any import of torch, so that the measured times are a worker's
     found = findings(gather(settings, workers if model else 0, is_of_units=places.is_of_units))
     if as_json:
         print_json({"findings": [asdict(each) for each in found]})
@@ -69,6 +69,6 @@ def doctor(
 
 
 def lines(finding: Finding) -> list[str]:
-    """As a person reads it: the remedy below what it is for."""
+    """Return a finding as text for people: the remedy is below the finding."""
     first = f"{_MARKS[finding.level]}{finding.about:12} {finding.text}"
     return [first, *([f"{'':15}→ {finding.remedy}"] if finding.remedy else [])]

@@ -1,4 +1,4 @@
-"""Ask the machine: each question by itself, so that one that can't be answered leaves the others as they are."""
+"""Collection of facts about the machine. Each question is independent, so a failing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -34,17 +34,21 @@ if TYPE_CHECKING:
 
 _KEYS: Final = ("broker.key", "keys.json", "roll.json", "joined/*.json")
 _FEATURES: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-_TIME_ERROR: Final = 5  # adjtimex: nobody keeps the clock right
+_TIME_ERROR: Final = 5  # result of adjtimex if the clock is not synchronised
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
 _GPU_DEVICES: Final = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 _DOORS: Final = ("for clients", "for workers", "for beats", "for finished steps", "for the relay")
-_OWN_DOORS: Final = 2  # where no other machine is served, the rest is wherever there is room
+_OWN_DOORS: Final = 2  # if no other machine is served, the remaining ports are chosen freely
 
 
 def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -> Facts:
-    """All of it, within a few seconds. ``settings``: what a swarm started here would have. ``workers``: tell how fast
-    so many would be; 0: don't measure that. ``is_of_units``: its state is another user's, who may look into it."""
+    """Collect all facts, within a few seconds.
+
+    ``settings`` are those of a swarm that would be started here. ``workers`` is the number of workers to estimate the
+    speed for; 0 skips that measurement. ``is_of_units``: the state belongs to a service's user, and this user may lack
+    access to it.
+    """
     from swarm.lock.known import default_state_dir
     from swarm.stage.engine import quota
 
@@ -102,7 +106,7 @@ def _processor() -> str:
 
 
 def memory_limit(listing: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The least limit of this process's control groups and of those around them; None if there is none."""
+    """Return the smallest memory limit of this process's control groups and their parents; None if there is none."""
     try:
         lines = listing.read_text("ascii", errors="replace").splitlines()
     except OSError:
@@ -116,18 +120,18 @@ def memory_limit(listing: Path = Path("/proc/self/cgroup"), mount: Path = Path("
         root, name = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
-            with suppress(OSError, ValueError):  # "max" is no number
+            with suppress(OSError, ValueError):  # "max" is not a number
                 found.append(int((root.joinpath(*parts[:depth]) / name).read_text("ascii")))
     return min(found, default=None)
 
 
 def _existing(path: Path) -> Path:
-    """The directory, or the one in which it would be made."""
+    """Return the directory, or the closest existing parent in which it would be created."""
     return next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
 
 
 def written(state: Path) -> tuple[str, float | None]:
-    """Why nothing can be kept there, or how long it takes until a small write is safe."""
+    """Return why nothing can be written there, and how many seconds a small durable write takes."""
     folder = _existing(state)
     taken: list[float] = []
     try:
@@ -151,8 +155,10 @@ def descriptors() -> int:
 
 
 def ports(settings: Settings) -> tuple[list[Port], str]:
-    """Those that are wanted here, and what is wrong with ``broker.listen``, if anything is. Of the many that a worker
-    may take one of, there is one if none is free."""
+    """Return the ports that are needed here, and what is wrong with ``broker.listen`` (empty if nothing is).
+
+    A worker takes one port of a range: it is listed once, and only if no port of the range is free.
+    """
     broker, gateway = settings.broker, settings.gateway
     try:
         others, wrong = own(broker.listen), ""
@@ -183,7 +189,7 @@ def _data_port(worker: WorkerSettings) -> list[Port]:
 
 
 def _refusal(host: str, number: int) -> OSError | None:
-    """Why nobody can listen there; None: one can."""
+    """Return the error of listening on this port; None if it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -195,7 +201,7 @@ def _refusal(host: str, number: int) -> OSError | None:
 
 
 def _listener(number: int) -> str:
-    """Whose it is, if the system tells us."""
+    """Return the process that listens on this port, if the system reports it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == number and each.pid:
@@ -204,7 +210,7 @@ def _listener(number: int) -> str:
 
 
 def _kernels() -> Kernels | None:
-    """None where no worker can run."""
+    """Return the kernels that would be used; None where no worker can run."""
     try:
         from swarm.stage import native
     except ImportError:
@@ -213,7 +219,7 @@ def _kernels() -> Kernels | None:
 
 
 def _features() -> tuple[str, ...]:
-    """Those of the processor that some kernel of ours is for, by the system's names."""
+    """Return the processor's features that any of our kernels uses, by the system's names."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -238,7 +244,7 @@ def _gpus() -> tuple[str, ...]:
 
 
 def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
-    """Why workers can't use a GPU that the system has; empty: it has none, they can, or none can run here anyway."""
+    """Return why workers can't use the system's GPU; empty if there is none, they can, or no worker can run here."""
     found = next((path for path in devices if path.exists()), None)
     if found is None:
         return ""
@@ -249,18 +255,19 @@ def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
     if torch.cuda.is_available():
         return ""
     is_without = torch.version.cuda is None and torch.version.hip is None
-    why = "is a build for processors alone" if is_without else "finds no GPU by the driver"
-    return f"there is one ({found}), and torch {torch.__version__} {why}"
+    why = "is built for CPUs only" if is_without else "finds no GPU through the driver"
+    return f"there is one ({found}), but torch {torch.__version__} {why}"
 
 
 def _clock_is_set() -> bool | None:
     if sys.platform != "linux":
         return None
-    return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != _TIME_ERROR)  # zeros: only asks
+    return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != _TIME_ERROR)  # zeros: a pure query
 
 
 def model(name: str | None) -> Model | None:
-    """Read what its files say of themselves; of one on a hub, the small files alone. None where no worker can run."""
+    """Return a summary of the model's files; for a model on a hub, only small files are fetched. None where no worker
+    can run."""
     try:
         from swarm.stage.model.checkpoint import Checkpoint, resolve
     except ImportError:
@@ -289,13 +296,13 @@ def _outlook(settings: Settings, workers: int) -> Outlook:
 
 
 def _as_worker(settings: Settings, places: Sequence[Path]) -> Settings:
-    """With the state directory in which a worker of systemd's keeps what it joined, if this user may look into it."""
+    """Return the settings with the state directory of a systemd worker's memberships, if this user may read it."""
     found = [place for place in places[1:] if place.name == "workers" and os.access(place, os.R_OK | os.X_OK)]
     return settings.model_copy(update={"state_dir": found[0]}) if found else settings
 
 
 def _reach(settings: Settings) -> Reach | None:
-    """None: no broker was named, and this machine has joined none as a worker."""
+    """Test the connection to the broker; None if none was named and this machine has joined none as a worker."""
     from swarm.cli.doctor.reach import reach
     from swarm.cli.joining import of_worker
 
@@ -305,17 +312,17 @@ def _reach(settings: Settings) -> Reach | None:
             return None
         return asyncio.run(reach(named.client.url, known.pair if known else None))
     except ConfigError as error:
-        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md tells how a machine joins")
+        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md explains how a machine joins")
 
 
 def readable_by_others(state: Path) -> list[str]:
-    """Files of keys that somebody else may read."""
+    """Return a line for each key file that other users may read."""
     found = [path for pattern in _KEYS for path in state.glob(pattern)] if state.is_dir() else []
     return [f"others may read {path} (chmod 600 {path})" for path in found if path.stat().st_mode & 0o077]
 
 
 def units(is_users: bool) -> list[Unit]:
-    """Those that are loaded, of the system's systemd or of this user's."""
+    """Return the loaded units of the system's systemd, or of this user's."""
     try:
         rows = manager.how_they_are(is_users, "--all", patience_s=_PATIENCE_S)
     except Failed:

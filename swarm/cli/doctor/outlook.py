@@ -1,4 +1,4 @@
-"""How fast a model would run here, before any of it is loaded: measured on this machine, reckoned as a broker does."""
+"""Estimate of a model's speed here, before any of it is loaded: measured on this machine, planned as a broker does."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from swarm.wire.versions import VERSIONS
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-ROWS: Final = (1, 4, 16)  # sequences that decode together
+ROWS: Final = (1, 4, 16)  # numbers of sequences that decode together
 
 
 def measured(settings: Settings) -> Hello:
-    """Measure this machine as a worker does at its start: some layers of constant weights. Raises ModelError."""
+    """Measure this machine like a worker at its start, with some layers of constant weights. Raises ``ModelError``."""
     from swarm.stage.shell.equipment import equip
 
     equipment = equip(settings, new_pair())
@@ -59,7 +59,7 @@ def measured(settings: Settings) -> Hello:
 
 
 def outlook(settings: Settings, hello: Hello, workers: int) -> Outlook:
-    """Reckon for so many workers like this one, all on its machine: they share its memory and its cores."""
+    """Estimate the speed with this number of workers like this one, which share the machine's memory and cores."""
     state, rules = State(), plan_rules(settings)
     state.learn(hello.manifest)
     for name in [f"w{number}" for number in range(workers)]:
@@ -87,15 +87,16 @@ def outlook(settings: Settings, hello: Hello, workers: int) -> Outlook:
 
 
 def _cut_so(rules: PlanRules, state: State, made: Proposal) -> PlanRules:
-    """These rules for the plan that a broker would make, whichever load it is reckoned for."""
+    """Return rules that force the broker's chosen plan, whatever load it is evaluated for."""
     shares = {state.workers[incarnation].name: layers for incarnation, layers in made.shares}
     unused = {worker.name for worker in state.workers.values()} - set(shares)
-    pins = shares if len(shares) > 1 else {}  # who is alone has all layers anyway
+    pins = shares if len(shares) > 1 else {}  # a single worker has all layers anyway
     return replace(rules, pins=pins, exclude=rules.exclude | unused)
 
 
 def _prompt_s(hello: Hello, found: Proposal, chunk: int) -> float:
-    """A prompt goes through the stages chunk by chunk: one behind the other, or one at a time if they take turns."""
+    """Return the time of a prompt that goes through the stages chunk by chunk: pipelined, or one chunk at a time if
+    stages take turns."""
     stages = list(_stages(hello, found))
     starts = range(0, PROMPT, chunk)
     shapes = [Shape.of([(at, min(chunk, PROMPT - at), at + chunk >= PROMPT)]) for at in starts]

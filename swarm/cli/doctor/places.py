@@ -1,5 +1,7 @@
-"""Where what runs here keeps its settings and its state. Where units of systemd's are installed, that is theirs, unless
-somebody names another place."""
+"""Location of the settings and state of services on this machine.
+
+Where systemd units are installed, their settings and state are used, unless others are named.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from swarm.config import file_in_use
 from swarm.lock.known import default_state_dir
 from swarm.service.install import Target
 
-SERVICES: Final = ("broker", "workers", "gateway")  # units' own directories, the one with the journal first
+SERVICES: Final = ("broker", "workers", "gateway")  # the units' own directories; the one with the journal first
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """``settings``, ``state``: None where nobody names them. ``is_of_units``: the directories of units are in
-    ``state``."""
+    """Locations of settings and state; None where none is configured.
+
+    ``is_of_units``: ``state`` contains the directories of the units.
+    """
 
     settings: Path | None
     state: Path | None
@@ -26,7 +30,7 @@ class Places:
 
 
 def of_units(root: Path = Path("/"), home: Path | None = None) -> Places | None:
-    """Those of the system's units, else of this user's; None: none are installed."""
+    """Return the locations of the system's units, else of this user's; None if none are installed."""
     for target in (Target(root), Target(root, is_user=True, home=home or Path.home())):
         if os.path.exists(target.units / "swarm-broker.service"):
             settings = target.settings / "swarm.toml"
@@ -37,12 +41,12 @@ def of_units(root: Path = Path("/"), home: Path | None = None) -> Places | None:
 def _state(target: Target) -> Path:
     if not target.is_user:
         return target.root / "var/lib/swarm"
-    # Before its version 254 a user's systemd keeps state beside settings.
+    # Before version 254, a user's systemd keeps state next to settings.
     return target.settings if len(state_dirs(target.settings)) > 1 else default_state_dir()
 
 
 def meant(config: Path | None, state_dir: Path | None) -> Places:
-    """Those of units, if there are any, as far as no others are named: by a file of settings, or a state directory."""
+    """Return the locations that apply: the units' ones, unless a settings file or a state directory is named."""
     units, file = of_units(), file_in_use(config)
     if units is None or file not in (None, units.settings):
         return Places(config, state_dir)
@@ -52,5 +56,5 @@ def meant(config: Path | None, state_dir: Path | None) -> Places:
 
 
 def state_dirs(state: Path) -> list[Path]:
-    """This directory, and those of units that are in it."""
+    """Return this directory, and the units' directories in it."""
     return [state, *(state / name for name in SERVICES if os.path.isdir(state / name))]

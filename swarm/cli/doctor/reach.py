@@ -1,5 +1,7 @@
-"""The way from here to a broker, tried by the door that workers knock at, with a worker's own key: greeted, then timed
-with small and large messages. The broker hears of no worker by it."""
+"""Test of the connection to a broker, on the workers' port and with a worker's own key.
+
+The broker is greeted, then timed with small and large messages. No worker joins by it.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ from swarm.wire.messages import Probe, Probed
 from swarm.wire.schema import schema
 
 _PATIENCE_S: Final = 5.0
-_UNREACHED: Final = "is swarm up there? Else a firewall: docs/hosts.md has the ports"
-_SHUT: Final = "its key is not known there (any more): swarm worker --join, with an invitation"
+_UNREACHED: Final = "is swarm running there? If so, a firewall may block it: docs/hosts.md has the ports"
+_SHUT: Final = "the broker does not accept this machine's key (any more): swarm worker --join, with an invitation"
 
 
 async def reach(url: str, pair: KeyPair | None) -> Reach:
-    """Raises ConfigError if that is no address. ``pair``: by which the broker knows this machine; None: it asks for
-    none."""
+    """Test the connection. Raises ``ConfigError`` if the URL is no address.
+
+    ``pair`` is the key pair by which the broker authenticates this machine; None if it needs none.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     identity = f"doctor-{secrets.token_hex(4)}".encode()
     try:
@@ -49,22 +53,22 @@ class _Visit:
         self._version = 0
 
     async def made(self) -> Reach:
-        listener = asyncio.create_task(self._hear(), name="hear the broker")
+        listener = asyncio.create_task(self._hear(), name="receive from the broker")
         try:
             theirs = await asyncio.wait_for(self._met, _PATIENCE_S)
             if theirs is None:
-                return Reach(self._at, wrong="it does not let this machine in", remedy=_SHUT)
+                return Reach(self._at, wrong="it rejects this machine", remedy=_SHUT)
             if reason := why_strangers(theirs, schema()):
                 return Reach(self._at, wrong=reason, remedy="docs/operations.md, Upgrade")
             self._version = spoken_with(theirs)
             link = await self._probe.measure()
         except TimeoutError:
-            return Reach(self._at, wrong=f"nobody answers within {_PATIENCE_S:g} s", remedy=_UNREACHED)
+            return Reach(self._at, wrong=f"no answer within {_PATIENCE_S:g} s", remedy=_UNREACHED)
         finally:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
         if link is None:
-            return Reach(self._at, wrong="it greets, and then does not answer", remedy="swarmctl doctor, there")
+            return Reach(self._at, wrong="it sent its greeting, but then no answer", remedy="swarmctl doctor, there")
         return Reach(self._at, theirs.build, link.round_trip_s, link.bytes_per_s, self._probe.loses_large)
 
     async def _hear(self) -> None:
@@ -82,7 +86,7 @@ class _Visit:
             return
         try:
             order, _ = ORDER.decode(frames)
-        except WireError:  # damaged on the way: then it is missed
+        except WireError:  # damaged on the way: treated as lost
             return
         if isinstance(order, Probed):
             self._probe.answered(order.ticket)

@@ -1,1 +1,1 @@
-"""``swarm profile``: how fast a swarm is, and where the time goes."""
+"""``swarm profile``: the speed of a swarm by phase, and where the time goes."""

@@ -1,4 +1,4 @@
-"""``swarm profile``: how fast a swarm is, phase by phase, and where the time goes."""
+"""``swarm profile``: the speed of a swarm by phase, and where the time goes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def profile(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Profile the swarm that runs there. [default: SWARM_URL; without it, one is started for this]",
+            help="Profile the swarm at this URL. [default: SWARM_URL; without it, a swarm is started here]",
             show_default=False,
         ),
     ] = None,
@@ -50,9 +50,11 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Workers of a swarm of our own.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Workers of a swarm that is started here.")
+    ] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: seconds instead of a minute.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random prompts.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="For the random prompts.")] = 1,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     mode: ModeOption = None,
@@ -62,8 +64,8 @@ def profile(
 ) -> None:
     """Measure a swarm: warm-up, output and prompt lengths, a sustained run, batches, caches, communication.
 
-    The figures go to stdout, what is going on to stderr. Nobody else should use the swarm meanwhile. Ctrl-C ends it,
-    and a swarm that it started, with exit code 130.
+    The figures go to stdout, progress to stderr. Do not use the swarm for other requests meanwhile. Ctrl-C ends the
+    command, and a swarm that it started, with exit code 130.
     """
     from swarm.cli.output import Progress, print_json
     from swarm.cli.profile.measure import Plan
@@ -84,7 +86,8 @@ def profile(
     else:
         from swarm.cli.up.own_swarm import Wanted, with_own_swarm
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the runner listens: tidy up as after Ctrl-C
+        # until the runner installs its handlers, SIGTERM cleans up like Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         wanted = Wanted(context, model, workers, device, dtype, mode, threads, config)
         result = with_own_swarm(wanted, progress, lambda at: measure(at, plan, seed, progress.update, fresh=True))
     progress.done()

@@ -1,7 +1,7 @@
-"""Measure a swarm by requests, one after another and together, timed where a client would time them.
+"""Measurements of a swarm by requests, one after another and concurrently, timed at the client.
 
-Prompts are random token ids, so any model will do; each is another one, so that the prefix cache helps only where it is
-what is measured. Answers have exactly as many tokens as asked for (``ignore_eos``).
+Prompts are random token ids, so any model can be used. Each prompt is different, so that the prefix cache has an effect
+only in the phase that measures it. Answers have exactly the requested number of tokens (``ignore_eos``).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from swarm.client.client import AsyncClient
 from swarm.errors import Unavailable
 from swarm.wire.messages import Json, Manifest
 
-OUTPUTS = (5, 10, 20, 50)
-PROMPTS = {"short": 8, "medium": 64, "long": 512}
-BATCHES = (1, 2, 4, 8, 16)
+OUTPUTS = (5, 10, 20, 50)  # tokens of an answer
+PROMPTS = {"short": 8, "medium": 64, "long": 512}  # tokens of a prompt
+BATCHES = (1, 2, 4, 8, 16)  # concurrent requests
 SUSTAINED_RUNS = 10
-PATIENCE_S = 600.0  # for a swarm that isn't serving yet: it may have to fetch a model
-STATS_S = 5.0  # workers report every second
+PATIENCE_S = 600.0  # limit for a swarm that does not serve yet: it may have to fetch a model
+STATS_S = 5.0  # limit for statistics that cover all requests: workers report every second
 
-_COMMUNICATION = ("queue_s", "wire_s", "broker_s")
+_COMMUNICATION = ("queue_s", "wire_s", "broker_s")  # parts of a token's time that count as communication
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often and how long each phase measures."""
+    """Number and size of the measurements of each phase."""
 
     repeats: int = 3
     runs: int = SUSTAINED_RUNS
@@ -47,13 +47,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request as its client saw it."""
+    """Timing of one request at its client."""
 
     request_id: str
     num_prompt: int
     first_s: float
     total_s: float
-    gaps: tuple[float, ...]  # between one token and the next
+    gaps: tuple[float, ...]  # between consecutive tokens
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(slots=True)
 class Profiler:
-    """Run the phases against one swarm; ``say`` hears what is going on."""
+    """Runs the phases against one swarm; ``on_phase`` is called with the current phase."""
 
     client: AsyncClient
     plan: Plan
@@ -74,14 +74,14 @@ class Profiler:
     seed: int = 1
     now: Callable[[], float] = time.perf_counter
     _random: random.Random = field(init=False)
-    _ids: list[int] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)  # token ids for random prompts
     _most: int = 0  # positions that one sequence can have
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
     async def run(self, *, fresh: bool) -> Json:
-        """Run all phases. ``fresh``: nobody has asked this swarm for anything yet."""
+        """Run all phases. ``fresh``: the swarm has had no requests yet."""
         manifest = await self._ready()
         plan, before = await self.client.query("plan"), await self.client.query("stats")
         warm_up = await self._warm_up(plan, fresh)
@@ -131,8 +131,10 @@ class Profiler:
         return manifest
 
     async def _warm_up(self, plan: Json, fresh: bool) -> Json:
-        """Compare the first request with later ones like it. Stages warm up before they serve: what that took is what
-        the first request would have waited."""
+        """Compare the first request with later ones like it.
+
+        Stages warm up before they serve; their warm-up time is what the first request would have waited.
+        """
         self.say("warm-up")
         first, *later = [await self._one(16, self.plan.tokens) for _ in range(4)]
         stages = [float(s.get("warm_up_s") or 0.0) for s in _list(plan.get("stages"))]
@@ -167,7 +169,7 @@ class Profiler:
         return rows
 
     async def _sustained(self) -> tuple[list[Run], Json]:
-        """Make requests one after another, and read where the swarm says that their tokens' time went."""
+        """Make requests one after another, and read the swarm's traces of their time."""
         runs: list[Run] = []
         traces: list[Json] = []
         for number in range(self.plan.runs):
@@ -195,7 +197,7 @@ class Profiler:
         return rows
 
     async def _prefix(self) -> Json:
-        """Ask the same prompt again while the stages hold its beginning."""
+        """Repeat a prompt while the stages hold its keys and values."""
         self.say("prefix cache")
         prompt = self._prompt(min(256, max(1, self._most - 8)))
         cold = await self._timed(prompt, 4)
@@ -204,7 +206,7 @@ class Profiler:
         return {"prompt": len(prompt), "cold_s": round(cold.first_s, 6), "again_s": round(again_s, 6)}
 
     async def _settled_stats(self, before: Json) -> Json:
-        """Wait for statistics in which the workers' own figures cover what was done: they come once a second."""
+        """Wait for statistics in which the workers' own figures cover all requests: workers report once a second."""
         limit = self.now() + STATS_S
         while True:
             after = await self.client.query("stats")
@@ -240,7 +242,7 @@ class Profiler:
 
 
 def spread(values: Sequence[float]) -> Json:
-    """Compute mean and percentiles; a percentile is a value that was measured (the nearest rank)."""
+    """Return mean and percentiles; a percentile is a measured value (nearest rank)."""
     if not values:
         return {"mean": None, "p50": None, "p95": None, "p99": None}
     ranked = sorted(values)
@@ -251,7 +253,7 @@ def spread(values: Sequence[float]) -> Json:
 
 
 def caches(before: Json, after: Json) -> Json:
-    """Count hits and misses of the stages' tables and of the prefix cache between two reports."""
+    """Return hits and misses of the stages' tables and of the prefix cache between two reports."""
     found: Json = {}
     stages = after.get("stages")
     names = list(stages) if isinstance(stages, Mapping) else []
@@ -268,8 +270,10 @@ def caches(before: Json, after: Json) -> Json:
 
 
 def overhead(traces: Sequence[Json]) -> Json:
-    """Average the parts of a token's time, with their shares; what is neither computing nor sampling nor waiting for
-    other micro-batches is communication."""
+    """Return the average parts of a token's time, with their shares.
+
+    Communication is the time that is neither computing nor sampling nor waiting for other micro-batches.
+    """
     sums: dict[str, float] = {}
     num_tokens = 0
     for trace in traces:
@@ -289,7 +293,7 @@ def overhead(traces: Sequence[Json]) -> Json:
 
 
 def _typical(runs: Sequence[Run]) -> Json:
-    """Take the medians of some like runs."""
+    """Return the medians of similar runs."""
     gaps = [gap for run in runs for gap in run.gaps]
     return {
         "ttft_s": round(statistics.median(run.first_s for run in runs), 6),
@@ -319,7 +323,7 @@ def _rate(hits: float, misses: float) -> Json:
 
 
 def _figure(report: Json, *path: str) -> float:
-    """Find a number in a report; 0 if it isn't there."""
+    """Return a number in a report; 0 if it is missing."""
     value: object = report
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

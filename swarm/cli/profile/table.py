@@ -1,4 +1,4 @@
-"""Draw a profile for people."""
+"""Tables of a profile, for people."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``swarm systemd``: put the units in place, take them away, tell how they are.
+"""``swarm systemd``: install, remove and show systemd units.
 
-``command`` has the words; ``manager`` asks systemd and tells it what to do; ``files`` writes and removes, and finds the
-program that units start. What is in the files is ``swarm.service.install``'s to say.
+``command`` has the commands; ``manager`` queries and controls systemd; ``files`` writes and removes files, and finds
+the program that units start. The contents of the files come from ``swarm.systemd.install``.
 """

@@ -37,12 +37,12 @@ def install(
     memory_limit: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put units, their users and commented settings in place; what was installed before is replaced, settings that
-    are there stay. Nothing is started or enabled: the last lines say how.
+    """Install units, their users and commented settings. Files of an earlier installation are replaced, existing
+    settings stay. Nothing is started or enabled: the last lines tell you how.
 
-    Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs. The
-    broker's doors are held open where the settings have them (broker.host, port, listen). When those change, again,
-    then systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
+    To change options, run it again. After an upgrade, run it again, then systemctl restart the running units. systemd
+    listens on the broker's ports by the settings (broker.host, port, listen). When those change, run it again, then
+    systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
     """
     from swarm.service import install as plan
 
@@ -67,7 +67,7 @@ def install(
     except Failed as error:
         raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
     if not_yet:
-        to_do.append(f"{', '.join(not_yet)}: an address that only the machine itself knows; install again there")
+        to_do.append(f"{', '.join(not_yet)}: an address that only the machine itself can resolve; install again there")
     if as_json:
         paths = [str(path) for path in planned]
         print_json({"files": paths, "settings": str(settings), "doors": doors, "to_do": to_do})
@@ -89,14 +89,14 @@ def uninstall(
     user: UserOption = False,
     purge: Annotated[
         bool,
-        typer.Option("--purge", help="Settings, state, caches and the units' users, too: keys are gone."),
+        typer.Option("--purge", help="Also remove settings, state, caches and the units' users; keys are lost."),
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop and disable what runs, and take away all that install has put there. Settings and state stay, unless
-    --purge, which asks first on a terminal. What can't be taken away is said, with exit code 1, and the rest goes all
-    the same."""
+    """Stop and disable the units, and remove everything that install has created. Settings and state stay, unless
+    --purge is given, which asks first on a terminal. Whatever can't be removed is reported with exit code 1; the rest
+    is removed."""
     from swarm.service import install as plan
 
     target = _target(root, user)
@@ -115,21 +115,21 @@ def uninstall(
         left += files.purge(target)
         if root is None and not user:
             for name in plan.USERS:
-                with contextlib.suppress(Failed):  # somebody else has removed it
+                with contextlib.suppress(Failed):  # the user was already removed
                     manager.run(("userdel",), name)
     if as_json:
         print_json({"removed": [str(path) for path in there], "purged": purge, "left": left})
     else:
         kept = "" if purge else f"; {target.settings} and the state stay"
-        print(f"nothing of Swarm is left in {target.units}{kept}")
+        print(f"removed Swarm's files from {target.units}{kept}")
     if left:
         raise typer.Exit(complain("swarm", "; ".join(left), EXIT_FAILED))
 
 
 @app.command(epilog="Example: swarm systemd status --json")
 def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOption = False) -> None:
-    """How the units are, each in a line, in its own words; of an image, which there are, and whether they start at
-    boot. Exit code 1 if one has failed."""
+    """Show the units' states, one line each, in systemd's words; for an image, the units and whether they start at
+    boot. Exit code 1 if a unit has failed."""
     _target(root, user)
     try:
         rows = manager.how_they_are(user) if root is None else manager.what_an_image_has(root)
@@ -150,7 +150,7 @@ def _line(row: dict[str, str]) -> str:
     if "UnitFileState" in row:
         return f"{row['Id']:<28} {row['UnitFileState']}"
     state = f"{row.get('ActiveState')} ({row.get('SubState')})"
-    restarts = f"  started again {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
+    restarts = f"  restarted {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
     return f"{row.get('Id', ''):<28} {state:<22} {row.get('StatusText', '')}{restarts}"
 
 
@@ -165,7 +165,7 @@ def _target(root: Path | None, user: bool) -> Target:
 
 
 def _program(root: Path | None, user: bool) -> tuple[Path, list[str]]:
-    """What units start, and what is still to be done for that."""
+    """Return the program that units start, and the remaining steps for the user."""
     if root is not None:
         program, to_do = files.program_in(root)
         return program, [to_do] if to_do else []
@@ -173,8 +173,10 @@ def _program(root: Path | None, user: bool) -> tuple[Path, list[str]]:
 
 
 def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where the broker listens by its settings, if there are any yet; and what of it is known on the machine alone:
-    interfaces of an image have no address."""
+    """Return the broker's listening addresses by its settings, and the ones that only the machine itself can resolve.
+
+    An image's network interfaces have no addresses here. Both are empty if there are no settings yet.
+    """
     from swarm.config import load_file
     from swarm.errors import ConfigError
     from swarm.service.install import doors
@@ -192,8 +194,11 @@ def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str
 
 
 def _stopped(user: bool) -> list[str]:
-    """Stop and disable all that is ours. Where systemd does not answer, nothing is left running by it as far as can be
-    told, and that is said. Raises Failed if it answers, and could not stop something: then all stays in place."""
+    """Stop and disable all of our units; return the problems.
+
+    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``Failed`` if it answers but
+    could not stop a unit: then nothing is removed.
+    """
     try:
         manager.check_it_answers(user)
     except Failed as error:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from swarm.service.install import Target
 
-_REFUSED: Final = frozenset("'\"\\")  # by systemd, in the path of what it starts
-_HIDDEN: Final = ("/home", "/root", "/run/user")
+_REFUSED: Final = frozenset("'\"\\")  # characters that systemd rejects in the path of a program
+_HIDDEN: Final = ("/home", "/root", "/run/user")  # directories that units can't see
+# where images usually have the program
 _USUAL: Final = ("/opt/swarm/bin/swarm", "/usr/local/bin/swarm", "/usr/bin/swarm")
 _SHEBANG_BYTES: Final = 256
 
 
 class Failed(Exception):
-    """What could not be done, in words."""
+    """An action that failed, with the reason for the user."""
 
 
 def write(path: Path, text: str) -> None:
@@ -32,7 +33,7 @@ def write(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """And the directory of drop-ins that it was in, if that is empty then."""
+    """Remove the file, and its directory of drop-ins if that is empty then."""
     try:
         path.unlink(missing_ok=True)
         if path.parent.name.endswith(".d") and path.parent.name.startswith("swarm") and not any(path.parent.iterdir()):
@@ -44,7 +45,7 @@ def remove(path: Path) -> None:
 
 
 def purge(target: Target) -> list[str]:
-    """Remove settings, state and caches. What could not be removed, in words."""
+    """Remove settings, state and caches; return what could not be removed."""
     base = target.home / ".local" if target.is_user else target.root
     if target.is_user:
         places = [base / "state/swarm", target.home / ".cache/swarm"]
@@ -55,7 +56,7 @@ def purge(target: Target) -> list[str]:
 
 
 def _removed(place: Path) -> Iterator[str]:
-    """Remove a tree as far as possible; what stays, by the first thing in it that can't go."""
+    """Remove a tree as far as possible; yield the first error, if any."""
     kept: list[tuple[str, BaseException]] = []
 
     def keep(_: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
@@ -72,29 +73,31 @@ def _removed(place: Path) -> Iterator[str]:
 
 
 def program_here() -> Path:
-    """This installation's ``swarm``, by which the units start."""
+    """Return this installation's ``swarm`` program for the units."""
     beside = Path(sys.executable).parent / "swarm"
     found = beside if beside.exists() else shutil.which("swarm")
     if found is None:
-        raise Failed("there is no program swarm beside this Python: install the package with pip")
+        raise Failed("there is no program swarm next to this Python: install the package with pip")
     return _startable(Path(found).absolute())
 
 
 def program_for_all() -> Path:
-    """The same, for units that run as a user of their own, to whom homes are hidden."""
+    """Return the program for units with a user of their own, which can't see home directories."""
     program = program_here()
     for path in (program, Path(sys.base_prefix)):
         if _is_hidden(path.resolve()):
             raise Failed(
-                f"{path} is in somebody's home, which the units don't see: install Swarm into /opt or /usr/local, by a "
+                f"{path} is in a home directory, which units can't see: install Swarm into /opt or /usr/local, with a "
                 "Python of the system, or use --user"
             )
     return program
 
 
 def program_in(root: Path) -> tuple[Path, str]:
-    """The ``swarm`` that units of an image start, as the image has it; and what is still to be done there. What this
-    machine's Python is says nothing of that."""
+    """Return the ``swarm`` program in an image, and the remaining step for the user.
+
+    The Python of this machine is irrelevant for it.
+    """
     ours = Path(sys.executable).parent / "swarm"
     places = [place for place in (ours, *map(Path, _USUAL)) if not _is_hidden(place)]
     found = next((place for place in places if os.path.lexists(_inside(root, place))), None)
@@ -104,8 +107,8 @@ def program_in(root: Path) -> tuple[Path, str]:
     python = _python_of(_inside(root, found))
     if python and _is_hidden(Path(python)):
         raise Failed(
-            f"{found} in {root} runs by {python}, in somebody's home, which the units don't see: install Swarm there "
-            "by a Python of the system"
+            f"{found} in {root} runs by {python}, in a home directory, which the units can't see: install Swarm there "
+            "with a Python of the system"
         )
     return _startable(found), ""
 
@@ -119,11 +122,11 @@ def _inside(root: Path, path: Path) -> Path:
 
 
 def _python_of(program: Path) -> str:
-    """By which interpreter a script runs; empty if it doesn't say."""
+    """Return a script's interpreter; empty if it has none."""
     try:
         with program.open("rb") as script:
             first = script.readline(_SHEBANG_BYTES)
-    except OSError:  # a link that means something in the image alone
+    except OSError:  # a link that is valid only inside the image
         return ""
     return first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else ""
 

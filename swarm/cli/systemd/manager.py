@@ -1,4 +1,4 @@
-"""What systemd is asked, and told to do."""
+"""Queries and commands for systemd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from swarm.cli.systemd.files import Failed
 
-PATTERNS: Final = ("swarm-*.service", "swarm-*.socket", "swarm.target")
+PATTERNS: Final = ("swarm-*.service", "swarm-*.socket", "swarm.target")  # names of our units
 _PATIENCE_S: Final = 90.0
 
 
@@ -18,7 +18,7 @@ def systemctl(user: bool) -> tuple[str, ...]:
 
 
 def run(command: tuple[str, ...], *words: str, patience_s: float = _PATIENCE_S) -> str:
-    """Run it to its end. Raises Failed with what it said."""
+    """Run a command to its end. Raises ``Failed`` with its error output."""
     try:
         done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=patience_s, check=False)
     except FileNotFoundError:
@@ -37,12 +37,12 @@ def version() -> int:
 
 
 def check_it_answers(user: bool) -> None:
-    """Raises Failed if it does not: then nothing may be begun that it would have to end."""
+    """Raise ``Failed`` if systemd does not answer: then nothing may be started that it would have to end."""
     run(systemctl(user), "show", "--property", "Version")
 
 
 def settle(user: bool) -> None:
-    """Have systemd see what is new."""
+    """Make systemd load the new files."""
     if not user:
         run(("systemd-sysusers",), "swarm.conf")
         run(("systemd-tmpfiles",), "--create", "swarm.conf")
@@ -54,7 +54,7 @@ def reload(user: bool) -> None:
 
 
 def stop(user: bool) -> None:
-    """Stop and disable all that is ours."""
+    """Stop and disable all of our units."""
     loaded = run(systemctl(user), "list-units", "--all", "--plain", "--no-legend", *PATTERNS)
     names = [line.split()[0] for line in loaded.splitlines() if line.split()]
     if names:
@@ -73,7 +73,7 @@ def stop(user: bool) -> None:
 
 
 def how_they_are(user: bool, *more: str, patience_s: float = _PATIENCE_S) -> list[dict[str, str]]:
-    """A row for each unit that is loaded; of those that don't run, only with ``--all``. ``more``: such words."""
+    """Return a row for each loaded unit; with ``--all`` in ``more``, also for units that are not running."""
     words = ("show", *more, "--property", "Id,ActiveState,SubState,StatusText,NRestarts", *PATTERNS)
     shown = run(systemctl(user), *words, patience_s=patience_s)
     parts = [part for part in shown.strip().split("\n\n") if part]
@@ -81,7 +81,7 @@ def how_they_are(user: bool, *more: str, patience_s: float = _PATIENCE_S) -> lis
 
 
 def what_an_image_has(root: Path) -> list[dict[str, str]]:
-    """A row for each unit that is in place there, and whether it will be started at boot."""
+    """Return a row for each unit that is installed in an image, with whether it starts at boot."""
     shown = run(("systemctl", f"--root={root}"), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
     rows = [line.split() for line in shown.splitlines() if line.split()]
     return [{"Id": row[0], "UnitFileState": row[1] if len(row) > 1 else ""} for row in rows]

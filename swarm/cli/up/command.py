@@ -38,10 +38,11 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-NUM_WORKERS = 2  # the fewest between which anything travels
-NUM_LOCKED_PORTS = 4  # for other machines: beats and finished steps, too, at ports that a firewall can be told
-NUM_PORTS = 2  # doors for clients and for workers' control; the broker finds ports for the rest by itself
-MEMORY_SHARE = 0.8  # of what is free; the rest is for the broker, the clients and the system
+NUM_WORKERS = 2  # the smallest number with communication between workers
+# with other machines, the ports of heartbeats and finished steps are fixed, too, for the sake of firewalls
+NUM_LOCKED_PORTS = 4
+NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
+MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
 
 
 def up(
@@ -63,7 +64,7 @@ def up(
             metavar="N",
             min=0,
             max=MAX_WORKERS,
-            help="Workers to start; two are the fewest between which anything travels. 0: only the broker; workers "
+            help="Workers to start; with fewer than two, nothing is distributed. 0: only the broker; workers "
             "join later (swarm worker, swarmctl join).",
         ),
     ] = NUM_WORKERS,
@@ -88,11 +89,12 @@ def up(
 ) -> None:
     """Run a broker, workers and an HTTP gateway on this machine, and keep them running.
 
-    What dies is started again. Ctrl-C (or SIGTERM) stops all within 5 seconds and ends with exit code 0; a second
-    Ctrl-C kills at once and ends with 130. Without --state-dir, state and logs live in a private temporary directory
+    Processes that die are restarted. Ctrl-C (or SIGTERM) stops all within 5 seconds with exit code 0; a second Ctrl-C
+    kills them immediately, with exit code 130. Without --state-dir, state and logs are in a private temporary directory
     that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
-    url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. The
-    gateway is left out if port 8000 is taken and nobody chose it, or if its packages are missing; a line says so.
+    url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. There is
+    no gateway, and a line says so, if its packages are missing, or if port 8000 is in use and was not chosen
+    explicitly.
     """
     from swarm.cli.up.models import resolve_model
     from swarm.cli.up.statedir import state_directory
@@ -100,9 +102,9 @@ def up(
     from swarm.sink import guard_stdout
     from swarm.wire.addresses import own
 
-    guard_stdout()  # a swarm must not end because nobody can be told how it is
+    guard_stdout()  # a closed stdout must not end the swarm
 
-    # Until the runner listens, SIGTERM shall tidy up as Ctrl-C does.
+    # Until the runner installs its handlers, SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     overrides = {
         "model": model,
@@ -142,7 +144,7 @@ def up(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is run beside the broker; ``note``: what the user must be told about it."""
+    """Processes to run in addition to the broker. ``note`` is a message for the user about it."""
 
     num_workers: int
     http: bool
@@ -182,14 +184,16 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
 
 
 def check_ports(host: str, first: int, count: int = NUM_PORTS) -> None:
-    """Raise ConfigError, naming the port, if one of ours is in use. The broker looks again; this is for a clear word
-    before anything is started."""
+    """Raise ``ConfigError`` with the port if one of ours is in use.
+
+    The broker checks again; this check gives a clear error before any process is started.
+    """
     for port in range(first, first + count):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as the broker does: old connections don't count
+            )  # as the broker does: closed connections in TIME_WAIT do not count
             try:
                 probe.bind((host, port))
             except OSError as error:
@@ -205,16 +209,16 @@ def _port_trouble(host: str, port: int, all_ports: range, error: OSError) -> str
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Build each child's command line: flags for what is its own; file and environment reach it as they are."""
+    """Command lines of the children: flags for what differs from child to child; file and environment are inherited."""
 
     settings: Settings
     config: Path | None
     model: str
-    directory: Path
+    directory: Path  # state directory
     num_workers: int
-    memory_share: int | None
+    memory_share: int | None  # bytes of each worker's process; None: no limit
     verbose: bool
-    addresses: tuple[str, ...] = ()  # at which other machines are served
+    addresses: tuple[str, ...] = ()  # where other machines are served
 
     @property
     def url(self) -> str:
@@ -222,7 +226,7 @@ class Commands:
         return f"tcp://{f'[{host}]' if ':' in host else host}:{self.settings.broker.port}"
 
     def __call__(self, name: str, memory_limit: int | None) -> list[str]:
-        """Return the command that runs child ``name``."""
+        """Return the command line of child ``name``."""
         if name in (BROKER, GATEWAY):
             flags = self._broker_flags() if name == BROKER else self._gateway_flags()
         else:
@@ -232,9 +236,9 @@ class Commands:
         return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
 
     def of_nursery(self) -> list[str] | None:
-        """Return the command of the process that workers are forked from; None where each is better off by itself."""
+        """Return the command line of the fork server; None if workers can't be forked."""
         if sys.platform != "linux" or self.settings.worker.device != "cpu":
-            return None  # a GPU's driver can't be shared by a fork
+            return None  # a GPU's driver does not survive a fork
         return [sys.executable, "-P", "-m", "swarm.cli.up.nursery.process", self.model]
 
     def _log_flags(self) -> list[str]:
@@ -244,7 +248,7 @@ class Commands:
 
     def _broker_flags(self) -> list[str]:
         broker = self.settings.broker
-        # The first plan is for all of the workers that were asked for; unless somebody said otherwise.
+        # Unless configured otherwise, the first plan waits for all requested workers.
         min_workers = broker.min_workers if broker.min_workers > 1 else max(1, self.num_workers)
         return [
             BROKER,
@@ -261,7 +265,7 @@ class Commands:
         from swarm.config import is_loopback
 
         gateway = self.settings.gateway
-        is_demo = not self.addresses and is_loopback(gateway.host)  # nobody else depends on it
+        is_demo = not self.addresses and is_loopback(gateway.host)  # no other machine depends on this swarm
         return [
             GATEWAY,
             *("--url", self.url),
@@ -292,16 +296,17 @@ class Commands:
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use; containers and ``taskset`` give fewer than the machine has."""
+    """Return the number of cores that this process may use; containers and ``taskset`` reduce the machine's number."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def share_of_memory(settings: Settings, num_workers: int) -> int | None:
-    """Share out memory: bytes for each worker's process. None of them can know how many others count on the same.
+    """Return the bytes for each worker's process. Workers can't divide the memory themselves, because each sees all of
+    it as free.
 
-    None where it is not ours to share out: the device has memory of its own.
+    None if the device has memory of its own.
     """
     if settings.worker.device != "cpu":
         return None
@@ -311,8 +316,10 @@ def share_of_memory(settings: Settings, num_workers: int) -> int | None:
 
 
 def let_children_find_swarm() -> None:
-    """Point children to our sources: -P keeps the working directory's files from being modules, so a swarm that runs
-    from its sources instead of being installed must then be pointed to."""
+    """Make children import Swarm from our sources if it is not installed.
+
+    The option -P removes the working directory from the import path, so the sources must be named explicitly.
+    """
     root = Path(__file__).resolve().parents[3]
     if str(root) not in site.getsitepackages():
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,7 +1,7 @@
-"""Talk with the broker for ``swarm up``: offer to start workers, and follow what the swarm is doing.
+"""Communication of ``swarm up`` with the broker: offers to start workers, and follows the swarm's state.
 
-The broker may be away, restart, or be too busy to answer; none of that is an error here. What was asked is simply asked
-again: a host that says hello every ``HELLO_S`` is found again by a broker that has forgotten it.
+The broker may be away, restarting, or too busy to answer; that is not an error here. Queries are repeated, and a broker
+that has forgotten this host learns of it again by the hello that is sent every ``HELLO_S``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from swarm.wire.messages import HostDone, HostHello, Json, Query, Report, Server
 from swarm.wire.sockets import Frames
 
 HELLO_S = 2.0
-LOADING_POLL_S = 0.25  # somebody is watching
+LOADING_POLL_S = 0.25  # a user is watching the progress
 SERVING_POLL_S = 2.0
 
 
 class BrokerLink:
-    """A :class:`~swarm.cli.up.runner.Host` over the clients' door."""
+    """A :class:`~swarm.cli.up.runner.Host` over the clients' port."""
 
     def __init__(self, url: str, progress: Progress) -> None:
         self._url = url
         self._progress = progress
         self._channel: DealerChannel | None = None
-        self._reports: dict[str, Json] = {}
+        self._reports: dict[str, Json] = {}  # last report of each kind
         self._serving = False
-        self._tickets: set[int] = set()  # of those who wait for workers
-        self._shown_epoch: object = None
+        self._tickets: set[int] = set()  # of pending requests for workers
+        self._shown_epoch: object = None  # epoch of the plan that was shown last
 
     async def run(self, feed: Feed) -> None:
         """Offer to start workers and follow the swarm, until cancelled."""
@@ -56,7 +56,7 @@ class BrokerLink:
             context.term()
 
     def answer(self, answer: Answer) -> None:
-        """Tell the broker. If it can't be told, whoever asked there learns by their own time limit."""
+        """Send the answer to the broker. If it is lost, the requester's time limit ends its wait."""
         self._tickets.discard(answer.ticket)
         self._send(HostDone(ticket=answer.ticket, started=answer.started, error=answer.error))
 
@@ -92,7 +92,7 @@ class BrokerLink:
         try:
             message: ServerMessage = SERVER.decode(frames)[0]
         except WireError as error:
-            self._progress.say(f"the broker said something that can't be understood: {error}")
+            self._progress.say(f"the broker sent an invalid message: {error}")
             return
         if isinstance(message, StartWorkers):
             self._tickets.add(message.ticket)
@@ -124,7 +124,7 @@ class BrokerLink:
 
     def _show_plan(self, plan: Json, feed: Feed) -> None:
         if plan.get("state") != "serving" or plan.get("epoch") == self._shown_epoch:
-            return  # it was asked for twice before the first answer came
+            return  # two queries were sent before the first answer came
         self._progress.done()
         if self._shown_epoch is None:
             lines = serving_lines(plan, self._reports["status"], self._url)

@@ -1,4 +1,4 @@
-"""The gateway of ``swarm up``: whether there is one, at which port, and the word that it serves."""
+"""The gateway of ``swarm up``: whether it can run, on which port, and the message that it serves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _KNOCK_S = 1.0
-_MOST_BYTES = 1 << 13  # of an answer; the gateway's is some 300
+_MOST_BYTES = 1 << 13  # longest accepted answer; the gateway's has about 300 bytes
 
 
 def why_none(settings: GatewaySettings, doors: range) -> str:
-    """Say why there can be no gateway; empty if there can. ``doors``: ports that its own broker will have. Raises
-    ConfigError if its port is taken that somebody chose: one that nobody chose must not stop a swarm."""
+    """Return why there can be no gateway; empty if there can.
+
+    ``broker_ports`` are the ports of the swarm's own broker. Raises ``ConfigError`` if a port was configured explicitly
+    and is in use. The default port being in use does not stop a swarm.
+    """
     if lacking := missing("gateway"):
         return f"no HTTP: {lacking}"
     if not (trouble := _trouble(settings.host, settings.port, doors)):
@@ -40,7 +43,7 @@ def url_of(settings: GatewaySettings) -> str:
 
 def _trouble(host: str, port: int, doors: range) -> str:
     if port in doors:
-        return f"port {port} is one of the swarm's own doors ({', '.join(map(str, doors))})"
+        return f"port {port} is one of the swarm's own ports ({', '.join(map(str, doors))})"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -51,7 +54,8 @@ def _trouble(host: str, port: int, doors: range) -> str:
 
 
 class GatewayDoor:
-    """A :class:`~swarm.cli.up.runner.Door`: knocks until the gateway answers, and says the URL, after each start."""
+    """A :class:`~swarm.cli.up.runner.GatewayWatch`: polls until the gateway answers, then reports its URL, after each
+    start."""
 
     def __init__(self, settings: GatewaySettings, directory: Path, progress: Progress) -> None:
         self._settings = settings
@@ -66,6 +70,7 @@ class GatewayDoor:
         while True:
             await self._started.wait()
             self._started.clear()
+            # another process answers; there is no event to wait for
             while not await self._opens():  # noqa: ASYNC110 (a process answers, and tells nobody)
                 await asyncio.sleep(_POLL_S)
             url = url_of(self._settings)
@@ -75,7 +80,7 @@ class GatewayDoor:
             self._progress.report(lines, {"event": "http", "url": url, "keys": has_keys})
 
     async def _opens(self) -> bool:
-        """Ask whether it is alive: somebody else may have its port."""
+        """Whether the gateway is alive. Another program may have its port."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
         try:
             async with asyncio.timeout(_KNOCK_S):
@@ -85,7 +90,7 @@ class GatewayDoor:
 
 
 async def _asked(host: str, port: int) -> bytes:
-    """Ask for ``/health``; what was answered, as far as it is short."""
+    """Request ``/health`` and return the answer, up to a limit."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET /health HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -98,7 +103,7 @@ async def _asked(host: str, port: int) -> bytes:
 
 
 def is_alive(answer: bytes) -> bool:
-    """Is this a gateway's answer to ``/health``?"""
+    """Whether this is a gateway's answer to ``/health``."""
     head, _, body = answer.partition(b"\r\n\r\n")
     try:
         return head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == {"status": "ok"}

@@ -1,22 +1,22 @@
-"""Answer whoever asked for workers, once they have joined or it is clear that they never will."""
+"""Pending requests for more workers: answered when the workers have joined, or clearly never will."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-PATIENCE_S = 100.0  # who asked waits a little longer
+PATIENCE_S = 100.0  # slightly shorter than the requester's own limit
 
-Outcome = tuple[int, tuple[str, ...], str]  # ticket, workers that have joined, what went wrong with the others
+Outcome = tuple[int, tuple[str, ...], str]  # ticket, workers that have joined, the errors of the others
 
 
 @dataclass(slots=True)
 class _Pending:
     ticket: int
     names: tuple[str, ...]
-    due: float
-    waiting: set[str]
-    failed: dict[str, str] = field(default_factory=dict)  # by name: why
+    due: float  # time at which it is answered in any case
+    waiting: set[str]  # workers that have neither joined nor failed
+    failed: dict[str, str] = field(default_factory=dict)  # reason by name
 
     def fail(self, name: str, reason: str) -> None:
         if name in self.waiting:
@@ -29,7 +29,7 @@ class _Pending:
 
 
 class Joins:
-    """Return from every method the answers that have become due, each once."""
+    """All pending requests. Every method returns the answers that have become due, each once."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
@@ -38,13 +38,13 @@ class Joins:
         self._pending[ticket] = _Pending(ticket, names, now + PATIENCE_S, set(names))
 
     def joined(self, names: Iterable[str]) -> Iterator[Outcome]:
-        """Note that the broker knows these workers."""
+        """Record that these workers have joined."""
         for pending in self._pending.values():
             pending.waiting.difference_update(names)
         yield from self._settled()
 
     def gone(self, name: str, reason: str) -> Iterator[Outcome]:
-        """Note that this worker ended and will not be started again."""
+        """Record that this worker ended and will not be restarted."""
         for pending in self._pending.values():
             pending.fail(name, reason)
         yield from self._settled()
@@ -55,14 +55,14 @@ class Joins:
     def tick(self, now: float) -> Iterator[Outcome]:
         for pending in self._pending.values():
             for name in pending.names if now >= pending.due else ():
-                pending.fail(name, "has not joined yet: its log may say why")
+                pending.fail(name, "has not joined yet: see its log")
         yield from self._settled()
 
     def stop(self) -> Iterator[Outcome]:
-        """Answer everybody: nobody will join any more."""
+        """Answer all requests: no more workers will join."""
         for pending in self._pending.values():
             for name in pending.names:
-                pending.fail(name, "is stopped again: this swarm up is stopping")
+                pending.fail(name, "is being stopped: this swarm up is stopping")
         yield from self._settled()
 
     def _settled(self) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""Turn what a user calls a model into what workers load."""
+"""Conversion of the user's name of a model into what workers load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from swarm.errors import ModelError
 
 
 def resolve_model(model: str | None) -> str:
-    """Resolve what workers load: a model's directory, a hub name at the commit it has now, or the demo model.
+    """Return what workers load: a model's directory, a hub name with its current commit, or the demo model.
 
-    Of a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
-    Raises ModelError; nothing that could have been noticed here is left to the workers.
+    For a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
+    Raises ``ModelError``, so that problems are found before workers start.
     """
     if model is None:
         from swarm.demo import model_path

@@ -1,4 +1,4 @@
-"""A swarm for the time of one command: ``swarm up``'s machinery around something that uses it."""
+"""A temporary swarm for one command, by the machinery of ``swarm up``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from swarm.config import Settings
 
 _T = TypeVar("_T")
-_PORTS = range(10_000, 19_000, 2)  # below those that systems lend to clients
+_PORTS = range(10_000, 19_000, 2)  # below the ephemeral ports of most systems
 _TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The swarm that a command wants; None where file, environment and defaults decide."""
+    """Settings of the temporary swarm; None where file, environment and defaults decide."""
 
     context: typer.Context
     model: str | None
@@ -58,9 +58,9 @@ class Wanted:
 
 
 def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
-    """Start a swarm at ports of its own, ``use`` it (it may not serve yet), and stop it, whatever happens.
+    """Start a swarm on free ports, run ``use`` (the swarm may not serve yet), and stop the swarm in any case.
 
-    Raises KeyboardInterrupt if a signal asked for the end, SwarmError if the swarm can't run.
+    Raises ``KeyboardInterrupt`` after a signal, ``SwarmError`` if the swarm can't run.
     """
     settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
     demand("broker", "worker")
@@ -74,7 +74,7 @@ def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coro
 
 
 async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
-    quiet = Progress(io.StringIO())  # what the swarm waits for is said by whoever uses it
+    quiet = Progress(io.StringIO())  # the caller of ``use`` reports what the swarm waits for
     runner = Runner(commands, logs, progress, lambda: BrokerLink(commands.url, quiet))
     running = asyncio.create_task(runner.run(commands.num_workers))
     using = asyncio.create_task(use(commands.url))
@@ -93,7 +93,7 @@ async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable
 
 
 async def _ended(*tasks: Awaitable[object]) -> None:
-    """Wait for these tasks, however they end: what is worth raising is raised already."""
+    """Wait for these tasks and ignore their errors: a relevant one is raised already."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

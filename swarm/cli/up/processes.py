@@ -1,16 +1,16 @@
 """Child processes: started, watched, ended, and never outliving their parent.
 
-Three things keep a child from being left behind, however the parent ends:
+Three mechanisms end the children, however the parent ends:
 
-* the parent's own ``finally`` kills what still lives;
+* the parent's own ``finally`` kills the children that still run;
 * on Linux the kernel kills the child when its parent dies (``PR_SET_PDEATHSIG``). The signal follows the *thread* that
   started the child, so children are started from the main thread only;
-* everywhere, a child holds the read end of a pipe whose only write end is the parent's: end of file means that the
-  parent is gone. This also closes the gap between a child's birth and its call of ``prctl``.
+* on all systems, a child holds the read end of a pipe whose only write end is the parent's: end of file means that the
+  parent is gone. This also covers the time between a child's start and its call of ``prctl``.
 
-Children get sessions of their own, so Ctrl-C in a terminal reaches the supervisor alone, which then stops them in
-order. What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor. No child
-fails for want of a log, and nor does the supervisor: a disk that is full or broken costs lines.
+Children get sessions of their own, so Ctrl-C in a terminal reaches only the supervisor, which then stops them in order.
+Their output goes directly into a file: no pipe fills up, and nothing is lost with the supervisor. Neither a child nor
+the supervisor fails because of its log: a full or broken disk only costs lines.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from swarm.cli.options import INVITATION_VARIABLE
 
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
 MAX_LOG_BYTES = 32 << 20  # per child; one older part of the same size is kept
-TAIL_BYTES = 16 << 10
+TAIL_BYTES = 16 << 10  # bytes of a log that are searched for its last lines
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """End this process, by SIGKILL, when the process that started it is gone. Without ``SWARM_PARENT_FD``: do nothing.
+    """Make this process end, by SIGKILL, when its parent is gone. Without ``SWARM_PARENT_FD``, do nothing.
 
-    To be called first thing in the child. SIGKILL, because a parent that is gone can't see to it that a child which
-    hangs ends after all; what must survive a child's sudden end is made for that anyway.
+    To be called at the very start of the child. SIGKILL, because a parent that is gone can't make sure that a hanging
+    child ends. Everything that must survive a sudden end is designed for it anyway.
     """
     text = os.environ.pop(PARENT_FD_VARIABLE, None)
     if text is None:
@@ -49,39 +49,44 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     fd = int(text)
-    os.set_inheritable(fd, False)  # it watches for us, not for whatever we may start
+    os.set_inheritable(fd, False)  # children of this process must not inherit it
     watcher = threading.Thread(target=_die_at_end_of_file, args=(fd,), name="parent-watch", daemon=True)
     watcher.start()
 
 
 def disable_core_dumps() -> None:
-    """Leave no image of this process's memory behind when it crashes: it holds keys, prompts and answers. The hard
-    limit stays, so that its owner can have one (``prlimit --core=unlimited --pid PID``)."""
+    """Prevent a core dump when this process crashes, because its memory contains keys, prompts and answers.
+
+    The hard limit stays, so that its owner can enable one (``prlimit --core=unlimited --pid PID``).
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _die_at_end_of_file(fd: int) -> None:
-    while os.read(fd, 64):  # nobody ever writes: it returns when the last write end is closed
+    while os.read(fd, 64):  # nothing is ever written: it returns when the last write end is closed
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Let go of children that ended and are not among ``own``: they were left to us by processes that ended before
-    them, like a worker that was killed leaves the one that keeps its memory."""
+    """Reap children that have ended and are not in ``own``.
+
+    They are orphans of processes that ended before them: a killed worker, for example, leaves the process that keeps
+    its memory.
+    """
     with contextlib.suppress(ChildProcessError):  # there is no child at all
-        # To look takes nobody away: at an own one we stop, its owner hears of it by a signal as we did, and then we
-        # are called again.
+        # WNOWAIT leaves the child in place. Stop at one of our own children: its owner gets the same signal and reaps
+        # it, and this function is called again.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
             os.waitpid(ended.si_pid, 0)
 
 
 class Lifeline:
-    """Hold the parent's end of the pipe that children watch."""
+    """The parent's end of the pipe that children watch."""
 
     def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe()  # neither is inherited unless passed on
+        self.read_fd, self._write_fd = os.pipe()  # neither is inherited unless passed explicitly
 
     def close(self) -> None:
         os.close(self.read_fd)
@@ -89,16 +94,16 @@ class Lifeline:
 
 
 class LogFile:
-    """Collect what a child writes, over all its lives. Bounded: what grows too long is cut, one older part is kept."""
+    """Log file of a child, over all its restarts. Its size is limited: it is cut, and one older part is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._life_at = 0  # where the current life began
-        self._shown_at = 0
+        self._life_at = 0  # offset at which the current process's output begins
+        self._shown_at = 0  # offset up to which ``new_lines`` has returned lines
 
     def open(self) -> int:
-        """Open a descriptor for a new life to append to; the caller closes it. If the file can't be had, what is
-        written goes nowhere."""
+        """Open a descriptor for a new process to append to; the caller closes it. If the file can't be opened, output
+        is discarded."""
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -107,7 +112,7 @@ class LogFile:
         return fd
 
     def tail(self, num_lines: int) -> list[str]:
-        """Read the last lines that the current (or last) life wrote."""
+        """Return the last lines of the current (or last) process."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -118,11 +123,11 @@ class LogFile:
         return [line for line in text.splitlines() if line.strip()][-num_lines:]
 
     def last_error(self) -> str:
-        """Find the line in which a command says why it failed, or else the last line of all; in words."""
+        """Return the line in which a command reports its failure, or else the last line, as text for people."""
         return last_words(self.tail(200))
 
     def new_lines(self) -> list[str]:
-        """Read the whole lines that were written since the last call."""
+        """Return the complete lines that were written since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._shown_at)
@@ -133,7 +138,7 @@ class LogFile:
         return whole.decode(errors="replace").splitlines()
 
     def keep_small(self) -> None:
-        """Cut the file if it has grown too long. The writer appends, so it just goes on at the new end."""
+        """Cut the file if it is too long. The writer appends, so it continues at the new end."""
         with contextlib.suppress(OSError):
             if self.path.exists() and self.path.stat().st_size > MAX_LOG_BYTES:
                 self._keep_older(self.path.with_suffix(".log.1"))
@@ -141,7 +146,7 @@ class LogFile:
                 self._life_at = self._shown_at = 0
 
     def _keep_older(self, older: Path) -> None:
-        """Keep the older part, unless there is no room: cutting is what makes room."""
+        """Keep the older part, unless the disk is full: cutting frees its space."""
         try:
             shutil.copyfile(self.path, older)
         except OSError:
@@ -149,15 +154,16 @@ class LogFile:
 
 
 def environment_of_child() -> dict[str, str]:
-    """This process's environment without an invitation: a child serves the swarm that started it, and joins none."""
+    """Return this process's environment without an invitation: a child serves the swarm that started it, and joins
+    none."""
     return {name: value for name, value in os.environ.items() if name != INVITATION_VARIABLE}
 
 
 class Process:
-    """One life of a child."""
+    """A running or ended process of a child."""
 
     def __init__(self, command: Sequence[str], log: LogFile, lifeline: Lifeline) -> None:
-        """Start it. Raises OSError if the machine can't."""
+        """Start the process. Raises ``OSError`` if the machine can't."""
         fd = log.open()
         try:
             self._popen = subprocess.Popen(
@@ -177,7 +183,7 @@ class Process:
         return self._popen.pid
 
     def poll(self) -> int | None:
-        """Return the exit code (negative: the signal), None while it lives."""
+        """Return the exit code (negative: the signal); None while it runs."""
         return self._popen.poll()
 
     def terminate(self) -> None:
@@ -196,8 +202,11 @@ class Process:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a process said last of why it ends, for people: the line of its command (``swarm: …``), else the last error
-    in its log, else its last line; what is a line of JSON, in words."""
+    """Return a process's last message about its end, as text for people.
+
+    That is the line of its command (``swarm: …``), else the last error in its log, else its last line. A line of JSON
+    is converted to text.
+    """
     said = [line.removeprefix("swarm: ") for line in lines if line.startswith("swarm: ")]
     if said:
         return said[-1]
@@ -208,7 +217,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def _logged(line: str) -> dict[str, object]:
-    """An entry of the log; empty: the line is none."""
+    """Parse an entry of the log; empty if the line is not one."""
     try:
         entry = json.loads(line)
     except ValueError:

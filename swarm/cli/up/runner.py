@@ -1,4 +1,4 @@
-"""The shell around the supervisor's decisions: processes, signals, timers and log files of ``swarm up``."""
+"""Shell around the supervisor's decisions: processes, signals, timers and log files of ``swarm up``."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ CommandOf = Callable[[str, int | None], Sequence[str]]  # (child's name, memory 
 Feed = Callable[[Event], None]
 
 LOG_POLL_S = 0.2  # how far --verbose lags behind
-LOG_CHECK_S = 2.0  # how often a log's length is looked at
-CRASH_LINES = 8
-CRASH_COLUMNS = 160  # of a logged event: enough to know it; the whole is in the log
-CRASH_WORDS = 600  # of what it said to people, which ends with what to do
+LOG_CHECK_S = 2.0  # interval of checks of the logs' sizes
+CRASH_LINES = 8  # last lines of a log that are shown after a crash
+CRASH_COLUMNS = 160  # of a log event: enough to recognise it; the log has the rest
+CRASH_WORDS = 600  # of a message for people, whose end is the remedy
 
 
 class Host(Protocol):
-    """Speak to the broker for us: report what it asks for and what the swarm waits for."""
+    """Connection to the broker: receives its requests for workers, and shows what the swarm waits for."""
 
     async def run(self, feed: Feed) -> None:
-        """Listen to the broker until cancelled."""
+        """Receive messages from the broker until cancelled."""
 
     def answer(self, answer: Answer) -> None:
         """Send an answer, without waiting."""
 
 
 class Door(Protocol):
-    """Tell when the gateway serves."""
+    """Observer that reports when the gateway serves."""
 
     async def run(self) -> None:
-        """Watch it until cancelled."""
+        """Watch the gateway until cancelled."""
 
     def started(self) -> None:
-        """Its process was started."""
+        """Handle the start of its process."""
 
 
 class Runner:
-    """Run children until told to stop, by a signal or by a child that can't ever work."""
+    """Runs children until a signal, or until a child that can never work."""
 
     def __init__(
         self,
@@ -80,38 +80,41 @@ class Runner:
         nursery: Sequence[str] | None = None,
         verbose: bool = False,
     ) -> None:
-        """``host``: makes it, once children are under way: what it imports takes its time. ``nursery``: the command
-        that runs one; without it, workers start by themselves."""
+        """``host`` creates the connection to the broker, after the children's start, because its imports take time.
+
+        ``forkserver`` is the fork server's command line; without it, workers are started as separate processes.
+        """
         self._command_of = command_of
         self._logs_dir = logs
         self._progress = progress
         self._make_host = host
         self._host: Host | None = None
-        self._door = door  # without one, no gateway is run
+        self._door = door  # without it, no gateway is run
         self._verbose = verbose
-        self._policy = Supervisor()
+        self._policy = Supervisor()  # decides; this class acts
         self._lifeline = Lifeline()
         self._nursery_command = nursery
         self._nursery: Nursery | None = None
         self._renewals = Renewals()
-        self._takes_orphans_in = os.getpid() == 1  # in a container; and whoever has had a nursery
+        self._takes_orphans_in = os.getpid() == 1  # as process 1 of a container, and once a fork server was used
         self._processes: dict[str, Process | Forked] = {}
         self._logs: dict[str, LogFile] = {}
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # wakes ``_keep_time`` after an event
+        # set to the error, or None, when all is over
         self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._num_interrupts = 0
 
     @property
     def was_impatient(self) -> bool:
-        """Whether a second signal asked for an end at once."""
+        """Whether a second signal asked for an immediate end."""
         return self._num_interrupts > 1
 
     async def run(self, num_workers: int) -> str | None:
-        """Run until the end; return why it came, None if somebody asked for it. No child is left, whatever happens."""
+        """Run until the end; return the error, or None after a requested stop. No child survives in any case."""
         try:
             self._listen()
             if num_workers:
-                self._open_nursery()  # first of all: it takes the longest
+                self._open_nursery()  # first, because it takes the longest
             self.feed(Begun(num_workers, gateway=self._door is not None))
             self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
@@ -126,7 +129,8 @@ class Runner:
                 for task in loops:
                     task.cancel()
         finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)  # or one comes while the loop is closed
+            # otherwise a signal may come while the loop is being closed
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
             if self._nursery is not None:
                 self._nursery.close()
                 self._nursery = None
@@ -135,7 +139,7 @@ class Runner:
         return error
 
     def feed(self, event: Event) -> None:
-        """Let the policy decide, and do what it says. Called in the loop's thread only."""
+        """Pass an event to the policy and execute its actions. Called in the loop's thread only."""
         for action in self._policy.handle(event, time.monotonic()):
             self._do(action)
         self._changed.set()
@@ -155,7 +159,7 @@ class Runner:
             case SayRestart(name, reason, delay_s):
                 self._say_crash(name, reason, delay_s)
             case SayGivenUp(name, reason):
-                self._progress.say(f"{name} gives up: {reason}")
+                self._progress.say(f"{name} can't work: {reason}")
             case SayLeft(name):
                 self._progress.say(f"{name} left")
             case End(error):
@@ -169,7 +173,7 @@ class Runner:
             if name == GATEWAY and self._door is not None:
                 self._door.started()
         except OSError as error:
-            # Not at once: the policy is still in the middle of its answer.
+            # Not immediately: the policy is still in the middle of its answer.
             asyncio.get_running_loop().call_soon(self.feed, NotStarted(name, str(error)))
 
     def _open_nursery(self) -> None:
@@ -181,24 +185,25 @@ class Runner:
             self._takes_orphans_in = True
             self._renewals.begun(time.monotonic())
         except OSError as error:
-            self._give_nursery_up(f"there is no nursery ({error})")
+            self._give_nursery_up(f"there is no fork server ({error})")
 
     def _tend_nursery(self) -> None:
-        """One that has ended is made anew, so that whoever dies next is back soon, too; unless that is of no use."""
+        """Restart a fork server that has ended, so that the next restart of a worker is fast, too; unless it is
+        useless."""
         former = self._nursery
         if former is None or former.is_there or self._policy.stopping:
             return
         former.end()
         self._nursery = None
         if former.is_hopeless or not self._renewals.allow(time.monotonic()):
-            self._give_nursery_up(f"the nursery {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
+            self._give_nursery_up(f"the fork server {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
             return
-        self._progress.say(f"the nursery {former.end_in_words}; starting it again")
+        self._progress.say(f"the fork server {former.end_in_words}; restarting it")
         self._open_nursery()
 
     def _give_nursery_up(self, reason: str) -> None:
         self._nursery_command = None
-        self._progress.say(f"workers start by themselves from now on, a few seconds later: {reason}")
+        self._progress.say(f"workers start as separate processes from now on, a few seconds more slowly: {reason}")
 
     def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
         if name not in OURS:
@@ -213,13 +218,14 @@ class Runner:
         return Process(command, log, self._lifeline)
 
     def _end(self, name: str, *, at_once: bool) -> None:
-        process = self._processes.get(name)  # None: it could not be started, which the policy will hear in a moment
+        process = self._processes.get(name)  # None: it could not be started, and the policy is informed in a moment
         if process is not None:
             process.kill() if at_once else process.terminate()
-            asyncio.get_running_loop().call_soon(self._reap)  # nobody tells the end of one that isn't born yet
+            # there is no signal for the end of a process that is not forked yet
+            asyncio.get_running_loop().call_soon(self._reap)
 
     def _say_crash(self, name: str, reason: str, delay_s: float) -> None:
-        self._progress.say(f"{name} {reason}; starting it again in {delay_s:g} s")
+        self._progress.say(f"{name} {reason}; restarting it in {delay_s:g} s")
         log = self._logs[name]
         if not self._verbose:
             for line in log.tail(CRASH_LINES):
@@ -232,13 +238,13 @@ class Runner:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGTERM, self._interrupted)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by nohup
             loop.add_signal_handler(signal.SIGHUP, self._interrupted)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.set_exception_handler(self._failed)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """End everything on an error in a callback: better no supervisor than one that forgot an event."""
+        """End everything on an error in a callback: no supervisor is better than one that lost an event."""
         error = context.get("exception")
         if not self._ended.done():
             self._ended.set_exception(error if isinstance(error, Exception) else RuntimeError(str(context["message"])))
@@ -246,19 +252,19 @@ class Runner:
     def _interrupted(self) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
-            self._progress.say(f"stopping (at most {GRACE_S:g} s; once more to stop at once)")
+            self._progress.say(f"stopping (at most {GRACE_S:g} s; press Ctrl-C again to kill)")
         self.feed(StopAsked())
 
     def _reap(self) -> None:
-        """Look at every child: signals that come together are delivered once."""
+        """Check every child, because signals that come together are delivered once."""
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
                 del self._processes[name]
                 self.feed(self._describe_end(name, process, code))
         if self._nursery is not None:
-            self._nursery.look()  # whose children may be heard of only now
-        # An orphan that is not among ours may be a worker whose number is still to be read: its end must be kept.
+            self._nursery.look()  # may deliver ids of children that are unknown until now
+        # An unknown orphan may be a worker whose id is still to be read: its exit status must be kept.
         if self._takes_orphans_in and not (self._nursery is not None and self._nursery.has_pending_births):
             reap_orphans(self._own_pids())
         self._tend_nursery()
@@ -278,7 +284,7 @@ class Runner:
             due = self._policy.wake_at()
             delay_s = None if due is None else max(0.0, due - time.monotonic())
             try:
-                # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the result.
+                # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the result.
                 async with asyncio.timeout(delay_s):
                     await self._changed.wait()
             except TimeoutError:

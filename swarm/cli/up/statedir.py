@@ -1,8 +1,8 @@
-"""Hold the directory of ``swarm up``'s state: one that was named, or a private one that goes when it ends.
+"""State directory of ``swarm up``: a named one, or a private one that is removed at the end.
 
-Who uses a state directory holds a lock in it, which the kernel drops with its holder: a second supervisor or broker on
-the same directory is refused. A supervisor that was killed can't tidy up its private directory; the next ``swarm up``
-of the same user removes those that nobody holds.
+A user of a state directory holds a lock in it, which the kernel releases with its holder: a second supervisor or broker
+on the same directory is refused. A killed supervisor can't remove its private directory; the next ``swarm up`` of the
+same user removes directories without a holder.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from swarm.errors import ConfigError
 
 PREFIX = "swarm-up-"
 LOCK = "supervisor.lock"
-_PID_WIDTH = 10  # always the same length: what was written once has its room
-BROKER_LOCK = "broker.lock"  # of its own: a supervisor's broker works in its supervisor's directory
+_PID_WIDTH = 10  # fixed length, so that rewriting needs no new disk space
+BROKER_LOCK = "broker.lock"  # a separate lock: a supervisor's broker works in its supervisor's directory
 
 
 @contextmanager
 def state_directory(given: Path | None) -> Iterator[Path]:
-    """Hold the directory, with a ``logs`` directory in it, until the end. Raises ConfigError if it can't be written or
-    another ``swarm up`` holds it."""
+    """Lock the directory, with a ``logs`` directory in it, until the end of the context.
+
+    Raises ``ConfigError`` if it can't be written or another ``swarm up`` holds it.
+    """
     if given is None:
         with _private_directory() as private:
             yield _with_logs(private)
@@ -39,8 +41,10 @@ def state_directory(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
-    """Hold a lock of this name in the directory, which is made if need be. Raises ConfigError if somebody else does;
-    ``holder`` is what both are, for people."""
+    """Hold a lock with this name in the directory, which is created if needed.
+
+    Raises ``ConfigError`` if another process holds it. ``holder`` is the name of the program in the message.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.fdopen(os.open(directory / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
@@ -60,7 +64,8 @@ def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
 
 
 def _write_pid(lock: int) -> None:
-    """Write our process id, to tell whoever is refused. Overwrites the old one, so that a full disk has room for it."""
+    """Write our process id, for the message of a refused process. Overwrites the old one in place, which works on a
+    full disk."""
     with suppress(OSError):
         os.pwrite(lock, f"{os.getpid():<{_PID_WIDTH}}\n".encode(), 0)
         os.ftruncate(lock, _PID_WIDTH + 1)
@@ -68,7 +73,8 @@ def _write_pid(lock: int) -> None:
 
 def _with_logs(directory: Path) -> Path:
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # its own: the mode is not for parents made on the way
+        # only for this directory: parents that are created get the default mode
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / "logs").mkdir(exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=directory / "logs").close()
     except OSError as error:
@@ -77,7 +83,7 @@ def _with_logs(directory: Path) -> Path:
 
 
 class NoRoom(ConfigError):
-    """The disk is full: that can pass by itself."""
+    """The disk is full, which may be temporary."""
 
 
 def _not_writable(directory: Path, error: OSError) -> ConfigError:
@@ -105,5 +111,5 @@ def remove_stale(parent: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if mine:
                     shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # held by a living supervisor, gone meanwhile, or somebody else's
+        except OSError:  # held by a running supervisor, just removed, or owned by another user
             continue

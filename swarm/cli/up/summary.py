@@ -1,4 +1,4 @@
-"""Put the broker's reports into words for ``swarm up``. Reports come in, lines go out."""
+"""Text for ``swarm up`` from the broker's reports. Reports come in, lines go out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _NOBODY = "no worker is here"
 
 
 def loading_line(status: Json, nodes: Json) -> str:
-    """Tell what is going on until the swarm serves: who is there, what has been loaded, what is missing."""
+    """Return the state until the swarm serves: present workers, loading progress, missing resources."""
     parts = [_workers(nodes)]
     loading: list[dict[str, Any]] = status.get("loading") or []  # type: ignore[assignment]
     if loading:
         loaded, total = (sum(int(row[key]) for row in loading) for key in ("loaded_bytes", "total_bytes"))
-        percent = 100 if total == 0 else 10 * (10 * loaded // total)  # in tens: elsewhere than on a terminal it's a log
+        # in steps of ten percent, because without a terminal each change is a line
+        percent = 100 if total == 0 else 10 * (10 * loaded // total)
         parts.append(f"{percent} % of {in_bytes(total)} loaded")
     elif _says_more(waits_for := str(status.get("waits_for") or ""), than=parts[0]):
         parts.append(f"waiting for {waits_for}")
@@ -25,7 +26,7 @@ def loading_line(status: Json, nodes: Json) -> str:
 
 
 def _says_more(waits_for: str, than: str) -> bool:
-    """Whether a reason adds something: if no worker is here, waiting for one is nothing new."""
+    """Whether a reason adds information: without any worker, waiting for a worker is obvious."""
     return bool(waits_for) and not (than == _NOBODY and waits_for.startswith("a worker"))
 
 
@@ -41,7 +42,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
-    """Tell, when the swarm first serves, who computes what, where to reach it, how to try it."""
+    """Return lines for the first time the swarm serves: the plan, the URL, and how to try it."""
     at = "" if url == DEFAULT_URL else f" --url {url}"
     stages = plan.get("stages") or []
     count = "1 worker" if len(stages) == 1 else f"{len(stages)} workers"  # type: ignore[arg-type]
@@ -55,7 +56,7 @@ def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
 
 
 def plan_lines(plan: Json) -> list[str]:
-    """Draw a table of the plan: worker, layers, memory, room for tokens."""
+    """Return a table of the plan: worker, layers, memory, capacity in tokens."""
     stages: list[dict[str, Any]] = plan.get("stages") or []  # type: ignore[assignment]
     rows = [("worker", "layers", "weights", "memory", "room")]
     rows += [

@@ -1,21 +1,23 @@
-"""Decide for ``swarm up`` whom to start, when, and when to give up. Events come in, actions go out.
+"""Decisions of ``swarm up``: which processes to start, when, and when to give up. Events come in, actions go out.
 
 Rules:
 
-* The broker and every worker are *children*. A child that dies is started again after a delay that doubles from
-  ``FIRST_DELAY_S`` to ``MAX_DELAY_S``; a life of ``HEALTHY_S`` makes it as good as new.
-* A worker that ends with 0 was let go by the broker, because somebody asked the broker for that (``swarmctl stop``): it
-  stays away. One that a signal ended is started again, however orderly it went. The broker has no such right to stay
-  away, the swarm can't be without it.
-* One that the broker wants back as a new process (``EX_TEMPFAIL``) is started again like one that died.
-* A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
-  a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
-* The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it doesn't:
-  a moment of the cores earlier and everybody would serve later. It has no more right than the broker to stay away, but
-  the swarm can be without it: one that can't ever work is given up, and nothing else.
-* Whoever asks for more workers is answered when they have joined, or can't ever work.
-* Stopping: everybody is asked at once, whoever is still there after ``GRACE_S`` is killed, and ``REAP_S`` later the
-  supervisor ends even if the kernel can't. A second request to stop kills at once. Nothing is started any more.
+* The broker and every worker are *children*. A child that dies is restarted after a delay that doubles from
+  ``FIRST_DELAY_S`` to ``MAX_DELAY_S``; after running for ``HEALTHY_S``, the delay starts from the beginning.
+* A worker that exits with 0 was dismissed by the broker on a user's request (``swarmctl stop``): it is not restarted. A
+  worker that a signal ended is restarted, even after an orderly exit. The broker is always restarted, because the swarm
+  can't run without it.
+* A worker that the broker wants back as a new process (``EX_TEMPFAIL``) is restarted like one that died.
+* A child that exits with ``EX_CONFIG`` can never work (a wrong setting, a model that is refused). A worker is given up;
+  a broker ends the swarm. The last worker of a swarm that never served ends it, too: there is no worker left to wait
+  for.
+* The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it does not: an
+  earlier start would take processor time from the workers and delay serving. Like the broker, it is always restarted,
+  but the swarm can run without it: if it can never work, only the gateway is given up.
+* A request for more workers is answered when they have joined, or can never work.
+* Stopping: all children are terminated together. The ones that still run after ``GRACE_S`` are killed, and ``REAP_S``
+  later the supervisor ends even if the kernel has not ended them. A second request to stop kills immediately. No child
+  is started any more.
 """
 
 from __future__ import annotations
@@ -27,21 +29,21 @@ from enum import Enum
 
 from swarm.cli.up.joins import Joins, Outcome
 
-FIRST_DELAY_S = 0.05
+FIRST_DELAY_S = 0.05  # first delay before a restart
 MAX_DELAY_S = 10.0
-HEALTHY_S = 30.0
-GRACE_S = 5.0
-REAP_S = 2.0
-GATEWAY_AFTER_S = 10.0  # then somebody may want to hear why nothing serves
+HEALTHY_S = 30.0  # a child that ran this long is restarted without an increased delay
+GRACE_S = 5.0  # from the request to stop until children are killed
+REAP_S = 2.0  # from the kill until the supervisor ends in any case
+GATEWAY_AFTER_S = 10.0  # then a user may want to see why nothing serves
 
 EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
 EX_TEMPFAIL = 75  # "try again later": a worker that the broker wants back as a new process
-SIGNAL_BASE = 128  # as shells count: a process that ended in order because of signal n ends with 128 + n
-MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a machine unusable
+SIGNAL_BASE = 128  # the convention of shells: a process that exited in order because of signal n exits with 128 + n
+MAX_WORKERS = 64  # on one machine; more than is useful, but few enough to keep a machine usable
 
 BROKER = "broker"
 GATEWAY = "gateway"
-OURS = (BROKER, GATEWAY)  # no workers: nobody but we may let them go
+OURS = (BROKER, GATEWAY)  # not workers: the broker can't dismiss them
 
 
 # --- events: what can happen -----------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ OURS = (BROKER, GATEWAY)  # no workers: nobody but we may let them go
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """``swarm up`` begins, with that many workers, and with a gateway or without."""
+    """``swarm up`` starts, with this number of workers, and with or without a gateway."""
 
     num_workers: int
     gateway: bool = False
@@ -57,7 +59,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child ended. ``code`` as in ``subprocess``: negative is a signal. ``last_line``: the end of its log."""
+    """A child ended. ``code`` is that of ``subprocess``: negative for a signal. ``last_line`` is the end of its log."""
 
     name: str
     code: int
@@ -83,7 +85,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The broker knows these workers."""
+    """These workers have joined the broker."""
 
     names: tuple[str, ...]
 
@@ -95,7 +97,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C or SIGTERM was received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ Event = Begun | Exited | NotStarted | Asked | Joined | Served | StopAsked | Tick
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process. ``memory_limit`` in bytes, for workers; None means the common one."""
+    """Start a process. ``memory_limit`` is in bytes, for workers; None means the common limit."""
 
     name: str
     memory_limit: int | None = None
@@ -129,7 +131,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell the broker which workers an ``Asked`` brought, and what went wrong with the others."""
+    """Report to the broker which of the requested workers have joined, and the errors of the others."""
 
     ticket: int
     started: tuple[str, ...]
@@ -138,7 +140,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SayRestart:
-    """Tell the user that a child died and when it comes back."""
+    """Show the user that a child died and when it is restarted."""
 
     name: str
     reason: str
@@ -147,7 +149,7 @@ class SayRestart:
 
 @dataclass(frozen=True, slots=True)
 class SayGivenUp:
-    """Tell the user that a worker, or the gateway, can't work and stays away."""
+    """Show the user that a worker, or the gateway, can't work and is not restarted."""
 
     name: str
     reason: str
@@ -155,14 +157,14 @@ class SayGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class SayLeft:
-    """Tell the user that a worker left in good order."""
+    """Show the user that a worker left in good order."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """All is over. ``error`` is None after a stop that was asked for."""
+    """End the supervisor. ``error`` is None after a requested stop."""
 
     error: str | None
 
@@ -176,7 +178,7 @@ Action = Start | Terminate | Kill | Answer | SayRestart | SayGivenUp | SayLeft |
 class _Phase(Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for its next start
-    AWAY = "away"  # it left or was given up
+    AWAY = "away"  # left or given up
 
 
 @dataclass(slots=True)
@@ -184,39 +186,40 @@ class _Child:
     name: str
     memory_limit: int | None
     phase: _Phase
-    since: float
-    num_failures: int = 0
-    retry_at: float = 0.0
+    since: float  # time of its last start
+    num_failures: int = 0  # in a row, without a long run between them
+    retry_at: float = 0.0  # while WAITING: time of the next start
 
 
 class Supervisor:
-    """Answer events with what to do (``handle``); ``wake_at()`` says when to come back with a ``Tick``."""
+    """Deciding core of ``swarm up``: ``handle`` turns events into actions; ``wake_at()`` is the time of the next
+    ``Tick``."""
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
-        self._num_named = 0
+        self._num_named = 0  # workers that were ever named; the next one's number
         self._joins = Joins()
         self._served = False
-        self._gateway_at: float | None = None  # when it is started, if it wasn't yet
-        self._stop_at: float | None = None
-        self._killing = False
+        self._gateway_at: float | None = None  # time of its start, if it is not started yet
+        self._stop_at: float | None = None  # time of the request to stop; after the kill, of the kill
+        self._killing = False  # whether the children were killed
         self._ended = False
-        self._error: str | None = None
+        self._error: str | None = None  # reason of the end; None: requested
 
     @property
     def stopping(self) -> bool:
         return self._stop_at is not None
 
     def running(self) -> tuple[str, ...]:
-        """List the children that live, in the order of their first start."""
+        """Return the running children, in the order of their first start."""
         return tuple(child.name for child in self._children.values() if child.phase is _Phase.RUNNING)
 
     def workers(self) -> tuple[str, ...]:
-        """List the workers that live or will live again."""
+        """Return the workers that run or will be restarted."""
         return tuple(c.name for c in self._children.values() if c.name not in OURS and c.phase is not _Phase.AWAY)
 
     def wake_at(self) -> float | None:
-        """Say when the next ``Tick`` is due; None if only an event can change anything."""
+        """Return the time at which the next ``Tick`` is due; None if only an event can change anything."""
         if self._ended:
             return None
         if self._stop_at is not None:
@@ -273,7 +276,9 @@ class Supervisor:
         if self.stopping:
             yield Answer(asked.ticket, (), "this swarm up is stopping")
         elif len(self.workers()) + asked.count > MAX_WORKERS:
-            yield Answer(asked.ticket, (), f"{len(self.workers())} workers run here already; the most is {MAX_WORKERS}")
+            yield Answer(
+                asked.ticket, (), f"{len(self.workers())} workers run here already; the maximum is {MAX_WORKERS}"
+            )
         else:
             names = tuple(self._next_name() for _ in range(asked.count))
             self._joins.asked(asked.ticket, names, now)
@@ -305,7 +310,7 @@ class Supervisor:
             yield from self._stop(reason, now)
             return
         yield SayGivenUp(child.name, reason)
-        yield from self._answers(self._joins.gone(child.name, f"gives up: {reason}"))
+        yield from self._answers(self._joins.gone(child.name, f"can't work: {reason}"))
         if child.name != GATEWAY and not self._served and not self.workers():
             yield from self._stop(reason, now)
 
@@ -328,7 +333,7 @@ class Supervisor:
         if due is None or now < due:
             return
         if self._killing:
-            yield from self._end(f"could not end {', '.join(self.running())}: the kernel holds on to them")
+            yield from self._end(f"could not end {', '.join(self.running())}: the kernel did not end them")
         elif self.stopping:
             yield from self._kill_all(now)
         else:
@@ -348,7 +353,7 @@ class Supervisor:
         for child in self._children.values():
             if child.phase is _Phase.WAITING:
                 child.phase = _Phase.AWAY
-        for name in reversed(self.running()):  # the last first: they may still have a word for the broker
+        for name in reversed(self.running()):  # the last first: they may still have a message for the broker
             yield Terminate(name)
         yield from self._end_if_empty()
 
@@ -369,9 +374,9 @@ class Supervisor:
 
 
 def describe_exit(code: int) -> str:
-    """Put an exit code into words."""
+    """Describe an exit code in words."""
     if code == EX_TEMPFAIL:
-        return "was told to start anew"
+        return "was asked to restart"
     if code > SIGNAL_BASE:
         return f"ended after {_signal_name(code - SIGNAL_BASE)}"
     return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"

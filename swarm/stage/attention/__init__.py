@@ -1,10 +1,10 @@
-"""Attention: keys and values of every sequence, and who attends to what.
+"""Attention: storage of every sequence's keys and values, and the attention of each row to them.
 
-Comes in: queries, keys and values of a ragged batch, from the model's own layers. Goes out: what each row attends to.
-Rules: a row's bits depend on its own sequence alone, however the batch was put together and the prompt was cut; room is
+Input: queries, keys and values of a ragged batch, from the model's own layers. Output: each row's attention result.
+Rules: a row's bits depend on its own sequence alone, however the batch was composed and the prompt was split; memory is
 counted in blocks of 32 positions.
 
-``arena`` keeps the blocks (``grid``), laid out (``layouts``) for whichever kernel reads them. ``passes`` is one run of
-a batch, ``tiles`` says who attends together in it. ``function`` is what transformers calls; ``own`` is our kernel,
-``calls`` what it is called with.
+``arena`` stores the blocks (``grid``) in the layout of the kernel that reads them (``layouts``). ``passes`` describes
+one run of a batch, and ``tiles`` groups the rows that share a product in it. ``function`` is the attention function
+that transformers calls; ``native_attention`` calls our own kernel with the arguments of ``kernel_args``.
 """

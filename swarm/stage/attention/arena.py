@@ -1,12 +1,12 @@
-"""Keys and values of every sequence, by sequence and layer.
+"""Storage of keys and values, by sequence and layer.
 
-On a CPU, sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long
-as such a sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or
-moved as they grow. The system commits pages when they are first written and takes them back at release, so what is
-written counts, in blocks of 32 positions.
+On a CPU, sequences of similar length share a *rack*: one range of address space per layer with a slot for each
+sequence, large enough for the longest such sequence. Neighbouring sequences can then be multiplied in one product, and
+nothing is gathered, copied or moved as they grow. The operating system commits pages when they are first written and
+takes them back at release, so only written positions count, in blocks of 32.
 
-Elsewhere memory is committed when it is asked for. There a sequence has a rack of its own, which is made larger, and
-copied, whenever it has grown by 128 positions; what is allocated counts.
+On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
+enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from swarm.stage.attention.grid import CELL, GRID, round_up
 from swarm.stage.attention.layouts import Layout, layouts_of
 from swarm.wire.messages import LayerRange, Row
 
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
-# Sequences that share a rack, where giving back a part of a mapping zeroes it.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
+# Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _PLACES = 32
 
 
@@ -34,23 +34,23 @@ class Region:
 
     keys: torch.Tensor
     values: torch.Tensor
-    sizes: tuple[int, int]
-    layouts: tuple[Layout, Layout]
+    sizes: tuple[int, int]  # of one key, and of one value
+    layouts: tuple[Layout, Layout]  # of the keys, and of the values
 
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of some positions' keys and values ``[key heads, positions, size]``."""
+        """Return a copy of some positions' keys and values ``[key heads, positions, size]``."""
         where = slice(start, stop)
         keys = self.layouts[0].read(self.keys, where, self.sizes[0])
         return keys, self.layouts[1].read(self.values, where, self.sizes[1])
 
     def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values ``[key heads, positions, size]`` at ``start`` and after it."""
+        """Write keys and values ``[key heads, positions, size]``, beginning at position ``start``."""
         where = slice(start, start + keys.shape[1])
         self.layouts[0].write(self.keys, where, keys)
         self.layouts[1].write(self.values, where, values)
 
     def copy(self, source: Region, position: int) -> None:
-        """Take what another one has before ``position``, and what lies in the same units after it."""
+        """Copy the positions before ``position`` from another region, together with the rest of the last unit."""
         for mine, other, layout in zip(
             (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
         ):
@@ -60,28 +60,29 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One layer of a rack: keys and values ``[places, key heads, units, numbers of a unit]`` on these pages (CPU only).
+    """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages (CPU only).
 
-    What a unit is and how its numbers lie is up to the ``layouts`` of the two; in the plain one it is a position.
+    The ``layouts`` of the two decide how many positions a unit holds and how its numbers are ordered. In the plain
+    layout, a unit is a position.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     sizes: tuple[int, int]  # of one key, and of one value
-    layouts: tuple[Layout, Layout]
-    pages: tuple[mmap.mmap, ...]
+    layouts: tuple[Layout, Layout]  # of the keys, and of the values
+    pages: tuple[mmap.mmap, ...]  # the mappings under the two tensors; empty on other devices
 
     def region(self, place: int) -> Region:
         return Region(self.keys[place], self.values[place], self.sizes, self.layouts)
 
     def clear(self, place: int) -> None:
-        """Give a place's pages back; they read as zeros afterwards."""
+        """Give a slot's pages back to the operating system; they read as zeros afterwards."""
         for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
             size = tensor.stride(0) * tensor.itemsize
             pages.madvise(mmap.MADV_DONTNEED, place * size, size)
 
     def cut(self, place: int, position: int) -> None:
-        """Give back the pages of a place on which there is nothing but what lies beyond ``position``."""
+        """Give back the slot's pages that hold only positions from ``position`` on."""
         for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
             units = -(-position // layout.unit)
             for head in range(tensor.shape[1]):
@@ -94,34 +95,35 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class Rack:
-    """Places for sequences of up to ``positions`` positions; if it is one sequence's own, for so many as yet."""
+    """Slots for sequences of up to ``positions`` positions. A rack of one sequence (not on a CPU) grows with it."""
 
     positions: int
-    free: list[int]  # descending, so that the lowest is taken first and sequences lie side by side
+    free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
     slabs: dict[int, Slab] = field(default_factory=dict)  # by layer
-    # Addresses of the slabs of some layers, for a kernel that works on all of them; empty after any change of a slab.
+    # Addresses of the slabs of a range of layers, for a kernel that works on all of them; emptied by any change of a
+    # slab.
     tables: dict[LayerRange, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Held:
     rack: Rack
-    place: int
-    limit: int
-    taken: int  # positions that count
-    layers: set[int] = field(default_factory=set)  # where something was written
+    place: int  # slot in the rack
+    limit: int  # reserved positions
+    taken: int  # positions that count as used
+    layers: set[int] = field(default_factory=set)  # layers in which something was written
 
 
 class KvArena:
-    """The sequences of one stage. One thread's."""
+    """Keys and values of all sequences of one stage. Used by one thread only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._has_pages = device.type == "cpu"  # which are committed by writing
+        self._has_pages = device.type == "cpu"  # whether memory is committed by writing
         self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _Held] = {}  # by sequence
         self._racks: list[Rack] = []
-        self.used = 0
+        self.used = 0  # positions that count as used, of all sequences
 
     def __len__(self) -> int:
         return len(self._held)
@@ -133,18 +135,18 @@ class KvArena:
 
     @property
     def wasted(self) -> int:
-        """Positions that a sequence may count for beyond the blocks that it fills."""
+        """Number of positions that a sequence may count for beyond the blocks that it fills."""
         return self._counted(1) - round_up(1)
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of memory that were asked for: on a CPU, of address space."""
+        """Bytes that were allocated; on a CPU, bytes of address space."""
         slabs = (slab for rack in self._racks for slab in rack.slabs.values())
         return sum(slab.keys.nbytes + slab.values.nbytes for slab in slabs)
 
     def _rack_for(self, limit: int) -> Rack:
-        """Find or make a rack with a free place for this many positions, rounded up to a power of two; where there are
-        no pages, an empty one that grows."""
+        """Return a rack with a free slot for this many positions, rounded up to a power of two; where memory has no
+        pages, a new empty rack that grows."""
         positions = CELL if self._has_pages else 0
         while 0 < positions < limit:
             positions *= 2
@@ -165,7 +167,7 @@ class KvArena:
             self.make(sequence, layer, *old.read(0, 1)).copy(old, position)
 
     def shrink(self, sequence: int, limit: int) -> None:
-        """Reserve no more than this, and give back what was written beyond it."""
+        """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
         held = self._held.get(sequence)
         if held is None:
             return
@@ -180,11 +182,12 @@ class KvArena:
                 held.rack.slabs[layer].cut(held.place, held.limit)
 
     def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
-        """One block's keys and values ``[2, key heads, 32, size]``; for layers whose two are of one size."""
+        """Return one block's keys and values ``[2, key heads, 32, size]``. Requires a layer whose keys and values have
+        one size."""
         return torch.stack(self._region(sequence, layer).read(block * GRID, (block + 1) * GRID))
 
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
-        """Take a block that ``copy_out`` gave, here or on another machine."""
+        """Write a block that ``copy_out`` returned, here or on another machine."""
         self._take(self._held[sequence], (block + 1) * GRID)
         region = self.make(sequence, layer, data[0], data[1])
         region.write(block * GRID, data[0], data[1])
@@ -201,7 +204,7 @@ class KvArena:
             self._racks.remove(held.rack)
 
     def _clear(self, held: _Held) -> None:
-        """Forget what was written. A place that is used again must read as zeros: there may have been NaNs."""
+        """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
         for layer in held.layers:
             if self._num_places == 1:
                 del held.rack.slabs[layer]
@@ -216,7 +219,10 @@ class KvArena:
         self.used = 0
 
     def truncate(self, sequence: int, position: int) -> None:
-        """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
+        """Cut the sequence: positions from ``position`` on will be written again before they are read.
+
+        Only a cut to 0 frees memory.
+        """
         held = self._held.get(sequence)
         if position == 0 and held is not None:
             self._clear(held)
@@ -224,7 +230,7 @@ class KvArena:
             held.taken = 0
 
     def keep(self, layers: LayerRange) -> None:
-        """Drop what other layers hold."""
+        """Drop the data of all other layers."""
         for rack in self._racks:
             for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
                 del rack.slabs[layer]
@@ -233,7 +239,7 @@ class KvArena:
             held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
 
     def check(self, row: Row) -> None:
-        """Raise IllegalMove unless the row's positions were reserved."""
+        """Raise ``IllegalMove`` unless the row's positions are reserved."""
         held = self._held.get(row.sequence)
         if held is None:
             raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
@@ -244,7 +250,7 @@ class KvArena:
             )
 
     def take(self, row: Row) -> None:
-        """The row's positions are about to be written: they count from now on."""
+        """Count the row's positions as used; they are about to be written."""
         self.check(row)
         self._take(self._held[row.sequence], row.start + row.count)
 
@@ -257,12 +263,12 @@ class KvArena:
                 self._resize(held.rack, held.taken)
 
     def _counted(self, positions: int) -> int:
-        """Count what so many positions take: attention reads whole cells, so where there are no pages they are
-        there."""
+        """Return how many positions count as used when this many are written. Attention reads whole cells, so where
+        memory has no pages a whole cell is allocated."""
         return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
 
     def _resize(self, rack: Rack, positions: int) -> None:
-        """Give one sequence's rack another size, layer after layer, so that little is held twice."""
+        """Resize the rack of one sequence, layer after layer, so that little memory is held twice."""
         kept = min(rack.positions, positions)
         rack.positions = positions
         rack.tables.clear()
@@ -272,7 +278,7 @@ class KvArena:
             rack.slabs[layer] = new
 
     def place(self, sequence: int) -> tuple[Rack, int]:
-        """Where the sequence lies, in every layer."""
+        """Return the sequence's rack and slot, which are the same in every layer."""
         held = self._held[sequence]
         return held.rack, held.place
 
@@ -282,14 +288,15 @@ class KvArena:
         return held.rack.slabs[layer].region(held.place) if held is not None and layer in held.layers else None
 
     def make(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
-        """The sequence's region in this layer, which takes keys and values ``[heads, *, size]`` like these."""
+        """Return the sequence's region in this layer, created for keys and values like these (``[heads, *, size]``) if
+        needed."""
         held = self._held[sequence]
         slab = self.slab(held.rack, layer, keys, values)
         held.layers.add(layer)
         return slab.region(held.place)
 
     def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
-        """A layer of a rack, made when it is first needed."""
+        """Return a layer of a rack, created at first use."""
         if layer not in rack.slabs:
             sizes, layouts = (keys.shape[2], values.shape[2]), layouts_of(keys)
             rack.slabs[layer] = self._new_slab(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
@@ -311,7 +318,7 @@ class KvArena:
         return Slab(key_part, value_part, sizes, layouts, pages)
 
     def wrote(self, sequences: tuple[int, ...], layer: int) -> None:
-        """Remember that these sequences have something in this layer."""
+        """Record that these sequences have data in this layer."""
         for sequence in sequences:
             self._held[sequence].layers.add(layer)
 
@@ -328,7 +335,8 @@ def _zeros(
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device), None
     num_elements = shape[0] * shape[1] * shape[2] * shape[3]
-    # Each place begins on a page, so that it can be given back alone: cells and sizes see to it for all but tiny heads.
+    # Each slot begins on a page, so that it can be given back separately. Cells and sizes ensure that without padding
+    # for all but tiny heads.
     place_bytes = num_elements // shape[0] * dtype.itemsize
     stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE

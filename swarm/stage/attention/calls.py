@@ -1,4 +1,4 @@
-"""What our attention kernel is called with: the structures of kernels.h, and the rows of a pass by rack."""
+"""Arguments of our attention kernel: the structures of kernels.h, and the rows of a pass grouped by rack."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Span(ctypes.Structure):
-    """``SwarmSpan`` of kernels.h, as the others below."""
+    """``SwarmSpan`` of kernels.h. The structures below mirror kernels.h, too."""
 
     _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
 
 
 class Cache(ctypes.Structure):
+    """Addresses, strides and sizes of one layer's keys and values (``SwarmCache``)."""
+
     _fields_ = [
         ("keys", _pointer),
         ("values", _pointer),
@@ -32,6 +34,8 @@ class Cache(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
+    """Addresses and strides of a batch's queries, keys, values and results (``SwarmBatch``)."""
+
     _fields_ = [
         *((name, _pointer) for name in ("query", "key", "value", "out")),
         *((name, _count) for name in ("query_token", "query_head", "key_token", "key_head")),
@@ -40,12 +44,14 @@ class Batch(ctypes.Structure):
 
 
 class How(ctypes.Structure):
+    """Parameters of attention: what scores go through before they become weights."""
+
     _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", _count), ("sinks", _pointer)]
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The rows of a pass whose keys and values lie in one rack."""
+    """Rows of a pass whose keys and values are in one rack."""
 
     rack: Rack
     spans: ctypes.Array[_Span]
@@ -64,7 +70,7 @@ def cache_of(slab: Slab) -> Cache:
 
 
 def gathered(arena: KvArena, spans: Iterable[Span]) -> Iterator[Together]:
-    """Put together the rows that lie in one rack."""
+    """Group the rows by the rack that holds their keys and values."""
     by_rack: dict[int, tuple[Rack, list[_Span]]] = {}
     for span in spans:
         rack, place = arena.place(span.sequence)

@@ -1,16 +1,17 @@
-"""Who attends to what: the attention function that reads and writes keys and values.
+"""Attention function for transformers: writes keys and values, and computes each row's attention to them.
 
-The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries,
-keys and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position
-stands in the ``Pass`` (``passes``) that the calling thread has made current. On a CPU our own kernel attends (``own``).
-What follows is the way without it: on other devices, or where it was not built.
+The function is registered with transformers, so any decoder with pluggable attention calls it with the queries, keys
+and values of one ragged batch ``[1, heads, tokens, size]``. The calling thread's current ``ForwardPass`` (``passes``)
+holds which tokens belong to which sequence and position. On a CPU, our own kernel computes attention
+(``native_attention``). The rest of this text describes the path without it: on other devices, or where it was not
+built.
 
-A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
-a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie in
-cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are masked:
-they have weight exactly 0, and what lies there is finite. A window begins on a line of the grid of 32. A group's query
-heads count as rows of their common key head, and products take fixed numbers of them, as a probe says (``probe``);
-sequences share one only where the probe shows that each then has the bits that it has alone.
+A row's result must have the same bits whatever else is in the batch and however the prompt was split. The order in
+which a kernel sums depends on the number of keys, so that number may depend on the row's own position only. Positions
+lie in cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are
+masked: their weight is exactly 0, and their values are finite. A window begins on a multiple of 32. A group's query
+heads count as rows of their common key head, and products take fixed numbers of rows that a probe has shown to be safe
+(``probe``). Sequences share a product only where the probe shows that each has the bits that it has alone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from swarm.stage.products.probe import Cut, Product, Proof, cuts, prove
 from swarm.stage.products.steady import steadily
 
 NAME = "swarm"
-# How many keys there are depends on a row's own position. Long sums may be split over threads where short ones are not.
+# Key counts that the probe tries. A row's position decides how many keys there are, and libraries may split long sums
+# over threads where they do not split short ones.
 _TRIED_KEYS = (CELL, 3 * CELL, 17 * CELL)
-# Arguments that say nothing about who attends to what; any other one must be understood or refused.
+# Arguments that do not change which keys a query attends to. Any other argument must be understood or rejected.
 _HARMLESS = frozenset(
     {
         "position_ids",
@@ -65,7 +67,7 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it; returns ``[1, tokens, heads, size]``. Writes keys and values first."""
+    """Attend as transformers expects it; return ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = How(scale, sliding_window, softcap, s_aux)
@@ -80,16 +82,17 @@ def attend(
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What scores go through before they are weights."""
+    """Parameters of attention: what scores go through before they become weights."""
 
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+    scale: float  # factor of the scores
+    window: int | None  # positions that a query sees; None: all
+    softcap: float | None  # bound of the scores, by tanh
+    sinks: torch.Tensor | None  # per query head, a score that takes weight and gives nothing
 
 
 def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
-    """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
+    """Attend with queries, keys and values ``[tokens, heads, size]``; return the same shape. Tokens of no sequence get
+    zeros."""
     this = current_pass()
     if own.serves(key):
         return own.attend(
@@ -97,7 +100,8 @@ def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch
         )
     who = _plan(this, how.window, query.device)
     _write(this, who, layer, key, value)
-    if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them
+    # a power of two: scaling the queries, which are fewer than the scores, is exact
+    if math.frexp(how.scale)[0] == 0.5:
         query, how = query * how.scale, How(1.0, how.window, how.softcap, how.sinks)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
     proof, together = shown(query, key, value)
@@ -107,9 +111,10 @@ def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch
 
 
 def shown(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
-    """How torch attends with such heads ``[tokens, heads, size]``, and whether sequences may share a product."""
+    """Return the proof for torch's attention with such heads ``[tokens, heads, size]``, and whether sequences may share
+    a product."""
     heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
-    if query.device.type != "cpu":  # no test of ours holds other devices to their bits
+    if query.device.type != "cpu":  # we do not test the bits of other devices
         return Proof(), True
     numbers = cores.numbers(0)
     for together in (True, False):
@@ -121,7 +126,7 @@ def shown(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[
 
 
 def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool) -> Proof:
-    """Try scores, weights and mixture on a sequence alone; ``together``, in the midst of two strangers as well."""
+    """Try scores, weights and mixture on a sequence alone; with ``together``, also between two other sequences."""
     chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
     caches = [
         tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _TRIED_KEYS
@@ -137,7 +142,8 @@ def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tupl
             alone = mixed(rows, keys[mine], values[mine])
             if together:
                 among = mixed(torch.cat((rows.flip(1), rows, rows * 2)), keys, values)[mine]
-                alone = torch.where(alone == among, alone, torch.nan)  # which equals nothing, so it shows
+                # NaN equals nothing, so a difference fails the probe
+                alone = torch.where(alone == among, alone, torch.nan)
             results.append(alone.transpose(0, 1).reshape(len(flat), -1))
         return torch.cat(results, dim=1)
 
@@ -170,7 +176,7 @@ def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Te
 
 
 def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How, proof: Proof) -> torch.Tensor:
-    """``query`` [tokens, heads, size] → [tokens, heads, size]."""
+    """Compute a group's attention from queries [tokens, heads, size]; return the same shape."""
     keys, values = _keys(slab.keys, group), _keys(slab.values, group)
     folded = _fold(query, group, slab.keys.shape[1])
     num_rows = folded.shape[1]
@@ -188,7 +194,7 @@ def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How, proof
 
 
 def _in_tiles(product: Product, rows: torch.Tensor, others: torch.Tensor, proof: Proof) -> torch.Tensor:
-    """A product of rows ``[heads, rows, …]`` with each head's keys or values, a tile of rows at a time."""
+    """Multiply rows ``[heads, rows, …]`` with each head's keys or values, one tile of rows at a time."""
     if not proof.exact:
         return product(rows, others)
     return torch.cat([product(_tile(rows, cut), others)[:, : cut.count] for cut in cuts(rows.shape[1], proof.sizes)], 1)
@@ -201,18 +207,19 @@ def _tile(rows: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def _keys(cache: torch.Tensor, group: Group) -> torch.Tensor:
-    """Keys or values ``[places, heads, positions, size]`` → ``[num * heads, keys, size]``, without a copy."""
+    """Return a group's keys or values ``[num * heads, keys, size]`` from ``[slots, heads, positions, size]``, without a
+    copy."""
     some = cache[group.place : group.place + group.num, :, group.low : group.high]
     return some.flatten(0, 1) if group.num == 1 or some.stride(0) == some.shape[1] * some.stride(1) else _dense(some)
 
 
 def _dense(some: torch.Tensor) -> torch.Tensor:
-    """Heads so small that a place has room to spare."""
+    """Copy the keys: heads are so small that slots are padded to whole pages, and a view is impossible."""
     return some.reshape(-1, *some.shape[2:])
 
 
 def _fold(query: torch.Tensor, group: Group, key_heads: int) -> torch.Tensor:
-    """Query heads and tokens become rows of their key head: ``[num * key heads, group * count, size]``."""
+    """Turn query heads and tokens into rows of their key head: ``[num * key heads, group * count, size]``."""
     shape = (group.num, group.count, key_heads, -1, query.shape[-1])
     return query.reshape(shape).permute(0, 2, 3, 1, 4).reshape(group.num * key_heads, -1, query.shape[-1])
 
@@ -223,14 +230,15 @@ def _unfold(mixed: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _split(rows: torch.Tensor, group: Group) -> torch.Tensor:
-    """``[num, key heads, query heads of each, count, …]``."""
+    """View the rows as ``[num, key heads, query heads of each, count, …]``."""
     return rows.view(group.num, rows.shape[0] // group.num, -1, group.count, rows.shape[2])
 
 
 def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Every row times every key, float32.
+    """Multiply every row with every key; return float32.
 
-    oneDNN (16 bit) packs the second operand of a product at every call: the few queries, not the many keys.
+    oneDNN (16 bit) packs the second operand of a product at every call. It is therefore the few queries, not the many
+    keys.
     """
     if rows.dtype == torch.float32:
         return torch.bmm(rows, keys.transpose(1, 2))
@@ -239,14 +247,15 @@ def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
-    """``column``: one more score per row that takes weight and gives nothing."""
+    """Return the weights, in place of the scores if possible. ``column`` is one more score per row: it takes weight and
+    gives nothing."""
     if column is None:
         return torch.softmax(scores, dim=-1, out=scores)
     return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
 def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: Group) -> torch.Tensor | None:
-    """A query head's sink for each of its rows."""
+    """Return the query head's sink for each of its rows."""
     if sinks is None:
         return None
     column = sinks.float().view(key_heads, -1).repeat_interleave(group.count, dim=1)
@@ -271,15 +280,15 @@ def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, other
         unknown.append("is_causal=False")
     if unknown:
         raise ModelError(
-            f"{type(module).__name__} asks for attention with {', '.join(unknown)}, which is not supported"
+            f"{type(module).__name__} requires attention with {', '.join(unknown)}, which is not supported"
         )
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """The grid masks; the model shall build nothing."""
+    """Return no mask: the groups mask by position, so the model must not build one."""
 
 
 def register() -> None:
-    """Make the attention function known to transformers; calling it again changes nothing."""
+    """Register the attention function with transformers. Idempotent."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _no_mask)

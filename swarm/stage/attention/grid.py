@@ -1,4 +1,4 @@
-"""The grid of positions: units of memory and of attention, and a step's rows cut into tiles along it."""
+"""Grid of positions: units of memory and of attention, and the rows of a step split into tiles along them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from swarm.wire.messages import BLOCK, Row
 
-# The unit of memory for keys and values, in positions; windows begin on a line of it.
+# Unit of memory for keys and values, in positions. Windows begin on a multiple of it.
 GRID = BLOCK
-# Queries attend to everything up to the next multiple of this after them: one number of keys for many lengths, so that
+# A query attends to everything up to the next multiple of this. Many lengths then have the same number of keys, so that
 # sequences can share a product. Costs at most that many masked keys.
 CELL = 128
 # Queries of one sequence that share a product. Divides CELL.
@@ -17,36 +17,37 @@ TILE = 64
 
 
 def round_up(positions: int) -> int:
-    """The next line of the grid."""
+    """Round up to a whole number of blocks."""
     return -(-positions // GRID) * GRID
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all in one cell."""
+    """``count`` queries of one sequence and one cell, which share a product."""
 
-    offset: int
+    offset: int  # of the first query, in the batch
     count: int
-    start: int
+    start: int  # position of the first query in its sequence
 
     @property
     def cell(self) -> int:
-        """Where its cell begins."""
+        """First position of the tile's cell."""
         return self.start // CELL * CELL
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One row of a step: its place in the batch, and its queries cut into tiles."""
+    """One row of a step: its offset in the batch, and its queries split into tiles."""
 
     sequence: int
-    offset: int
-    start: int
+    offset: int  # of the first token, in the batch
+    start: int  # position of the first token in its sequence
     count: int
     tiles: tuple[Tile, ...]
 
 
 def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
+    """Yield the rows as consecutive spans of a batch."""
     offset = 0
     for row in rows:
         yield Span(row.sequence, offset, row.start, row.count, tuple(_tiles(offset, row.start, row.count)))

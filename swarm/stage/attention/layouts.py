@@ -1,7 +1,7 @@
-"""How keys and values lie in an arena: plainly, for torch's kernels, or packed as our own kernels multiply them.
+"""Memory layouts of keys and values: plain for torch's kernels, or packed for our own.
 
-A layout keeps a sequence's keys (or values) of one layer as ``[heads, units, numbers of a unit]``. A unit is as many
-positions as lie together and apart from all others: one of them, or a block of 64.
+A layout stores a sequence's keys (or values) of one layer as ``[heads, units, numbers of a unit]``. A unit is the
+smallest range of positions stored separately from all others: one position, or a block of 64.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import torch
 from swarm.stage import native
 
 _BLOCK = 64  # positions that are packed together
-_LANES = 16  # of a vector: a packed value has a whole number of them
+_LANES = 16  # elements of a vector; a packed value is padded to a multiple of it
 
 
 class Layout(Protocol):
-    """Where the numbers of a position are. ``stored`` is ``[heads, units, *]``, dense numbers ``[heads, *, size]``."""
+    """Order of the numbers of keys or values. ``stored`` is ``[heads, units, *]``, dense numbers are ``[heads, *,
+    size]``."""
 
-    unit: int
+    unit: int  # positions of a unit
 
     def numbers(self, size: int) -> int:
-        """How many numbers a unit has of keys, or values, of this size."""
+        """Return how many numbers a unit of keys, or values, of this size has."""
         ...
 
     def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        """A dense copy of some positions."""
+        """Return a dense copy of some positions."""
         ...
 
     def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None: ...
@@ -46,7 +47,7 @@ class _Plain:
 
 
 class _PackedKeys:
-    """Blocks of 64 positions by pairs of elements, as ``SwarmMatrix`` has outputs and inputs."""
+    """Blocks of 64 positions, ordered by pairs of elements, as ``SwarmMatrix`` orders outputs and inputs."""
 
     unit = _BLOCK
 
@@ -63,7 +64,7 @@ class _PackedKeys:
         self._view(stored)[:, blocks, places] = padded.reshape(*padded.shape[:2], -1, 2)
 
     def _view(self, stored: torch.Tensor) -> torch.Tensor:
-        """``[heads, block, position in it, pair of elements, which of the two]``."""
+        """View as ``[heads, block, position in it, pair of elements, which of the two]``."""
         heads, blocks, pairs = stored.shape[0], stored.shape[1], stored.shape[2] // (2 * _BLOCK)
         if stored.dtype == torch.bfloat16:
             return stored.view(heads, blocks, pairs, _BLOCK, 2).transpose(2, 3)
@@ -71,7 +72,7 @@ class _PackedKeys:
 
 
 class _PackedValues:
-    """Position by position, in bfloat16 by pairs of them, so that the numbers of a pair lie side by side."""
+    """Position after position; in bfloat16, pairs of positions are interleaved."""
 
     unit = _BLOCK
 
@@ -88,7 +89,7 @@ class _PackedValues:
         self._view(stored)[:, pairs, which] = torch.nn.functional.pad(dense, (0, missing))
 
     def _view(self, stored: torch.Tensor) -> torch.Tensor:
-        """``[heads, pair of positions, which of the two, element]``."""
+        """View as ``[heads, pair of positions, which of the two, element]``."""
         heads, size = stored.shape[0], stored.shape[2] // _BLOCK
         if stored.dtype == torch.bfloat16:
             return stored.view(heads, -1, size, 2).transpose(2, 3)
@@ -113,10 +114,10 @@ PACKED = _PACKED_KEYS, _PACKED_VALUES  # as ``SwarmCache`` of kernels.h
 
 
 def layouts_of(like: torch.Tensor) -> tuple[Layout, Layout]:
-    """How keys, and values, of this kind and on this device lie: packed where our own kernels attend to them."""
+    """Return the layouts of keys and values with this dtype and device: packed where our kernels compute attention."""
     return PACKED if attends(like.device, like.dtype) else PLAIN
 
 
 def attends(device: torch.device, dtype: torch.dtype) -> bool:
-    """Do our own kernels attend to keys of this kind?"""
+    """Whether our own kernels support attention with keys of this dtype on this device."""
     return device.type == "cpu" and dtype in native.KINDS and native.library() is not None

@@ -1,4 +1,4 @@
-"""Attention of a pass through our own kernel: keys and values are written and read where they lie in the arena."""
+"""Attention of a pass by our own kernel, which writes and reads keys and values in place in the arena."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.stage.native import cores
 
 
 def serves(key: torch.Tensor) -> bool:
-    """Can the kernel attend to such keys?"""
+    """Whether the kernel supports keys of this dtype and device."""
     return layouts.attends(key.device, key.dtype)
 
 
@@ -30,9 +30,9 @@ def attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros. Writes keys and values."""
+    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
     library = native.library()
-    assert library is not None, "serves() said so"
+    assert library is not None, "the caller has checked supports()"
     if not query.dtype == key.dtype == value.dtype:
         raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
     query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
@@ -58,7 +58,7 @@ def attend(
 
 
 def racks_of(this: Pass) -> tuple[Together, ...]:
-    """Sort the pass's rows by rack, once in a pass."""
+    """Return the pass's rows grouped by rack; computed once in a pass."""
     if this.racks:
         this.tally.mask_hits += 1
     else:

@@ -1,7 +1,7 @@
-"""One run of a ragged batch through some layers: what the layers' hooks and the attention function must know about it.
+"""State of one run of a ragged batch through a range of layers, for the layers' hooks and the attention function.
 
-Layer modules are shared by consecutive stages of one worker, and one thread may warm a stage up while another computes
-with the one before. So nothing about a run is kept in a module; it stands in the calling thread's current pass.
+Consecutive stages of one worker share layer modules, and one thread may warm up a stage while another computes with the
+previous one. The state of a run is therefore never kept in a module: it is in the calling thread's current pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts how often masks and tables were made anew, and how often they were there already."""
+    """Cache statistics of masks and rope tables: how often they were reused, and how often computed."""
 
     mask_hits: int = 0
     mask_misses: int = 0
@@ -35,21 +35,21 @@ class Tally:
 
 @dataclass(slots=True)
 class Pass:
-    """One run through some layers by one thread: what the modules' hooks and the attention function need to know."""
+    """One run through a range of layers by one thread: all that the modules' hooks and the attention function need."""
 
     arena: KvArena
     layers: LayerRange
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # the rows of the batch
     hidden: torch.Tensor | None = None  # replaces the first layer's input, unless the stage embeds
-    keep_rows: torch.Tensor | None = None  # narrows the last layer's output to what the head needs
-    fenced: Callable[[], bool] = lambda: False
-    progressed: Callable[[], None] = lambda: None
+    keep_rows: torch.Tensor | None = None  # narrows the last layer's output to the rows that the head needs
+    fenced: Callable[[], bool] = lambda: False  # whether a newer epoch has made this run obsolete
+    progressed: Callable[[], None] = lambda: None  # called after each layer
     left_layers: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
-    plans: dict[int | None, Plan] = field(default_factory=dict)  # who attends together, by window
-    racks: tuple[Together, ...] = ()  # the same for our own kernel, once it was asked for
+    plans: dict[int | None, Plan] = field(default_factory=dict)  # groups of rows that share products, by window
+    racks: tuple[Together, ...] = ()  # the same for our own kernel; empty until it is first needed
     tally: Tally = field(default_factory=Tally)
-    length: int = 0  # positions up to the furthest of the batch
-    by_modules: bool = False  # whether the stage's program, if it has one, is passed over
+    length: int = 0  # largest position of the batch, plus one
+    by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
 
 
@@ -57,7 +57,7 @@ _current = threading.local()
 
 
 def current_pass() -> Pass:
-    """The pass that this thread is in."""
+    """Return this thread's current pass."""
     found = getattr(_current, "value", None)
     if not isinstance(found, Pass):
         raise IllegalMove("a layer ran outside of a pass")
@@ -65,7 +65,7 @@ def current_pass() -> Pass:
 
 
 class running:
-    """``with running(a_pass):`` makes it this thread's current one."""
+    """Context manager that makes a pass this thread's current one."""
 
     def __init__(self, this: Pass) -> None:
         self._this = this

@@ -1,7 +1,7 @@
-"""Who attends together in a pass: made once, used by every layer.
+"""Grouping of a pass's rows into shared products: computed once and used by every layer.
 
-Tiles whose keys begin and end at the same positions and whose sequences lie side by side in a rack share one product.
-A row's bits don't depend on who shares it, so this is a matter of speed alone.
+Tiles share one product if their keys begin and end at the same positions and their sequences are adjacent in a rack. A
+row's bits do not depend on which rows share its product, so grouping affects speed only.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import torch
 from swarm.stage.attention.arena import KvArena, Rack
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 
-# Keys that one product takes, all its sequences together, so that what the kernel packs stays in the caches.
+# Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
 _MOST_KEYS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``num`` tiles of ``count`` queries each, of sequences at ``place`` … of a rack, with keys ``low`` up to ``high``.
+    """Tiles that share one product: ``num_tiles`` tiles of ``num_queries`` queries each, with keys ``low`` up to
+    ``high``.
 
-    ``tokens``: the queries' places in the batch, a slice for a single tile. ``later`` and ``too_old`` say which of the
-    last 128 keys lie after a query and which of the first ones before its window, ``[num, 1, 1, count, keys]``; None
-    if there are none.
+    Their sequences are in adjacent slots of a rack, beginning with ``first_slot``. ``tokens`` holds the queries'
+    offsets in the batch, as a slice for a single tile. ``later`` marks which of the last 128 keys come after a query,
+    ``before_window`` which of the first keys precede its window: ``[num_tiles, 1, 1, num_queries, keys]``, or None if
+    there are none.
     """
 
     rack: Rack
@@ -40,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Where single new positions of a rack's sequences go: ``[places]``, ``[positions]``, from these tokens."""
+    """Slots ``[sequences]`` and positions at which single new tokens of a rack's sequences are written."""
 
     rack: Rack
     places: torch.Tensor
@@ -50,7 +52,7 @@ class Writes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Several new positions of one sequence."""
+    """Several new positions of one sequence, which are written at a time."""
 
     rack: Rack
     place: int
@@ -59,19 +61,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    sequences: tuple[int, ...]
-    writes: tuple[Writes, ...]
-    pieces: tuple[Piece, ...]
+    """Writes and groups of one pass, for all layers with the same window."""
+
+    sequences: tuple[int, ...]  # every sequence of the pass
+    writes: tuple[Writes, ...]  # sequences with one new position
+    pieces: tuple[Piece, ...]  # sequences with several
     groups: tuple[Group, ...]
 
     @property
     def single_groups(self) -> Iterator[Group]:
-        """Cut the groups so that each tile is by itself."""
+        """Groups split so that each has a single tile."""
         return (single for group in self.groups for single in _singles(group))
 
 
 def plan(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> Plan:
-    """Group the spans' tiles. The same for all layers with this window."""
+    """Group the spans' tiles. The result holds for all layers with this window."""
     spans = tuple(spans)
     places = {span.sequence: arena.place(span.sequence) for span in spans}
     return Plan(
@@ -116,7 +120,7 @@ def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device:
 
 
 def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[int, list[Tile]]]:
-    """Cut where a place is missing, and after so many."""
+    """Split the tiles where a slot is missing, and after ``max_tiles`` of them."""
     first, run = tiles[0][0], [tiles[0][1]]
     for place, tile in tiles[1:]:
         if place != first + len(run) or len(run) == most:
@@ -127,12 +131,12 @@ def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[in
 
 
 def first_key(cell: int, window: int | None) -> int:
-    """Where the keys of a cell's queries begin: a line of the grid, the same for all of them."""
+    """Return the first key that a cell's queries see: a multiple of the grid, the same for all queries of the cell."""
     return 0 if window is None else max(0, cell - window + 1) // GRID * GRID
 
 
 def keys_end(tile: Tile) -> int:
-    """Where the keys of a tile end: with its cell, whichever of the cell's queries it has."""
+    """Return the end of a tile's keys: the end of its cell, whichever of the cell's queries the tile has."""
     return tile.cell + CELL
 
 

@@ -1,4 +1,4 @@
-"""What an executor has computed so far, in figures."""
+"""Totals of an executor's work since it started."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from swarm.stage.executor import Batch
 
 @dataclass(slots=True)
 class Counters:
-    """Written by the thread that computes; whoever reads may be a step behind."""
+    """Totals of an executor's work. The compute thread writes them; a reader on another thread may lag by one step."""
 
-    forwards: int = 0
+    forwards: int = 0  # passes that were completed
     rows: int = 0
     tokens: int = 0
-    samples: int = 0
-    fenced: int = 0
-    compute_s: float = 0.0
+    samples: int = 0  # draws that were requested, one per row
+    fenced: int = 0  # passes that a newer epoch stopped
+    compute_s: float = 0.0  # including copies to the host
     sample_s: float = 0.0
 
     def computed(self, batch: Batch, compute_s: float, sample_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Devices: which there are, and what one says of itself: the time on its own clock, and its memory.
+"""Devices: which ones exist, the time on a device's own clock, and its memory.
 
-A GPU computes while the host is elsewhere, so the host's clock would tell how long it took to ask. There, moments are
-events in the device's own queue; elsewhere they are readings of the host's clock.
+A GPU computes asynchronously, so the host's clock would measure only how long the request took. On a GPU, moments are
+therefore events in the device's own queue; on other devices, they are readings of the host's clock.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from swarm.errors import ModelError
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name. Raises ModelError if there is none here."""
+    """Return the device with this name. Raises ``ModelError`` if this machine has no such device."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ModelError(f"there is no kind of device {name!r}; use cpu, cuda or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, but torch finds none here; use cpu")
+        raise ModelError("device cuda was requested, but torch finds none here; use cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError("device mps was asked for, but torch finds none here; use cpu")
+        raise ModelError("device mps was requested, but torch finds none here; use cpu")
     if device.type not in ("cpu", "cuda", "mps"):
         raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
     return device
 
 
 class DeviceClock(Protocol):
-    """Moments on the line of a device's work."""
+    """Clock whose moments are points in the sequence of a device's work."""
 
     def mark(self) -> Any:
-        """The moment when the device will have done what it was asked for until now."""
+        """Return the moment at which the device will have finished all work submitted until now."""
 
     def between(self, first: Any, last: Any) -> float:
-        """Seconds from one moment to another; waits until the device has come to the second one."""
+        """Return the seconds from one moment to another. Waits until the device has reached the second one."""
 
 
 class HostClock:
-    """The clock of devices whose work is done when the call returns."""
+    """Clock of devices whose work is done when the call returns."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -55,7 +55,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream."""
+    """Clock of a CUDA device: moments are events on the current stream."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ class CudaClock:
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()
-        return float(first.elapsed_time(last)) / 1000.0  # torch says milliseconds
+        return float(first.elapsed_time(last)) / 1000.0  # torch reports milliseconds
 
 
 def clock_of(device: torch.device) -> DeviceClock:
@@ -72,7 +72,8 @@ def clock_of(device: torch.device) -> DeviceClock:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may still be had: of the device's own memory, or where it computes in the machine's, of that."""
+    """Return the bytes that can still be allocated: of the device's own memory, or of the machine's where the device
+    uses that."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "mps":
@@ -81,7 +82,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_cached(device: torch.device) -> None:
-    """Give memory back that torch holds and does not use."""
+    """Return memory that torch caches and does not use to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -89,9 +90,9 @@ def free_cached(device: torch.device) -> None:
 
 
 def memory_of(device: torch.device) -> dict[str, float]:
-    """Bytes: what this process uses of the device's memory, the most it ever did, and what the device has in all.
+    """Return bytes of the device's memory: used by this process, its peak where torch tracks it, and the total.
 
-    On the CPU that is the process's resident memory and the machine's.
+    For the CPU, these are the process's resident memory and the machine's memory.
     """
     if device.type == "cuda":
         return {

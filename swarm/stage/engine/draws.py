@@ -1,4 +1,4 @@
-"""The last stage's tokens of a step: drawn from its logits, one for every row that asks for it."""
+"""Sampling of a step's tokens on the last stage: one draw from the logits for every row that requests it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from swarm.wire.messages import Failure, Manifest, Sampled
 if TYPE_CHECKING:
     from swarm.stage.engine.sampling import Mask
 
-MAX_REASON = 1000  # characters
+MAX_REASON = 1000  # characters of a failure's reason that are sent
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What came of a step's draws. ``late``: sequences that are to be drawn for another time."""
+    """Results of a step's draws."""
 
     sampled: tuple[Sampled, ...] = ()
-    failed: tuple[Failure, ...] = ()
-    late: tuple[int, ...] = ()
+    failed: tuple[Failure, ...] = ()  # sequences that can't go on, with the reason
+    late: tuple[int, ...] = ()  # sequences to be drawn in a later step, because their grammar is not compiled yet
 
 
 def draw_all(
@@ -36,8 +36,11 @@ def draw_all(
     threads: int,
     grammars: Grammars,
 ) -> Draws:
-    """Draw for every row that asks; name those whose logits are unfit, or whose grammar can't be followed. Up to so
-    many threads share the rows."""
+    """Draw a token for every row that requests one.
+
+    Rows fail if their logits are not finite or their grammar can't be followed. Up to ``threads`` threads share the
+    rows.
+    """
     rows = logits[: len(batch.samples)].cpu()
     masks, refused, late = _masks(batch, grammars, rows.shape[-1])
     if kernel.serves(rows):
@@ -59,8 +62,8 @@ def draw_all(
 
 
 def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | None], dict[int, str], set[int]]:
-    """Find what each row's grammar allows, None where there is no grammar; which rows' grammars can't be followed, and
-    which are not compiled yet."""
+    """Return the tokens that each row's grammar allows (None without a grammar), the reasons of rows whose grammar
+    can't be followed, and the rows whose grammar is not compiled yet."""
     if all(job.params.grammar is None for job in batch.samples):
         return [], {}, set()
     masks: list[Mask | None] = [None] * len(batch.samples)
@@ -77,15 +80,17 @@ def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | No
         else:
             masks[place] = answer
     if len(late) == len(batch.samples):
-        grammars.pause()  # nobody can be drawn for: the next step may come a little later
+        grammars.pause()  # no row can be drawn: a short wait delays only this step
     return masks, refused, late
 
 
 def draw_plainly(
     rows: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int], masks: Sequence[Mask | None] = ()
 ) -> list[Drawn | None]:
-    """Draw without the kernel: the same tokens, later. None where a logit is no finite number. ``masks``: the tokens
-    that are allowed in each row; without any, in all rows all are."""
+    """Draw without the kernel: the same tokens, more slowly. None where a logit is not a finite number.
+
+    ``masks`` holds the tokens that are allowed in each row; without it, all tokens are allowed.
+    """
     return [
         draw(
             row,

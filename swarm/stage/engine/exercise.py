@@ -1,6 +1,6 @@
-"""A stage computes for nobody: to warm its kernels up, or to show that its device still computes.
+"""Computations of a stage without any request: to warm up its kernels, or to test that its device computes correctly.
 
-Both work in an arena of their own, so that what the stage holds of sequences is not touched.
+Both use an arena of their own, so that the stage's sequences are not touched.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from swarm.stage.model import program
 from swarm.stage.model.build import Stage
 from swarm.wire.messages import Manifest, Row
 
-# First steps of layers that were loaded: first position, number of rows, and whether the modules compute it, too.
+# First steps of layers that were just loaded: first position, number of rows, and whether the modules compute it, too.
 _FIRST_STEPS = ((0, 32, True), (32, 1, True), (0, 128, False))
-_TEST_PIECES = (3, 1)  # positions: as of a prompt, and as of a token
+_TEST_PIECES = (3, 1)  # positions per pass: first like a prompt, then like a token
 
 log = get_logger(__name__)
 
 
 def warm(stage: Stage, manifest: Manifest) -> set[str]:
-    """Run a few steps through layers that were just loaded, at the sizes that will come; return which of torch's
-    operations took part whose bits are the processor's (``rounding``).
+    """Run a few steps through layers that were just loaded, at the sizes that requests will have.
 
-    A program must have the bits of the modules that it stands for. If it has others, this process computes module by
-    module from then on, and ``swarmctl nodes`` says so.
+    Returns the torch operations that took part and whose bits depend on the processor (``portability``). A program must
+    have the same bits as the modules that it replaces. If it does not, this process computes module by module from then
+    on, and ``swarmctl nodes`` shows that.
     """
-    arena = KvArena(stage.device)  # of its own: the compute thread may be at work with the other one
+    arena = KvArena(stage.device)  # an arena of its own: the compute thread may be using the other one
     arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
     chance, left_to_torch = np.random.default_rng(7), set[str]()
     for start, count, compared in _FIRST_STEPS:
@@ -51,7 +51,8 @@ def warm(stage: Stage, manifest: Manifest) -> set[str]:
 
 
 def test(stage: Stage, hidden_size: int, threads: int, progressed: Callable[[], None]) -> None:
-    """Compute a few positions at once and in pieces. Raise DeviceError unless both give the same finite numbers."""
+    """Compute a few positions in one pass and in several. Raise ``DeviceError`` unless both give the same finite
+    numbers."""
     num = sum(_TEST_PIECES)
     hidden = np.random.default_rng(1).standard_normal((num, hidden_size)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""From a batch of arrays to tensors, through a stage, and back."""
+"""Run of a batch through a stage: arrays to tensors, through the layers, and back."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def run(
     left_layers: Callable[[], None] = lambda: None,
     by_modules: bool = False,
 ) -> torch.Tensor | None:
-    """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
+    """Return hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
 
-    ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
-    ``threads``: how many may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called
-    between the last layer and the norm and head after it. ``by_modules``: without the stage's program.
+    ``head_rows`` selects the tokens of the batch whose logits are returned, instead of the ones in ``batch.samples``.
+    ``threads`` is the number of threads that may compute (default: torch's number). Cache statistics are added to
+    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it. With
+    ``by_modules``, the stage's program is not used.
     """
     num_tokens = len(batch.tokens)
     spans = tuple(spans_of(batch.rows))
@@ -69,7 +70,7 @@ def _through(
 def _received(stage: Stage, batch: Batch) -> torch.Tensor:
     if batch.hidden is None:
         raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
-    # The array may lie on a message's own read-only bytes, which torch doesn't take: then this copies it.
+    # The array may use a message's own read-only bytes, which torch does not accept: this copies it then.
     return torch.from_numpy(np.require(batch.hidden, np.float32, "W")).to(stage.device, stage.dtype)
 
 
@@ -81,6 +82,6 @@ def _positions(spans: Sequence[Span], num_tokens: int) -> torch.Tensor:
 
 
 def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
-    """An array that owns its memory: it goes into a log and onto a socket."""
+    """Return an array that owns its memory, because it is kept in a log and sent on a socket."""
     wide: NDArray[np.float32] = hidden.to("cpu", torch.float32, copy=True).contiguous().numpy()
     return wide

@@ -1,21 +1,22 @@
-"""Which tokens a sequence's grammar allows next, on the last stage.
+"""Masks of the tokens that a sequence's grammar allows next, on the last stage.
 
-That is a function of the grammar and of the answer's tokens so far, and of nothing else. What is kept here are caches:
-grammars, compiled, by their texts; and for each sequence a reader that has read the beginning of its answer. A reader
-that has read something else, or is not there (after a recovery, a preemption, a fork), is made anew from the grammar
-and reads all tokens again: two microseconds each. So whoever draws, and whatever happened before, draws the same.
+A mask is a function of the grammar and of the answer's tokens so far, and of nothing else. All state here is a cache:
+compiled grammars by their texts, and for each sequence a reader that has consumed the beginning of its answer. If a
+sequence's reader has consumed other tokens or is missing (after a recovery, a preemption, a fork), a new one is made
+from the grammar and consumes all tokens again, at two microseconds each. Any worker therefore draws the same token,
+whatever happened before.
 
-**Ends.** Tokens that end an answer (the model's, and those that the request names) are allowed exactly where the
-grammar is satisfied, also those that are text: drawn in the middle they would end the answer there. While
-``min_tokens`` are not reached they are forbidden, unless there is no other way on: what the grammar says comes first.
+**End tokens.** Tokens that end an answer (the model's, and those in the request) are allowed exactly where the grammar
+is satisfied, including end tokens that are text: drawn in the middle, they would end the answer there. Before
+``min_tokens`` is reached they are forbidden, unless the grammar allows no other token: the grammar takes precedence.
 
-**Nobody else waits.** The tokenizer is read when the worker starts, before anybody counts its beats: reading it
-holds up all threads. Grammars are compiled beside the steps (``Compiler``). A sequence whose grammar is not compiled
-yet is drawn for in a later step: the broker has its last position computed again. When that is makes no difference,
-since a draw is a function of the tokens.
+**Other sequences do not wait.** The tokenizer is read when the worker starts, before the broker expects heartbeats,
+because reading it blocks all threads. Grammars are compiled on threads of their own (``Compiler``). A sequence whose
+grammar is not compiled yet is drawn in a later step: the broker has its last position computed again. The delay does
+not change the token, since a draw is a function of the tokens.
 
-**What can't go on** ends its own sequence with a reason, and touches no other: a grammar that doesn't compile here, one
-whose parser grows past its limits, one that the model has no token for.
+**A grammar that fails** ends its own sequence with a reason and affects no other. That happens if it does not compile
+here, if its parser exceeds its limits, or if the model has no token for it.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ if TYPE_CHECKING:
     from swarm.stage.engine.sampling import Mask
     from swarm.stage.executor import SampleJob
 
-MOST_GRAMMARS = 64  # compiled; some hundred KiB each, more for large ones
-MOST_BYTES = 256 << 20  # of them together, as ``weight`` reckons
-MOST_AT_ONCE = 2
-STEP_WAIT_S = 0.02
-PATIENCE_S = 30.0  # for what a client has compiled within five seconds; a machine that is that slow has other troubles
-MOST_READERS = 512  # of 40 KiB as a rule; with more sequences than that, some read all their tokens anew each time
+MOST_GRAMMARS = 64  # compiled grammars kept; some hundred KiB each, more for large ones
+MOST_BYTES = 256 << 20  # of all compiled grammars, as ``weight`` estimates them
+MOST_AT_ONCE = 2  # compilations in flight
+STEP_WAIT_S = 0.02  # time for which one step may wait for compilations
+# Limit of one compilation. The client has checked that it takes under five seconds; a machine this much slower has
+# other problems.
+PATIENCE_S = 30.0
+# Of about 40 KiB each. With more sequences than this, some consume all their tokens again in each step.
+MOST_READERS = 512
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A grammar that has read these tokens of an answer."""
+    """Matcher of a grammar that has consumed these tokens of an answer."""
 
     grammar: Grammar
     matcher: LLMatcher
@@ -57,16 +61,24 @@ class _Reader:
 
 
 class Grammars:
-    """``folder``: the model's, where its tokenizer is. ``ends``: the tokens by which the model ends an answer."""
+    """Masks of all sequences of the last stage, with their caches.
+
+    ``folder`` is the model's folder, which contains its tokenizer. ``ends`` are the tokens by which the model ends an
+    answer.
+    """
 
     def __init__(self, folder: Path, ends: Sequence[int]) -> None:
         self._ends = tuple(ends)
+        # the vocabulary, or the error that every use of a grammar raises
         self._words = _words_of(folder / "tokenizer.json", self._ends)
         self._compiler = Compiler()
-        self._readers: OrderedDict[int, _Reader] = OrderedDict()
+        self._readers: OrderedDict[int, _Reader] = OrderedDict()  # by sequence, least recently used first
 
     def mask(self, sequence: int, job: SampleJob, words: int) -> Mask | str | None:
-        """The tokens, of so many, that may come next; or why none can; None if the grammar is not compiled yet."""
+        """Return the tokens that may come next as a mask of ``words`` bits.
+
+        Returns the reason as a string if none can, and None if the grammar is not compiled yet.
+        """
         grammar = job.params.grammar
         assert grammar is not None
         try:
@@ -77,19 +89,19 @@ class Grammars:
             return str(error)
 
     def begin_step(self) -> None:
-        """Masks are asked for another step now, which waits a moment at most."""
+        """Start a new step: its calls of ``mask`` may together wait for a limited time."""
         self._compiler.begin_step()
 
     def pause(self) -> None:
-        """Wait a moment, if this step may, for a grammar that is being compiled."""
+        """Wait for a grammar that is being compiled, for as long as this step may."""
         self._compiler.pause()
 
     def forget(self, sequence: int) -> None:
-        """Drop what was kept for a sequence."""
+        """Drop the cached reader of a sequence."""
         self._readers.pop(sequence, None)
 
     def clear(self) -> None:
-        """Drop what was kept for any sequence."""
+        """Drop the cached readers of all sequences."""
         self._readers.clear()
 
     def _allowed(self, reader: _Reader, job: SampleJob, words: int) -> Mask:
@@ -109,13 +121,14 @@ class Grammars:
         return mask
 
     def _reader(self, sequence: int, grammar: Grammar, answer: list[int]) -> _Reader | None:
-        """The sequence's reader, with the whole answer read; None if the grammar is not compiled yet."""
+        """Return the sequence's reader after it has consumed the whole answer; None if its grammar is not compiled."""
         reader = self._readers.get(sequence)
         if reader is None or reader.grammar != grammar or answer[: len(reader.tokens)] != reader.tokens:
             begun = self._compiler.ask(grammar, self._vocabulary())
             if begun is None:
                 return None
-            reader = self._readers[sequence] = _Reader(grammar, begun.deep_copy(), [])  # a reader changes it
+            # a reader changes its matcher, so copy the cached one
+            reader = self._readers[sequence] = _Reader(grammar, begun.deep_copy(), [])
             if len(self._readers) > MOST_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(sequence)
@@ -132,39 +145,44 @@ class Grammars:
 
 
 class Compiler:
-    """Compiles grammars beside the steps. Asked by one thread.
+    """Compiles grammars on threads of their own, without blocking steps. Called by one thread.
 
-    Who asks gets what is known by now. A sequence whose grammar is not compiled yet is drawn for another time; the
-    others of the step are drawn for now. A step waits a moment at most for all its grammars: while it begins with new
-    ones, most of which are compiled by then, and when it has nobody to draw for. A few are compiled at once; the next
-    one begins when one of those has ended and somebody asks again, so nothing queues here, and a slow grammar keeps one
-    place of several. What was found is kept, by the text, as long as there is room for it: a cache and nothing more.
+    A caller gets the result that is available now. A sequence whose grammar is not compiled yet is drawn in a later
+    step, and the others of the step are drawn now. A step waits a limited time for all its grammars: when it starts
+    compiling new ones, most of which finish within that time, and when it has no sequence to draw. A few grammars are
+    compiled concurrently. The next one starts when one has finished and its step asks again, so there is no queue here,
+    and a slow grammar occupies only one of several slots. Results are cached by text, as long as there is memory for
+    them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # finished compilations, least recently used first
         self._known: OrderedDict[Grammar, LLMatcher | InvalidRequest] = OrderedDict()
-        self._bytes = 0
-        self._wait_s = 0.0  # what is left of this step's time for waiting
-        self._under_way: dict[Grammar, tuple[Compilation, float]] = {}
+        self._bytes = 0  # estimated memory of ``_known``
+        self._wait_s = 0.0  # what is left of this step's waiting time
+        self._under_way: dict[Grammar, tuple[Compilation, float]] = {}  # with the time at which each began
 
     @property
     def num_kept(self) -> int:
-        """Grammars of which it is known what they are."""
+        """Number of grammars whose result is cached."""
         return len(self._known)
 
     def begin_step(self) -> None:
-        """From now on it is another step that asks."""
+        """Start a new step with its full waiting time."""
         self._wait_s = STEP_WAIT_S
 
     def pause(self) -> None:
-        """Wait for one of those under way: nobody can be drawn for."""
+        """Wait for one of the compilations in flight, because no sequence can be drawn."""
         for work, _ in list(self._under_way.values())[:1]:
             self._result(work)
 
     def ask(self, grammar: Grammar, words: LLTokenizer) -> LLMatcher | None:
-        """The grammar before the first token, not to be changed; None if it is not compiled yet. Raises InvalidRequest
-        that says why it can't be used."""
+        """Return the compiled grammar before its first token, which must not be changed; None if it is not compiled
+        yet.
+
+        Raises ``InvalidRequest`` with the reason if the grammar can't be used.
+        """
         self._collect()
         if grammar not in self._known and not self._compile(grammar, words):
             return None
@@ -175,7 +193,7 @@ class Compiler:
         return found
 
     def _compile(self, grammar: Grammar, words: LLTokenizer) -> bool:
-        """Begin, or look how far it is; whether it is known now."""
+        """Start the compilation, or check its progress. Whether the result is available now."""
         begun = self._under_way.get(grammar)
         if begun is not None:
             if self._clock() - begun[1] > PATIENCE_S:
@@ -192,14 +210,14 @@ class Compiler:
         return True
 
     def _result(self, work: Compilation) -> LLMatcher | InvalidRequest | None:
-        """Wait as long as the step may."""
+        """Return the compilation's result, waiting as long as the step may; None if it is not finished."""
         began = self._clock()
         found = work.result(self._wait_s)
         self._wait_s = max(0.0, self._wait_s - (self._clock() - began))
         return found
 
     def _collect(self) -> None:
-        """Take what has ended, whoever asked for it."""
+        """Store the results of all finished compilations."""
         ended = [(grammar, found) for grammar, (work, _) in self._under_way.items() if (found := work.result())]
         for grammar, found in ended:
             del self._under_way[grammar]
@@ -214,7 +232,7 @@ class Compiler:
 
 
 def _words_of(path: Path, ends: Sequence[int]) -> LLTokenizer | ModelError:
-    """The tokenizer; or why there is none, which only who has a grammar wants to know."""
+    """Return the tokenizer, or the error that is raised when a grammar needs it."""
     try:
         return vocabulary(path.read_text("utf-8"), ends)
     except (OSError, UnicodeDecodeError) as error:
@@ -224,7 +242,7 @@ def _words_of(path: Path, ends: Sequence[int]) -> LLTokenizer | ModelError:
 
 
 def _of_width(mask: Mask, words: int) -> Mask:
-    """A copy for so many tokens. What the tokenizer doesn't know is forbidden."""
+    """Return a copy of the mask for ``words`` tokens. Tokens that the tokenizer does not have are forbidden."""
     wide: Mask = np.zeros(-(-words // 32), np.uint32)
     count = min(len(mask), len(wide))
     wide[:count] = mask[:count]

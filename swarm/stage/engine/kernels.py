@@ -1,4 +1,4 @@
-"""The kernels of a stage in words, for ``swarmctl nodes`` and ``plan``."""
+"""Description of a stage's kernels in words, for ``swarmctl nodes`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -24,29 +24,34 @@ from swarm.stage.products.steady import is_activation
 def describe(
     skeleton: Skeleton, roots: Iterable[torch.nn.Module], left_to_torch: Sequence[str] = (), *, steady: bool = True
 ) -> str:
-    """Name what multiplies in these modules, whose bits it has, in which dtype, exact or not. ``steady``: did a
-    tiny model of the kind have the same bits cut as whole?
+    """Describe what multiplies in these modules, whose bits that gives, the dtype, and whether it is exact.
 
-    Exact: a sequence's bits depend on nothing but itself. Our own kernels are written so, and the tests hold them to
-    it; of torch's that is said which a probe on this machine has shown to be so. For other devices than a CPU nothing
-    is promised. ``left_to_torch``: operations of the stage that torch computes, as the processor likes (``rounding``).
+    Exact means that a sequence's bits depend on nothing but itself. Our own kernels guarantee it by design, and tests
+    check them. torch's kernels are called exact where a probe on this machine has shown it. Nothing is promised for
+    other devices than CPUs. ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
+    (``portability``). ``same_bits_when_cut``: whether a tiny model of this kind had the same bits cut into stages as
+    whole.
     """
     modules = [module for root in roots for module in root.modules()]
     parts = [f"linears {_linears(skeleton, modules)}", f"attention {_attention(skeleton)}"]
-    if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):  # how a layer's experts are kept
+    # experts of a layer are stored as a three-dimensional parameter
+    if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):
         parts.insert(1, f"experts {_experts(skeleton)}")
     exact = steady and skeleton.device.type == "cpu" and all(map(_is_exact, modules)) and _attends_exactly(skeleton)
     exact = exact and not any(_calls_a_curve(module) for module in skeleton.model.modules())
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_whose_bits(skeleton, left_to_torch))
     why = f" (not Swarm's own: {native.absence()})" if _could_be_native(skeleton) else ""
-    why += f" (passed over: {native.passed_over()})" if native.passed_over() else ""
+    why += f" (rejected: {native.passed_over()})" if native.passed_over() else ""
     return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{why}"
 
 
 def bits(skeleton: Skeleton, left_to_torch: Sequence[str], kernels: str) -> str:
-    """Equal texts, equal bits: where they are portable, it doesn't matter which kernel of the family computes; where
-    torch takes part, each make of machine has its own."""
+    """Return a text that is equal for two workers if their bits are.
+
+    Where bits are portable, every kernel of the family gives the same ones. Where torch takes part, they depend on the
+    type of machine.
+    """
     whose = _whose_bits(skeleton, left_to_torch)
     if whose == _PORTABLE:
         return f"{whose}, {skeleton.dtype}"
@@ -54,8 +59,10 @@ def bits(skeleton: Skeleton, left_to_torch: Sequence[str], kernels: str) -> str:
 
 
 def how_called(stage: Stage) -> str:
-    """Say why a stage's steps are not one call each; empty if they are, or if no kernel is our own. The bits are the
-    same."""
+    """Return why a stage's steps are not one native call each.
+
+    Empty if they are, or if no kernel is our own. The bits are the same either way.
+    """
     if native.library() is None or stage.device.type != "cpu" or stage.dtype not in native.KINDS:
         return ""
     why = program.absence() or stage.no_program
@@ -74,11 +81,12 @@ def _whose_bits(skeleton: Skeleton, left_to_torch: Sequence[str]) -> str:
 
 
 def _linears(skeleton: Skeleton, modules: list[torch.nn.Module]) -> str:
-    """The kernels' names, our own with their variant, torch's with the tiles that they need."""
+    """Name the kernels of linear layers: our own with their variant, torch's with the tiles that they need."""
     found: dict[str, set[str]] = {}
     for module in modules:
         if isinstance(module, linears.KERNELS):
-            found.setdefault(_name(type(module)), set()).update(getattr(module, "how", ()))
+            tilings = () if isinstance(module, NativeLinear) else module.how
+            found.setdefault(_name(type(module)), set()).update(tilings)
     found = found or {_name(skeleton.kernel): set()}
     ways = {name: " or ".join(sorted(filter(None, how))) for name, how in found.items()}
     return ", ".join(f"{name} in tiles of {how}" if how else name for name, how in ways.items())
@@ -89,7 +97,7 @@ def _name(kernel: linears.Linear) -> str:
 
 
 def _is_exact(module: torch.nn.Module) -> bool:
-    """Does nothing that this module multiplies by itself depend on the rows beside?"""
+    """Whether the bits of this module's own products are independent of the other rows."""
     if isinstance(module, linears.KERNELS):
         return module.exact
     if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
@@ -102,13 +110,13 @@ def _attends_exactly(skeleton: Skeleton) -> bool:
     return own.serves(key) or attention.shown(query, key, value)[0].exact
 
 
-# torch computes what is left over at the end of a tensor by other instructions than the rest. Activations that are
-# modules are kept clear of that (``steady``); one that a module calls as a function is not.
+# torch computes the remainder of a tensor with other instructions than the rest. Activations that are modules are
+# padded to avoid that (``elementwise``); one that a module calls as a function is not.
 _CURVES = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
 
 
 def _calls_a_curve(module: torch.nn.Module) -> bool:
-    """Does a module of the model apply an elementwise function by itself, to rows of any number?"""
+    """Whether a module of the model itself applies an elementwise function to any number of rows."""
     if is_activation(module):
         return False
     forward = inspect.unwrap(type(module).forward)
@@ -137,7 +145,7 @@ def _attention(skeleton: Skeleton) -> str:
 
 
 def _heads(skeleton: Skeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of no tokens."""
+    """Return queries, keys and values for zero tokens."""
     config = skeleton.config.get_text_config()
     num = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // num

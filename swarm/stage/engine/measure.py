@@ -1,19 +1,20 @@
-"""How fast this device is, measured before anything is loaded: a plan is made of such numbers.
+"""Measurement of this device's speed before anything is loaded: the broker plans with these numbers.
 
-A few layers are built, of constant weights, and timed: prompts of several lengths, decodes of several sequences, with
-few and with many positions before. A stage of one layer and one of several tell what a layer takes, and what a step
-takes beside its layers. The head and the embedding are timed on a part of the vocabulary. Each figure is the best of a
-few runs, for whatever else a machine does makes it slower, never quicker.
+A few layers are built with constant weights and timed: prompts of several lengths, and decodes of several sequences,
+after few and after many positions. Stages of one layer and of several separate the time of a layer from the fixed time
+of a step. The head and the embedding are timed on a part of the vocabulary. Each figure is the best of a few runs,
+because other work on the machine only ever makes a run slower.
 
-Workers that are started together on one machine would disturb each other, so they take turns: a lock on a file of the
-host. Who has waited for it long enough measures all the same; who was forked from the same process as another one takes
-what that one found (``siblings``). And where a model is larger than the processor's cache,
-its weights come from memory in every step: then the cache is emptied before each run, so that the one layer here,
-which might stay in it, is not quicker than it will be among others. Where a step goes through all stages before the
-next one begins, each stage has rested when it comes: its code and the cores have gone cold, which costs a millisecond
-or two, and is measured after such rests. Where a container limits the processor's time (see ``quota``), a run at full
-speed is followed by a stop, which may or may not fall into what is timed. There the processor's time is measured, and
-stretched as it will be on average.
+Workers that start together on one machine would disturb each other, so they take turns by a lock on a file of the host.
+A worker that has waited too long for the lock measures without it. A worker that was forked from the same process as
+another one uses that one's result (``shared_cache``).
+
+- If a model is larger than the processor's cache, its weights come from memory in every step. The cache is therefore
+  emptied before each run; otherwise the one layer here might stay in it and be faster than among others.
+- If a step goes through all stages before the next one begins, each stage has been idle when it comes. Its code and the
+  cores are then cold, which costs a millisecond or two, and is measured after such pauses.
+- If a container limits the processor's time (``cpu_quota``), a run at full speed is followed by a stop that may or may
+  not fall into the timed part. There the processor's time is measured and scaled to the average.
 """
 
 from __future__ import annotations
@@ -42,30 +43,31 @@ from swarm.wire.messages import LayerCost, LayerRange, Row
 
 try:
     import fcntl
-except ImportError:  # a system without it has no turns
+except ImportError:  # a system without file locks: workers do not take turns
     fcntl = None  # type: ignore[assignment]
 
-_CHUNK = 256
-_PROMPTS = (16, 64)  # and _CHUNK, which fills the long sequence too
-_DECODES = (1, 4, 16, 64)
-_LONG_DECODES = (1, 16)
+_CHUNK = 256  # positions of a long prompt's chunk
+_PROMPTS = (16, 64)  # and _CHUNK, which also fills the long sequence
+_DECODES = (1, 4, 16, 64)  # sequences, each after few positions
+_LONG_DECODES = (1, 16)  # sequences, each after many positions
 _NUM_RUNS = 4
-_REST_S = 0.003  # as long as other stages take, and the broker
+_REST_S = 0.003  # pause before a timed run: about the time of the other stages and the broker
 _NUM_RESTS = 9
-_BUDGET_S = 0.1  # for one figure; the first run of a kernel is slow and doesn't count
-_PATIENCE_S = 1.0  # in all: past it, larger sizes are left out
-_TURN_S = 15.0  # how long to wait for the others of this host
-_LOOK_AGAIN_S = 0.01
-_MOST_SLOWNESS = 4.0  # who may use so small a part of its cores leaves the largest sizes out
+_BUDGET_S = 0.1  # for one figure; the first run of a kernel is slow and does not count
+_PATIENCE_S = 1.0  # for all figures: after it, larger sizes are skipped
+_TURN_S = 15.0  # longest wait for the other workers of this host
+_LOOK_AGAIN_S = 0.01  # between two attempts to take the lock
+# upper bound of ``_slowness``: a process with an even smaller share of its cores skips the largest sizes
+_MOST_SLOWNESS = 4.0
 _VOCABULARY = 4096
 _THICK = 3  # layers of the larger of the two stages
-_USUAL_CACHE = 32 << 20
-_MOST_EMPTIED = 128 << 20
-_SHORT = GRID
+_USUAL_CACHE = 32 << 20  # bytes; assumed where the cache's size can't be read
+_MOST_EMPTIED = 128 << 20  # bytes; largest scratch buffer
+_SHORT = GRID  # positions before a short decode
 
 
 class ConstantSource:
-    """Every tensor there is, of one small value: speed doesn't depend on it."""
+    """Source of weights that returns one small value for every tensor: speed does not depend on the values."""
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -75,7 +77,7 @@ class ConstantSource:
 
 
 def layer_costs(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    """Measure this device with the threads of a step among others and, if they differ, with those of one alone."""
+    """Measure this device with the threads of a step among others and, if they differ, with those of a lone step."""
 
     def found() -> tuple[LayerCost, ...]:
         with _in_turn(), torch.inference_mode():
@@ -85,7 +87,7 @@ def layer_costs(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[L
 
 
 def _what(skeleton: Skeleton, threads: int, threads_alone: int) -> str:
-    """Tell what is measured: two of the same are as fast as each other."""
+    """Return the key of a measurement: two workers with the same key are equally fast."""
     kernel = skeleton.kernel.__name__
     where = f"{skeleton.dtype} {skeleton.device} {kernel} {threads} {threads_alone}"
     return f"costs {skeleton.config.to_json_string()} {where}"
@@ -100,7 +102,7 @@ def _measured(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[Lay
 
 
 def _alone(cost: LayerCost, rested_s: float) -> LayerCost:
-    """The figure of a step that is alone: its stages have rested."""
+    """Return the figure of a lone step: its stages have been idle before it."""
     seconds = cost.seconds + (rested_s if cost.kind == "stage" else 0.0)
     return structs.replace(cost, alone=True, seconds=seconds)
 
@@ -118,12 +120,13 @@ class _Bench:
         self._table = part
         self._head = skeleton.kernel(part.clone(), None)
         self._scratch = _scratch(skeleton)
+        # cores that a container allows; None: no limit
         self._limit = quota.cores() if skeleton.device.type == "cpu" else None
         self._now = time.perf_counter
-        self._slowness = 1.0  # times as long as with whole cores: who is limited measures the same sizes, in more time
+        self._slowness = 1.0  # factor by which a limited processor is slower: the same sizes are measured, in more time
 
     def measure(self, threads: int) -> list[LayerCost]:
-        """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
+        """Measure a prompt, a decode, head and embedding; more sizes while time is left."""
         self._now = clock(self._limit, threads)
         self._slowness = min(_MOST_SLOWNESS, max(1.0, threads / self._limit)) if self._limit else 1.0
         ends = time.perf_counter() + _PATIENCE_S * self._slowness
@@ -165,7 +168,7 @@ class _Bench:
         return found
 
     def after_rests(self, threads: int) -> float:
-        """Reckon what a stage's step takes longer when the stage has rested, and others have computed meanwhile."""
+        """Return how much longer a stage's step takes after the stage was idle while others computed."""
         if self._skeleton.device.type != "cpu":
             return 0.0
         self._now = clock(self._limit, threads)
@@ -183,7 +186,7 @@ class _Bench:
         return max(0.0, median(rested) - at_once)
 
     def _best(self, *ways: Callable[[], object]) -> list[float]:
-        """The least seconds of each, run in turns."""
+        """Return the smallest duration of each callable; they are run in turns."""
         for once in ways:
             once()
         best, ends = [float("inf")] * len(ways), time.perf_counter() + _BUDGET_S * self._slowness * len(ways)
@@ -209,7 +212,8 @@ class _Bench:
             torch.mps.synchronize()
 
     def _decode(self, sequences: int, context: int) -> tuple[Row, ...]:
-        """Make rows for one more position of each; the first is held already, the others begin with a copy of it."""
+        """Return rows for one more position of each sequence. The first sequence exists; the others begin with a copy
+        of it."""
         for sequence in range(1, sequences):
             self._arena.fork(sequence, 0, context, context + 1)
         return tuple(Row(sequence, context, 1, False) for sequence in range(sequences))
@@ -221,7 +225,7 @@ class _Bench:
         return lambda: run(stage, self._arena, batch, threads=threads)
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
-        """Do what a step's last stage does: multiply, look whether all are numbers, find the largest."""
+        """Return the work of a step's last stage: multiply, check that all logits are finite, find the largest."""
         shape, skeleton = (count, self._text.hidden_size), self._skeleton
         rows = torch.full(shape, 0.01, dtype=skeleton.dtype, device=skeleton.device)
 
@@ -238,8 +242,11 @@ class _Bench:
 
 
 def clock(limit: float | None, threads: int) -> Callable[[], float]:
-    """Choose what is read before and after a run: the time; or, where so many threads may not use as many cores all
-    the time, how long the processor's time that they took lasts with those that they may use."""
+    """Return the clock to read before and after a run.
+
+    That is the wall clock, unless a container allows fewer cores than ``threads``. Then it is the processor time that
+    the threads used, divided by the allowed cores.
+    """
     if limit is None or threads <= limit:
         return time.perf_counter
     return lambda: time.process_time() / limit
@@ -250,10 +257,12 @@ def _prompt(count: int, start: int) -> tuple[Row, ...]:
 
 
 def _stages(skeleton: Skeleton) -> tuple[Stage, Stage]:
-    """One layer, and several: real ones as long as they are small, else the same one several times. Small ones must
-    not be: they would stay in the cache as no model's layers do."""
+    """Return a stage of one layer and one of several: real layers if they are small, else one layer repeated.
+
+    Small layers must not be repeated, because one layer would stay in the cache, as a model's layers do not.
+    """
     num = skeleton.num_layers
-    first = 1 if num > _THICK else 0  # a first layer is now and then unlike the others
+    first = 1 if num > _THICK else 0  # a model's first layer sometimes differs from the others
     weights = Weights(skeleton, ConstantSource(), lambda _: None)
     thin = Stage(skeleton, LayerRange(first, first + 1), {}, weights, bare=True)
     name = f"{skeleton.parts.layers}.{first}"
@@ -266,7 +275,7 @@ def _stages(skeleton: Skeleton) -> tuple[Stage, Stage]:
 
 
 def _scratch(skeleton: Skeleton) -> torch.Tensor | None:
-    """Memory that fills the processor's cache, if the model is larger than that."""
+    """Return a buffer that fills the processor's cache, if the model is larger than the cache."""
     if skeleton.device.type != "cpu":
         return None
     size = sum(part.numel() for part in skeleton.model.parameters()) * skeleton.dtype.itemsize
@@ -275,7 +284,7 @@ def _scratch(skeleton: Skeleton) -> torch.Tensor | None:
 
 
 def _cache_bytes() -> int:
-    """Size of the last level's cache, as Linux tells it."""
+    """Return the size of the last-level cache, as Linux reports it."""
     with suppress(OSError, ValueError):
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text("ascii").strip()
         return int(text.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
@@ -284,7 +293,7 @@ def _cache_bytes() -> int:
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """Let one worker of this user at a time measure on this host, if that can be had."""
+    """Let only one worker of this user measure on this host at a time, if a lock is available."""
     file = None if fcntl is None else _open_lock()
     if file is None:
         yield
@@ -293,13 +302,13 @@ def _in_turn() -> Iterator[None]:
         _take(file)
         yield
     finally:
-        os.close(file)  # which gives the lock back
+        os.close(file)  # releases the lock
 
 
 def _open_lock() -> int | None:
     user = os.getuid() if hasattr(os, "getuid") else 0
     path = Path(tempfile.gettempdir()) / f"swarm-measures-{user}.lock"
-    with suppress(OSError):  # somebody else's file, or no room: then without
+    with suppress(OSError):  # the file belongs to another user, or the disk is full: go on without a lock
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return None
 

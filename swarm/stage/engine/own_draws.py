@@ -1,4 +1,4 @@
-"""Tokens drawn from logits through our own kernel; what it computes is the rule in ``sampling``."""
+"""Sampling of tokens by our own kernel, which computes the rule in ``sampling``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
 class Draw(ctypes.Structure):
-    """``SwarmDraw`` of kernels.h."""
+    """Arguments and result of one draw: ``SwarmDraw`` of kernels.h."""
 
     _fields_ = [
         ("logits", _pointer),
@@ -54,7 +54,7 @@ class Draw(ctypes.Structure):
 
 
 def serves(logits: torch.Tensor) -> bool:
-    """Can the kernel read these rows?"""
+    """Whether the kernel can read these rows."""
     return (
         logits.device.type == "cpu"
         and logits.dtype in native.KINDS
@@ -71,10 +71,13 @@ def draw_rows(
     threads: int,
     masks: Sequence[Mask | None] = (),
 ) -> list[Drawn | None]:
-    """The token after each job's history, from the row of its number; None where a logit is no finite number.
-    ``masks``: the tokens that are allowed in each row; without any, in all rows all are."""
+    """Draw the token after each job's history, from the row with the job's index. None where a logit is not a finite
+    number.
+
+    ``masks`` holds the tokens that are allowed in each row; without it, all tokens are allowed.
+    """
     library = native.library()
-    assert library is not None, "serves() said so"
+    assert library is not None, "the caller has checked supports()"
     words = logits.shape[-1]
     width = logits.stride(0) * logits.element_size()
     draws = (Draw * len(jobs))()
@@ -87,7 +90,7 @@ def draw_rows(
 
 
 class _Held:
-    """The arrays that a draw points to, for as long as it needs them."""
+    """Owner of the arrays that a draw points to: it must live as long as the draw."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw, self._arrays = draw, list[object]()
@@ -95,6 +98,7 @@ class _Held:
         self.logs: NDArray[np.float64] = np.empty(0)
 
     def give(self, name: str, number: str, array: NDArray[np.generic]) -> None:
+        """Store an array, and put its address and length into these fields of the draw."""
         self._arrays.append(array)
         setattr(self._draw, name, array.ctypes.data)
         setattr(self._draw, number, len(array))

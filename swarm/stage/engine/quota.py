@@ -1,7 +1,7 @@
-"""How many cores' worth of time this process may use, where a container limits it.
+"""Processor limit of a container: the number of cores' worth of time that this process may use.
 
-Such a limit lets a process run at full speed for a moment and then holds it still, so a short measurement doesn't show
-it; but it is written down, and can be read.
+Such a limit lets a process run at full speed for a moment and then stops it, so a short measurement does not show it.
+It can be read from the control groups, though.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def cores(listing: Path = CGROUPS, mount: Path = MOUNT) -> float | None:
-    """The least limit of this process's control groups, of either version, and of those around them; None if there is
-    no limit, or no such thing on this system."""
+    """Return the smallest limit of this process's control groups (version 1 or 2) and of their parents, in cores.
+
+    None if there is no limit, or if this system has no control groups.
+    """
     try:
         lines = listing.read_text("ascii", errors="replace").splitlines()
     except OSError:
@@ -25,7 +27,8 @@ def cores(listing: Path = CGROUPS, mount: Path = MOUNT) -> float | None:
 
 
 def _folders(line: str, mount: Path) -> Iterator[Path]:
-    """Where the limits of a line such as ``0::/a/b`` or ``4:cpu,cpuacct:/a/b`` stand: from the group up to the root."""
+    """Yield the folders with the limits of a line such as ``0::/a/b`` or ``4:cpu,cpuacct:/a/b``: from the group up to
+    the root."""
     _, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     names = controllers.split(",")

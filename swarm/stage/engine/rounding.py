@@ -1,8 +1,8 @@
-"""What of a run has bits that depend on the processor: torch's operations that aren't rounded alike everywhere.
+"""Detection of torch operations whose bits depend on the processor.
 
-Sums of many numbers, exponentials and the like are computed otherwise by each processor's instructions. Single sums,
-products, quotients and roots are rounded in one way everywhere, and what moves numbers doesn't change them. Our own
-kernels are no operations of torch, so what is found is what they leave to it.
+Each processor's instructions compute sums of many numbers, exponentials and the like differently. Single sums,
+products, quotients and roots are rounded the same way everywhere, and operations that only move numbers do not change
+them. Our own kernels are no torch operations, so only what they leave to torch is found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operations that give the same floating-point numbers on every processor, by their names without underscores around.
-# Those that give none (comparisons, indices, whole numbers) do anyway.
+# Operations that give the same floating-point numbers on every processor, by name without leading and trailing
+# underscores. Operations whose results are no floating-point numbers (comparisons, indices, integers) need not be
+# listed.
 _ROUNDED = "abs add clamp diff div maximum minimum mul neg reciprocal relu rsub sqrt square sub"
 _MOVES = (
     "alias amax amin as_strided cat chunk clone constant_pad_nd contiguous copy detach diagonal embedding empty "
@@ -32,14 +33,14 @@ _ALIKE = frozenset(f"{_ROUNDED} {_MOVES}".split())
 
 @contextmanager
 def watching() -> Iterator[set[str]]:
-    """Gathers the names of such operations in this thread."""
+    """Collect the names of processor-dependent operations that run in this thread."""
     watch = _Watch()
     with watch:
         yield watch.found
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """torch shows it every operation."""
+    """Dispatch mode that records processor-dependent operations: torch passes every operation to it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,29 +1,30 @@
-"""Logits in, a token out: a pure function, so that a token depends on its own sequence alone. No torch in here.
+"""Sampling rule: logits in, a token out. A pure function, so that a token depends on its own sequence alone. No torch
+here.
 
-This is the rule, written plainly. The kernel for it (``native/kernels/sampling.h``) computes the same bits without
-sorting; where there is none, this is what draws.
+This module is the plain reference. The kernel (``native/kernels/sampling.h``) computes the same bits without sorting;
+where the kernel is missing, this module draws.
 
-**The score** of a token is its logit; in this order: plus its bias; divided by the repetition penalty, or multiplied if
-it is not positive (tokens of the prompt and of the answer); less the presence penalty and, as often as the answer has
-it, the frequency penalty. In float64. ``min_tokens`` forbids the ends, unless nothing else is left. Where a grammar
-says which tokens are allowed (``grammars``; ``min_tokens`` is in that), all others are forbidden. Temperature 0 and a
-top-k of 1 take the largest score.
+**The score** of a token is its logit, changed in this order: its bias is added; it is divided by the repetition
+penalty, or multiplied if it is not positive (tokens of the prompt and of the answer); the presence penalty and, for
+each occurrence in the answer, the frequency penalty are subtracted. In float64. ``min_tokens`` forbids the end tokens,
+unless no other token is left. Where a grammar restricts the tokens (``grammars``, which includes ``min_tokens``), all
+others are forbidden. Temperature 0 and a top-k of 1 take the largest score.
 
-**The weight** of a token is e to the (score - largest) / temperature, in float32 (scores are rounded to it, and the
-inverse of the temperature multiplies), rounded to a whole number of units of 2^-36. The exponential is one series of
-multiplications and additions, each rounded once (:func:`_exponential`). So no library decides about its bits.
+**The weight** of a token is e to the (score - largest) / temperature, in float32 (scores are rounded to it and
+multiplied by the inverse of the temperature), rounded to a whole number of units of 2^-36. The exponential is one
+series of multiplications and additions, each rounded once (:func:`_exponential`), so no library decides its bits.
 
-**The draw.** Weights stand in one order: the largest first, among equals the lowest id. Top-k keeps the first so many;
-top-p those of what is left before which less than this share of its sum lies; min-p those of at least this share of a
-whole, which the largest weight is. Sums are of whole numbers, so they are exact and nobody's order of adding matters.
-Then one number between 0 and 1, which seed and position alone determine (Philox, a counter-based generator), picks
-from the weights cumulated in the order of token ids.
+**The draw.** Weights are ordered: the largest first, among equals the lowest id. Top-k keeps the first k. Top-p keeps
+the remaining tokens before which less than this share of the remaining sum lies. Min-p keeps the ones with at least
+this share of a whole, which is the largest weight. Sums are of whole numbers, so they are exact, and the order of
+addition does not matter. Then one number between 0 and 1 picks the token. Seed and position alone determine it (Philox,
+a counter-based generator).
 
-**Log probabilities** are the model's own: of its logits before all of the above. Their sum of exponentials is that of
-the weights at temperature 1, its logarithm plain float64 arithmetic.
+**Log probabilities** are the model's own: of its logits before all of the above. Their sum of exponentials is the sum
+of the weights at temperature 1; its logarithm is plain float64 arithmetic.
 
-The largest weight is 2^36 units. A token of less than half a unit is never drawn: all of those together have less than
-one draw in 500,000 even of a vocabulary of 262,144, less than rounding the logits to float32 may shift.
+The largest weight is 2^36 units. A token of less than half a unit is never drawn: all such tokens together have less
+than one draw in 500,000 even in a vocabulary of 262,144, which is less than rounding the logits to float32 may shift.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ if TYPE_CHECKING:
     Mask = NDArray[np.uint32]  # a bit for each token, the lowest first
 
 WHOLE = 2**36  # units of the largest weight
-MOST_WORDS = 2**20  # of a vocabulary, so that sums of weights stay below 2^63; the largest today are of 2^18
+MOST_WORDS = 2**20  # largest vocabulary, so that sums of weights stay below 2^63; the largest today have 2^18 tokens
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token, and log probabilities if they were asked for: its own first, then the most likely ones."""
+    """A token, and its log probabilities if requested: its own first, then the most likely tokens'."""
 
     token: int
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Is the largest score taken, without chance?"""
+    """Whether the largest score is taken, without randomness."""
     return params.greedy or params.top_k == 1
 
 
 def is_plain_greedy(params: SamplingParams, num_generated: int) -> bool:
-    """Does the largest logit decide, with nothing else asked for?"""
+    """Whether the largest logit is taken and no other parameter applies."""
     return (
         is_greedy(params)
         and params.logprobs is None
@@ -80,12 +81,12 @@ def is_plain_greedy(params: SamplingParams, num_generated: int) -> bool:
 
 
 def forbidden_now(params: SamplingParams, num_generated: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that would end the answer, while that must not end yet."""
+    """Return the tokens that would end the answer while it has fewer than ``min_tokens`` tokens."""
     return (*eos_token_ids, *params.stop_token_ids) if num_generated < params.min_tokens else ()
 
 
 def listed(params: SamplingParams, words: int) -> int:
-    """How many log probabilities are told beside the token's own; -1 if not even that."""
+    """Return how many log probabilities are reported in addition to the token's own; -1 if none at all."""
     return -1 if params.logprobs is None else min(params.logprobs, words)
 
 
@@ -99,19 +100,19 @@ def draw(
     eos_token_ids: Sequence[int] = (),
     allowed: Mask | None = None,
 ) -> Drawn | None:
-    """The token that follows ``history``, the first ``num_prompt`` of which are the prompt. ``allowed``: no other one,
-    whatever ``min_tokens`` says; at least one that the model has.
+    """Return the token that follows ``history``, of which the first ``num_prompt`` tokens are the prompt.
 
-    None if a logit is not a finite number: then nothing can be drawn. Ids that the model doesn't have are ignored.
+    ``allowed`` restricts the tokens, whatever ``min_tokens`` is; it must contain at least one that the model has.
+    Returns None if a logit is not a finite number. Ids that the model does not have are ignored.
     """
     if not np.isfinite(logits).all():
         return None
     if len(logits) > MOST_WORDS:
-        raise ModelError(f"the model has {len(logits)} tokens; the sampling knows {MOST_WORDS} at most")
+        raise ModelError(f"the model has {len(logits)} tokens; sampling supports at most {MOST_WORDS}")
     if allowed is None and is_plain_greedy(params, len(history) - num_prompt):
         return Drawn(int(logits.argmax()))
     scores = logits.astype(np.float64)
-    with np.errstate(over="ignore"):  # no logit of use is that large
+    with np.errstate(over="ignore"):  # no useful logit is that large
         _bias(scores, params)
         _penalise(scores, params, history, num_prompt)
     if allowed is None:
@@ -127,20 +128,20 @@ def draw(
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that only these two determine."""
+    """Return a number in [0, 1) that only seed and position determine."""
     generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
     return float(generator.random())
 
 
 def rounded(scores: Scores) -> Logits:
-    """Round to the nearest float32, at most the largest finite one. What is forbidden stays infinite."""
+    """Round to the nearest float32, at most the largest finite one. Forbidden tokens stay at minus infinity."""
     narrow: Logits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32)
     narrow[scores == -np.inf] = -np.inf
     return narrow
 
 
 def weights_of(scores: Logits, temperature: float) -> Weights:
-    """How often each token is drawn, in units."""
+    """Return each token's relative frequency of being drawn, in units."""
     inverse = np.float32(min(1.0 / temperature, _LARGEST))
     with np.errstate(over="ignore", under="ignore"):
         scaled = (scores - scores.max()) * inverse
@@ -151,7 +152,7 @@ def weights_of(scores: Logits, temperature: float) -> Weights:
 
 
 def filtered(weights: Weights, params: SamplingParams) -> Weights:
-    """The weights after top-k, top-p and min-p; 0 for what is filtered out."""
+    """Return the weights after top-k, top-p and min-p; tokens that are filtered out get 0."""
     kept = np.argsort(-weights, kind="stable")
     kept = kept[weights[kept] > 0]
     if params.top_k > 0:
@@ -167,7 +168,7 @@ def filtered(weights: Weights, params: SamplingParams) -> Weights:
 
 
 def pick(weights: Weights, chance: float) -> int:
-    """The first token up to which the weights sum up to more than this share of all."""
+    """Return the first token at which the cumulated weights exceed this share of the total."""
     cumulated = np.cumsum(weights)
     total = int(cumulated[-1])
     goal = min(int(chance * float(total)), total - 1)
@@ -193,14 +194,14 @@ def _penalise(scores: Scores, params: SamplingParams, history: Sequence[int], nu
 
 
 def spread(mask: Mask, words: int) -> NDArray[np.bool_]:
-    """A truth value for each of so many tokens."""
+    """Return the mask as one truth value per token."""
     bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=words, bitorder="little")
     return bits.view(np.bool_)
 
 
 def _forbid(scores: Scores, tokens: Sequence[int]) -> None:
     known = [token for token in tokens if token < len(scores)]
-    if len(set(known)) < len(scores):  # never all of them
+    if len(set(known)) < len(scores):  # never forbid all of them
         scores[known] = -np.inf
 
 
@@ -211,7 +212,7 @@ _SERIES = [
 
 
 def _exponential(x: Logits) -> Logits:
-    """e to the x, of x between -26 and 0: as ``weight_of_word`` in weights.h, operation by operation."""
+    """Return e to the x, for x between -26 and 0: the same operations as ``weight_of_word`` in weights.h."""
     n = np.rint(x * np.float32(1.44269504))
     rest = fused(-n, np.float32(0.693145752), x)
     rest = fused(-n, np.float32(1.42860677e-6), rest)
@@ -223,10 +224,10 @@ def _exponential(x: Logits) -> Logits:
 
 
 def fused(a: Logits, b: Logits | np.float32, c: Logits | np.float32) -> Logits:
-    """``a * b + c`` in float32, rounded once.
+    """Return ``a * b + c`` in float32, rounded once.
 
-    In float64 the product is exact. The sum is not, but made odd in its last bit wherever something was lost, it rounds
-    to float32 as the exact sum would (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
+    In float64 the product is exact. The sum is not, but if its last bit is set to odd wherever something was lost, it
+    rounds to float32 as the exact sum would (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
     """
     product, addend = a.astype(np.float64) * np.float64(b), np.asarray(c, np.float64)
     total = np.asarray(product + addend)
@@ -249,7 +250,8 @@ def _logprobs(logits: Logits, token: int, count: int) -> tuple[TokenLogprob, ...
 
 
 def logarithm(number: float) -> float:
-    """The natural logarithm of a number from 1 on: of its power of two, and of what is left by the series of artanh."""
+    """Return the natural logarithm of a number of at least 1: of its power of two, and of the rest by the series of
+    artanh."""
     part, power = math.frexp(number)
     if part < 0.70710678118654752:
         part, power = part * 2, power - 1

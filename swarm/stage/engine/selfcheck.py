@@ -1,10 +1,10 @@
-"""Cut against whole: is a kind of model computed rightly when it is cut?
+"""Comparison of cut and whole models: whether a kind of model is computed correctly when it is cut into stages.
 
 Before weights are read, a tiny random model of the same class goes through three stages, in ragged batches with chunks
-and decodes, and its logits are compared with those of transformers' own whole forward. What this engine does not know
-of (a state between layers, a mask of another kind) shows as a difference, and the model is refused instead of answering
-nonsense. The same is tried in the dtype and with the kernels that are served, on this machine. Takes a fraction of a
-second; the verdict is kept for the life of the process, and for its siblings.
+and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that this
+engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is refused
+instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes a
+fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
 from swarm.stage.native import siblings
 from swarm.wire.messages import LayerRange, Row
 
-# Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.
+# Relative to the largest logit. Correct models differ by 1e-6; a wrong mask, rotation or scale by 1e-2 and more.
 TOLERANCE = 1e-4
-# bfloat16 and two orders of summation, in the median of the positions: where experts are chosen otherwise for it, some
-# positions differ by much. Right ones come to 0.03, a wrong rotation to 0.5 and more.
+# For bfloat16 and two orders of summation, in the median of the positions. Some positions differ by much because
+# rounding chooses other experts. Correct models differ by 0.03, a wrong rotation by 0.5 and more.
 KERNEL_TOLERANCE = 0.15
 _VOCABULARY = 96
-_LENGTHS = (300, 21)  # more than a tiny window, and more than two cells of the attention's grid
-_CHUNK = 187  # of a prompt in a step; ends in the midst of a cell
+_LENGTHS = (300, 21)  # longer than a tiny window, and than two cells of the attention's grid
+_CHUNK = 187  # prompt positions in a step; ends within a cell
 
-_SMALL = {
+_SMALL = {  # Sizes of the tiny model, for settings that a configuration has.
     "hidden_size": 64,
     "intermediate_size": 96,
     "moe_intermediate_size": 32,
@@ -57,7 +57,7 @@ _SMALL = {
 
 
 class StateSource:
-    """Weights that are in memory."""
+    """Source of weights that are already in memory."""
 
     def __init__(self, state: dict[str, torch.Tensor]) -> None:
         self._state = state
@@ -70,9 +70,10 @@ class StateSource:
 
 
 def check_cut(config: Any) -> None:
-    """Raise ModelError unless a model of this configuration gives the same logits cut as whole.
+    """Raise ``ModelError`` unless a model with this configuration has the same logits cut into stages as whole, in
+    float32.
 
-    In float32. If that is so with torch's kernels only, our own are not used from now on.
+    If that holds with torch's kernels only, our own are disabled in this process.
     """
     difference = _tried(config, "float32")
     if not difference <= TOLERANCE and native.library() is not None:
@@ -101,10 +102,10 @@ def _tried(config: Any, dtype: str) -> float:
 
 
 def check_kernels(config: Any, dtype: str) -> None:
-    """Use torch's kernels from now on if our own compute something else for this kind of model.
+    """Switch this process to torch's kernels if our own compute this kind of model differently.
 
-    They are chosen by what a model's modules look like. Here they prove themselves, in the dtype that is served,
-    against transformers' whole model in float32. Raise ModelError if torch's compute something else, too.
+    Kernels are chosen by what a model's modules look like. This check verifies the choice, in the dtype in use, against
+    transformers' whole model in float32. Raises ``ModelError`` if torch's kernels differ, too.
     """
     name = type(config).__name__
     if native.library() is not None:
@@ -125,19 +126,22 @@ def check_kernels(config: Any, dtype: str) -> None:
 
 
 def same_bits(config: Any, dtype: str) -> bool:
-    """Does a model of this kind, cut into stages and its prompts into chunks, give the bits that it gives whole?
+    """Whether a model of this kind, cut into stages and its prompts into chunks, has the same bits as whole.
 
-    What no probe of single kernels has seen shows here. Ask after :func:`check_kernels`.
+    This reveals what probes of single kernels can't. Call it after :func:`check_kernels`.
     """
     return _same_bits(_text(config), dtype, native.library() is not None)
 
 
+# Errors that a model's code raises if it does not run in this engine.
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
 def allowed_difference(dtype: str) -> float:
-    """Return how far two ways to compute the same may be apart, relative to the largest number: in float32 at most,
-    else in the median of the positions."""
+    """Return how far two computations of the same numbers may differ, relative to the largest.
+
+    In float32 that bounds the maximum over positions, in other dtypes the median.
+    """
     return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
 
 
@@ -146,7 +150,7 @@ def _text(config: Any) -> str:
 
 
 def _tiny(config: Any) -> Any:
-    """Make a small model of the same kind, with every kind of layer that it has."""
+    """Return the configuration of a small model of the same kind, with every kind of layer that it has."""
     text = config.get_text_config()
     values = copy.deepcopy(text.to_dict())
     kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
@@ -167,8 +171,11 @@ def _tiny(config: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _difference(text: str, dtype: str, own: bool) -> float:
-    """How far a cut model is from transformers' whole one, relative to the largest logit: in float32 at most, else in
-    the median of the positions. ``own``: with our own kernels; the caller sees to it."""
+    """Return the difference between the cut and the whole model, relative to the largest logit.
+
+    It is the maximum in float32, else the median of the positions. ``own`` records in the cache key whether our own
+    kernels are used; the caller switches them.
+    """
     return siblings.once(_what("difference", text, dtype, own), float, lambda: _found_difference(text, dtype))
 
 
@@ -188,7 +195,7 @@ def _same_bits(text: str, dtype: str, own: bool) -> bool:
 
 
 def _what(question: str, text: str, dtype: str, own: bool) -> str:
-    """Tell all that the answer depends on."""
+    """Return a key with everything that the answer depends on."""
     kernels = native.variant() if own else "torch's"
     return f"{question} {text} {dtype} {kernels} {torch.get_num_threads()}"
 
@@ -202,7 +209,7 @@ def _found_same_bits(text: str, dtype: str) -> bool:
 
 
 def _read(text: str) -> tuple[Any, list[torch.Tensor]]:
-    """The configuration, and a long and a short prompt."""
+    """Return the configuration, and a long and a short prompt."""
     config = AutoConfig.for_model(**json.loads(text))
     room = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
     lengths = [min(length, room) for length in _LENGTHS]
@@ -214,7 +221,7 @@ def _generator() -> torch.Generator:
 
 
 def _random_model(config: Any) -> Any:
-    """Weights of high entropy: a model that repeats itself would hide errors."""
+    """Return a model with random weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator()
     model = AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
@@ -261,7 +268,7 @@ def _cut_logits(
 
 
 def _rows(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
-    """Take the next chunk of every unfinished sequence; its last token comes alone, as when it is decoded."""
+    """Yield the next chunk of every unfinished sequence. Its last token comes alone, as in a decode."""
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
         count = min(_CHUNK, max(1, rest - 1)) if cut else rest

@@ -1,7 +1,7 @@
-"""The executor that computes with torch: one worker's share of a model, its keys and values, and the sampling.
+"""Executor that computes with torch: one worker's part of a model, its keys and values, and the sampling.
 
-Threads as the interface says: ``prepare`` builds a new stage beside the one that computes and touches nothing of it;
-layers that both contain are shared, not loaded twice. ``activate`` swaps them.
+Threads follow the interface: ``prepare`` builds a new stage while the current one computes, and touches nothing of it.
+Layers that both contain are shared, not loaded twice. ``activate`` swaps the stages.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
 from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, ranges_of
 
-_MAX_KV_BYTES = 64 << 30
+_MAX_KV_BYTES = 64 << 30  # upper bound of keys and values
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A stage ready to compute."""
+    """A stage that is ready to compute."""
 
     stage: Stage
-    standby: frozenset[int]  # layers that room is left for
-    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # of the stage, for replays through some of its layers
+    standby: frozenset[int]  # layers for which memory is reserved
+    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # stages of some of its layers, for replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,13 @@ class _Aside:
 
 
 class TorchExecutor:
-    """See :class:`swarm.stage.executor.Executor`.
+    """Implementation of :class:`swarm.stage.executor.Executor` with torch.
 
-    ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
-    this worker may use in all (default: what the device has free). ``kv_share``: the part of what the weights leave
-    that keys and values may take. ``threads`` compute while other steps are in flight (default: torch's own choice),
-    ``threads_alone`` when there is no other (default: all cores that the process may use).
+    ``dtype`` "auto" is the checkpoint's own dtype where the device computes fast in it, else float32. ``memory_limit``
+    is the number of bytes that this worker may use in total (default: the device's free memory). ``kv_share`` is the
+    share of the memory left by the weights that keys and values may take. ``threads`` is the number of threads that
+    compute while other steps are in flight (default: torch's own choice), ``threads_alone`` the number when there is no
+    other step (default: all cores that the process may use).
     """
 
     def __init__(
@@ -91,23 +92,27 @@ class TorchExecutor:
         self._manifest = self._checkpoint.manifest(self._dtype_name)
         self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
         check_cut(self._skeleton.config)
+        # whether cut and whole models of this kind have the same bits
         self._steady = self._device.type == "cpu" and self._prove_kernels()
         self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
+        # limit for weights, keys and values together
         self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
         self._clock = clock_of(self._device)
         self._active: _Prepared | None = None
-        self._prepared: _Prepared | None = None
-        self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
-        self._aside: _Aside | None = None
-        self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
+        self._prepared: _Prepared | None = None  # built by ``prepare``, not active yet
+        # standby layers, by number; replaced as a whole, because another thread may be reading it
+        self._kept: dict[int, Modules] = {}
+        self._aside: _Aside | None = None  # the recheck in progress
+        self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
         self._counters = Counters()
         self._tally = Tally()
         self._grammars = Grammars(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     def _prove_kernels(self) -> bool:
-        """Choose our own kernels, or torch's if ours don't know the model. True if cut and whole have the same bits."""
+        """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
+        bits."""
         check_kernels(self._skeleton.config, self._dtype_name)
         if native.absence():
             log.warning("own_kernels_unused", why=native.absence())
@@ -116,7 +121,7 @@ class TorchExecutor:
 
     @property
     def has_own_kernels(self) -> bool:
-        """Do our own kernels multiply, or torch's?"""
+        """Whether our own kernels multiply, not torch's."""
         return self._skeleton.kernel is NativeLinear
 
     @property
@@ -133,7 +138,7 @@ class TorchExecutor:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The folder, for whoever sends its files on."""
+        """The model's folder, from which files are sent to other workers."""
         return self._checkpoint
 
     def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
@@ -142,13 +147,13 @@ class TorchExecutor:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights that are loaded."""
+        """Bytes of all loaded weights."""
         active = 0 if self._active is None else self._manifest.weight_bytes(self._active.stage.layers)
         return active + self.standby_bytes
 
     @property
     def standby_bytes(self) -> int:
-        """Bytes of the weights that are kept for others."""
+        """Bytes of the weights of standby layers."""
         return sum(map(self._manifest.weight_bytes, ranges_of(self._kept)))
 
     def _bytes_beside(self, layers: LayerRange, standby: frozenset[int]) -> int:
@@ -198,7 +203,7 @@ class TorchExecutor:
                 break
             stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
             self._warm(stage)
-            self._kept = self._kept | {layer: stage.modules}  # a whole new one: another thread may be reading
+            self._kept = self._kept | {layer: stage.modules}  # replace the dict: another thread may be reading it
         return ranges_of(self._kept)
 
     def _check_range(self, layers: LayerRange) -> None:
@@ -272,7 +277,7 @@ class TorchExecutor:
         for row in batch.rows:
             self._arena.take(row)
         if self._arena.used > self.kv_capacity():
-            raise IllegalMove(f"{self._arena.used} positions are held, there is room for {self.kv_capacity()}")
+            raise IllegalMove(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
             result = run(
@@ -324,11 +329,11 @@ class TorchExecutor:
         return Forwarded(hidden, drawn.sampled, drawn.failed, self._clock.between(began, self._clock.mark()), 0.0)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
+        """Return the last stage's logits after every token, ``[tokens, vocabulary]``, for tests and tools."""
         return self._logits(batch, range(len(batch.tokens)))
 
     def logits_of_last(self, batch: Batch) -> torch.Tensor:
-        """The last stage's logits after every row of the batch, ``[rows, vocabulary]``: for tests and tools."""
+        """Return the last stage's logits after every row, ``[rows, vocabulary]``, for tests and tools."""
         return self._logits(batch, [sum(row.count for row in batch.rows[: n + 1]) - 1 for n in range(len(batch.rows))])
 
     def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:
@@ -347,7 +352,7 @@ class TorchExecutor:
         return self._active.stage
 
     def _part(self, layers: LayerRange) -> Stage:
-        """Make a stage of some of the active one's layers, with the same modules."""
+        """Return a stage of some of the active stage's layers, with the same modules."""
         whole = self._stage()
         if layers == whole.layers:
             return whole

@@ -1,10 +1,10 @@
-"""Builds one range of a model's layers, and reads just their weights.
+"""Construction of a range of a model's layers, reading only their weights.
 
-transformers supplies the whole model on the meta device, which costs no memory. A stage is that model's own ``forward``
-with the layers of others passed over, so that scales and soft caps stay where the model put them. What lies before a
-stage's first layer runs idle: the first layer's input is replaced by what the stage before sent. What lies after its
-last layer sees only what the head needs. Layer modules are shared by consecutive stages of one worker, so what they
-must know about a run they find in the calling thread's :class:`~swarm.stage.attention.passes.Pass`.
+transformers supplies the whole model on the meta device, which takes no memory. A stage is that model's own ``forward``
+with other stages' layers skipped, so that scales and soft caps stay where the model has them. Parts before a stage's
+first layer have no effect: the first layer's input is replaced by the previous stage's output. Parts after its last
+layer get only the rows that the head needs. Consecutive stages of one worker share layer modules, so the modules take
+the state of a run from the calling thread's :class:`~swarm.stage.attention.passes.ForwardPass`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def dtype_of(name: str, stored: str, device: torch.device) -> str:
-    """The type of weights of this name; "auto" is the stored one where the device is good at it."""
+    """Return the name of the weights' dtype; for "auto", the stored one where the device computes fast in it."""
     if name == "auto":
         return stored if linears.good_at(device, DTYPES[stored]) else "float32"
     if name not in DTYPES:
@@ -52,26 +52,28 @@ def dtype_of(name: str, stored: str, device: torch.device) -> str:
 
 
 def possible_dtypes(name: str, device: torch.device) -> tuple[str, ...]:
-    """List the types of weights that this device can compute with, be it slowly. ``name``: the setting, which leaves
-    the choice open only if it is "auto"."""
+    """Return the dtypes of weights that this device can compute with, even slowly.
+
+    ``name`` is the setting; only "auto" leaves a choice.
+    """
     return tuple(each for each in DTYPES if linears.can_compute(device, DTYPES[each])) if name == "auto" else (name,)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where a model's parts are: module names in the whole model. ``embed`` run before the layers, ``tail`` after."""
+    """Names of a model's modules by their place: ``embed`` run before the layers, ``tail`` after them."""
 
-    base: str
-    layers: str
+    base: str  # the model without its head
+    layers: str  # the list of layers
     embed: tuple[str, ...]
     tail: tuple[str, ...]
-    common: tuple[str, ...]
+    common: tuple[str, ...]  # modules without weights, such as rotary tables, which every stage has
     input_embedding: str
     output_embedding: str
 
 
 class Skeleton:
-    """The whole model without weights. Raises ModelError if this kind of model can't be cut."""
+    """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut."""
 
     def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
         attention.register()
@@ -91,7 +93,7 @@ class Skeleton:
         return cls(read_config(checkpoint.folder), device, dtype)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
-        """The model's tensors, read from the folder."""
+        """Return the source of the model's tensors in the folder."""
         return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
 
 
@@ -115,15 +117,17 @@ def _build(config: Any) -> Any:
 
 
 def import_family(folder: Path) -> None:
-    """Import what this kind of model is made of, which is otherwise done when the first one is built. Raises ModelError
-    if there is none."""
+    """Import the code of this kind of model in advance, which otherwise happens when the first one is built.
+
+    Raises ``ModelError`` if transformers has no such code.
+    """
     attention.register()
     experts.register()
     get_model_conversion_mapping(_build(read_config(folder)))
 
 
 def find_parts(model: Any) -> Parts:
-    """Find the parts by the order of the model's modules: what has weights before the layers, and after them."""
+    """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix
     kind = type(model).__name__
     if base is model:
@@ -162,7 +166,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 class Skipped(nn.Module):
-    """Stands where another stage's layer is. Keeps the plain attributes that the model may ask its layers for."""
+    """Placeholder of another stage's layer. Keeps the plain attributes that the model may read from its layers."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -175,7 +179,10 @@ class Skipped(nn.Module):
 
 
 class Weights:
-    """Materialises modules of a skeleton, one after the other, with the kernels of the device."""
+    """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
+
+    ``on_loaded`` is called with the number of bytes of each tensor.
+    """
 
     def __init__(self, skeleton: Skeleton, source: Source, loaded: Callable[[int], None]) -> None:
         self._skeleton, self._source, self._loaded = skeleton, source, loaded
@@ -207,7 +214,7 @@ class Weights:
             self._read_own(path, part)
 
     def _simplify(self, model: Any, path: str, part: Any) -> None:
-        """Put a quicker module in the place of one that is filled."""
+        """Replace a module with weights by a faster one."""
         if merged.is_rms_norm(part):
             model.set_submodule(path, merged.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
@@ -233,14 +240,14 @@ class Weights:
         make_bare(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
-        """Rotary frequencies and the like are computed, not stored: the model's own initialisation makes them."""
+        """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
         computed = {
             leaf: b for leaf, b in part.named_buffers(recurse=False) if leaf in part._non_persistent_buffers_set
         }
         if not computed:
             return
         for leaf, buffer in computed.items():
-            # What the initialisation leaves out must not look like a number.
+            # A buffer that the initialisation does not compute must not look like a valid number.
             filler = float("nan") if buffer.is_floating_point() else 0
             part._buffers[leaf] = torch.full_like(buffer, filler, device="cpu")
         with by_rule():
@@ -252,7 +259,7 @@ class Weights:
         tensor = self._source.read(self._stored_name(name), like.shape)
         if tensor.shape != like.shape:
             raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(like.shape)}; "
+                f"tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(like.shape)}; "
                 "the folder's files don't belong together"
             )
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
@@ -276,8 +283,8 @@ class Weights:
 class Stage:
     """Layers ``layers`` of a model, with its embedding if they begin it and its head if they end it.
 
-    ``held``: modules by name that are loaded already; they are shared, not copied. ``bare`` leaves out embedding and
-    head wherever the layers are.
+    ``held`` contains loaded modules by name; they are shared, not copied. ``bare`` leaves out embedding and head,
+    whatever the layers are.
     """
 
     def __init__(
@@ -290,22 +297,24 @@ class Stage:
         bare: bool = False,
     ) -> None:
         self.layers = layers
-        self.embeds = layers.first == 0 and not bare
-        self.heads = layers.stop == skeleton.num_layers and not bare
+        self.embeds = layers.first == 0 and not bare  # whether it looks up the embedding
+        self.heads = layers.stop == skeleton.num_layers and not bare  # whether it ends in the head
         self.device, self.dtype = skeleton.device, skeleton.dtype
-        self.modules: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = {}  # the stage's own modules with weights, by name
         self._model = self._copy_of(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
         self._fill(skeleton.parts, held, weights)
         stack = self._model.get_submodule(skeleton.parts.layers)
-        # What runs the layers instead of their modules; or why there is no such program.
+        # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program = recipes.write(
             self._model, self._base, stack, layers, self.dtype, heads=self.heads
         )
 
     def _copy_of(self, skeleton: Skeleton, held: Mapping[str, nn.Module]) -> Any:
-        """The model's frame. What is loaded already stands in it, other stages' layers are skipped: copying them would
-        take most of the time that a worker needs to take over layers that it keeps warm."""
+        """Copy the model's frame with loaded modules in place and other stages' layers replaced by placeholders.
+
+        Copying those would take most of the time that a worker needs to take over layers that it keeps warm.
+        """
         parts, instead = skeleton.parts, dict[int, nn.Module]()
         for index, layer in enumerate(skeleton.model.get_submodule(parts.layers)):
             name = f"{parts.layers}.{index}"
@@ -336,8 +345,10 @@ class Stage:
         self.modules[name] = self._model.get_submodule(name)
 
     def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
-        """Run a pass: the hidden states that leave the last layer, narrowed to ``this.keep_rows``; or, on the stage
-        that has the head, the logits of those rows (None if there are none)."""
+        """Run a pass: return the last layer's output, narrowed to ``forward_pass.keep_rows``.
+
+        The stage with the head returns the logits of those rows instead (None if there are none).
+        """
         if self.program is not None and not this.by_modules and program.runs():
             return self.program.run(this, ids, positions)
         tokens = {"input_ids": ids} if self.embeds else {"inputs_embeds": this.hidden}
@@ -351,7 +362,7 @@ class Stage:
 
 
 def _hook(layer: nn.Module, index: int) -> None:
-    """Let a layer take its input from the pass and report to it."""
+    """Make a layer take its input from the current pass and report to it."""
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         this = current_pass()

@@ -1,10 +1,11 @@
-"""Powers, logarithms, cosines and sines by a rule of our own: the same bits on every processor.
+"""Powers, logarithms, cosines and sines with the same bits on every processor.
 
-Libraries compute these functions otherwise on other processors, and the last bits differ. The tables of rotary
-positions are made of them, by code that belongs to each model. So that code runs as it is, on tensors, and while
-:func:`by_rule` is on, the functions in it are computed here: cosines and sines from sums, products and roundings of
-float64 numbers, which every processor does alike (numpy fuses none of them); powers, exponentials and logarithms, of
-which there are few, in decimal numbers. What comes out is rounded to the tensor's own type.
+Libraries compute these functions differently on different processors, so the last bits differ. Tables of rotary
+positions are made of them, by code that belongs to each model. That code runs unchanged on tensors, and while
+:func:`portable_math` is active, its calls of these functions are computed here. Cosines and sines use sums, products
+and roundings of float64 numbers, which give the same result on every processor (numpy fuses none of them). Powers,
+exponentials and logarithms, of which there are few, are computed with decimal numbers. Results are rounded to the
+tensor's own type.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-# A quarter of a turn in three parts. The first two have 27 bits each, so that their products with a number of quarters
-# below 2^26 are exact, and the angle keeps its last bits.
+# A quarter turn as three parts. The first two have 27 bits each, so that their products with a number of quarters below
+# 2^26 are exact and the angle keeps its last bits.
 _QUARTER = (float.fromhex("0x1.921fb54p+0"), float.fromhex("0x1.10b461p-30"), float.fromhex("0x1.a62633145c06ep-58"))
-_QUARTERS = float.fromhex("0x1.45f306dc9c883p-1")  # in an angle of 1
-_MOST = 1e8  # radians; beyond, there are too many quarters
-_PIECE = 1 << 14  # numbers computed at a time: what is between stays in the caches
+_QUARTERS = float.fromhex("0x1.45f306dc9c883p-1")  # number of quarter turns in an angle of 1
+_MOST = 1e8  # radians: a larger angle has too many quarters
+_PIECE = 1 << 14  # numbers computed at a time, so that intermediate results stay in the caches
 # fdlibm's polynomials for up to an eighth of a turn, in powers of the angle's square.
 _SINE = (
     1.58969099521155010221e-10,
@@ -70,8 +71,8 @@ def _in_pieces(angles: Doubles, ahead: int) -> Doubles:
 
 
 def _wave(angles: Doubles, ahead: int) -> Doubles:
-    """The sine of these angles and ``ahead`` quarters of a turn."""
-    if not bool((np.abs(angles) <= _MOST).all()):  # NaN is not, either
+    """Compute the sine of these angles plus ``num_quarters`` quarter turns."""
+    if not bool((np.abs(angles) <= _MOST).all()):  # False for NaN, too
         raise ModelError(f"rotary positions with angles beyond {_MOST:.0e} can't be computed; shorten the context")
     quarters = np.rint(angles * _QUARTERS)
     rest = angles - quarters * _QUARTER[0]
@@ -109,16 +110,16 @@ def logarithm(x: float) -> float:
 
 
 def _double(exact: decimal.Decimal) -> float:
-    return float(exact)  # the nearest one; infinite and 0 where there is none
+    return float(exact)  # the nearest float64; infinite or 0 if out of range
 
 
 def by_rule() -> TorchFunctionMode:
-    """Compute by the rules of this module, in this thread, for as long as it is entered."""
+    """Return a context manager in which this thread computes with the functions of this module."""
     return _ByRule()
 
 
 class _ByRule(TorchFunctionMode):
-    """torch asks it at every call of a function."""
+    """Function mode that replaces some functions: torch calls it for every function call."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -150,7 +151,7 @@ def _waves(function: Callable[[Doubles], Doubles]) -> Callable[..., torch.Tensor
 
 
 def _one_by_one(function: Callable[[float], float], least: float) -> Callable[..., torch.Tensor | None]:
-    """Compute arguments above ``least``; others are left to torch, which knows what is to come of them."""
+    """Compute arguments above ``least`` one by one. Others are left to torch, which handles special values."""
 
     def compute(x: torch.Tensor) -> torch.Tensor | None:
         if not x.is_floating_point() or not bool(((x > least) & x.isfinite()).all()):
@@ -163,9 +164,9 @@ def _one_by_one(function: Callable[[float], float], least: float) -> Callable[..
 
 def _power(base: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.Tensor | None:
     if isinstance(exponent, int):
-        return None  # products, rounded alike everywhere
+        return None  # repeated products, which are rounded the same way everywhere
     like = base if isinstance(base, torch.Tensor) else exponent
-    assert isinstance(like, torch.Tensor), "torch was asked"
+    assert isinstance(like, torch.Tensor), "one of the two is a tensor"
     dtype = torch.result_type(base, exponent)
     bases, exponents = np.broadcast_arrays(*(_numbers(each) for each in (base, exponent)))
     if not dtype.is_floating_point or not bool((bases > 0).all()):

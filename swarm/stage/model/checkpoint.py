@@ -1,12 +1,12 @@
-"""A model's folder on disk: what is in it and which bytes belong to which part. No torch in here.
+"""A model's folder on disk: its contents, and which bytes belong to which part. No torch here.
 
-A folder in the ordinary Hugging Face form: ``config.json``, weights in safetensors files (one, or shards with an
-index), tokenizer files. The headers alone tell everything that a plan needs, so describing a model reads a few
-kilobytes however large it is; and a stage reads exactly the bytes of its own tensors into memory of its own, where a
-mapped file would count in full.
+The folder has the usual Hugging Face form: ``config.json``, weights in safetensors files (one, or shards with an
+index), tokenizer files. The files' headers contain everything that a plan needs, so describing a model reads a few
+kilobytes, however large it is. A stage reads exactly the bytes of its own tensors into its own memory; a mapped file
+would count in full.
 
-The folder of a model on a hub may lack files of weights: what is in them is known (:class:`Remote`), and
-:meth:`Checkpoint.fetch` brings those that certain tensors are in.
+The folder of a model on a hub may lack weight files. Their contents are described by :class:`RemoteWeights`, and
+:meth:`Checkpoint.fetch` downloads the files with the requested tensors.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from swarm.wire.messages.common import MAX_LAYERS
 
 __all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
 
-_MOST = (1 << 31) - 1  # of any size in a configuration
-_MOST_HEADS = 1 << 20  # and of what one of them has
+_MOST = (1 << 31) - 1  # upper bound of every size in a configuration
+_MOST_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# What a client needs to turn text into tokens and back.
+# Files that a client needs to turn text into tokens and back.
 _ASSETS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -60,37 +60,39 @@ _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
 class Remote(Protocol):
-    """Where the weights are that a folder lacks."""
+    """Source of the weight files that a folder lacks."""
 
     @property
     def name(self) -> str:
-        """The name by which other processes, on other machines too, find exactly this model."""
+        """A name by which other processes, also on other machines, find exactly this model."""
 
     def describe(self, file: str) -> RemoteFile | None:
-        """A file of weights without its data, if anything is known about it."""
+        """Return the description of a weight file without its data; None if there is none."""
 
     def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
-        """Bring these files into the folder, those that are not there. Each is whole or absent. Raises ModelError."""
+        """Download the missing ones of these files into the folder. A file is complete or absent. Raises
+        ``ModelError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model is. Without ``remote``, the folder is all there is."""
+    """Location of a model. Without ``remote``, the folder is complete."""
 
     folder: Path
     remote: Remote | None = None
 
     @property
     def name(self) -> str:
-        """A name to tell another process instead of what the user wrote: it means the same files for ever."""
+        """A name for other processes instead of the user's input: it always means the same files."""
         return str(self.folder) if self.remote is None else self.remote.name
 
 
 def resolve(model: str, report: Report | None = None) -> Place:
-    """The place that ``model`` names: a local folder, or of a name such as owner/model, the folder in the hub's cache.
+    """Return the location of ``model``: a local folder or, for a name such as owner/model, the folder in the hub's
+    cache.
 
-    There, the small files are fetched from the hub, if they are missing; of the weights, only what is needed to know
-    what is in them. ``report`` is told what takes long, line by line. Raises ModelError.
+    For a name, missing small files are fetched from the hub; of the weights, only the descriptions. ``report`` is
+    called with a line of text about anything that takes long. Raises ``ModelError``.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -101,6 +103,7 @@ def resolve(model: str, report: Report | None = None) -> Place:
     if named is None:
         raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
     try:
+        # slow to load, and rarely needed
         from swarm.hub.lookup import look_up  # noqa: PLC0415 (slow to load, and seldom needed)
     except ImportError:
         raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
@@ -109,7 +112,7 @@ def resolve(model: str, report: Report | None = None) -> Place:
 
 
 class Checkpoint:
-    """A model folder, described. Raises ModelError that names the file and what is wrong with it."""
+    """Description of a model folder. Raises ``ModelError`` with the file and the problem."""
 
     def __init__(self, folder: Path, remote: Remote | None = None) -> None:
         self.folder = folder
@@ -175,7 +178,7 @@ class Checkpoint:
         return ()
 
     def manifest(self, dtype: str) -> Manifest:
-        """Describe what everybody must agree on, with sizes in memory when computing in ``dtype``."""
+        """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
@@ -203,13 +206,13 @@ class Checkpoint:
             if path.stat().st_size > MAX_ASSET_BYTES:
                 raise ModelError(
                     f"{path} has {path.stat().st_size} bytes; clients take at most {MAX_ASSET_BYTES}: make it smaller, "
-                    "or take it out of the folder if the model is to be used with token ids alone"
+                    "or remove it from the folder if the model is only used with token ids"
                 )
         return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
 
     @cached_property
     def _identities(self) -> tuple[Asset, ...]:
-        """The files that make the model what it is; see ``identity``."""
+        """The files that define the model, with their digests (``identity``)."""
         paths = sorted({tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"})
         return tuple(self._identity(path) for path in paths)
 
@@ -222,14 +225,16 @@ class Checkpoint:
         return Asset(path.name, path.stat().st_size, digest_of(path))
 
     def missing(self, names: Collection[str]) -> dict[str, int]:
-        """The files that hold these tensors and are not here yet, with their sizes in bytes."""
+        """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
         files = {self.tensors[name].path for name in names if name in self.tensors}
         absent = sorted(path for path in files if not path.is_file())
         return {path.name: self._identity(path).num_bytes for path in absent}
 
     def fetch(self, names: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
-        """Bring the files that hold these tensors, unless they are here. ``progress`` is told of every while that
-        passes, be it without a byte. Raises ModelError; files that came whole stay."""
+        """Download the missing files that hold these tensors.
+
+        ``progress`` is called regularly, even if no byte has arrived. Raises ``ModelError``; complete files are kept.
+        """
         files = self.missing(names)
         if self._remote is None or not files:
             return
@@ -237,7 +242,7 @@ class Checkpoint:
         for file in files:
             for tensor in read_header(self.folder / file):
                 if self.tensors.get(tensor.name, tensor) != tensor:
-                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub told; remove the file")
+                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
@@ -250,7 +255,7 @@ class Checkpoint:
                 index = int(found[1])
                 if index >= self.num_layers:
                     raise ModelError(
-                        f"{tensor.path.name} has {tensor.name}, but config.json says {self.num_layers} layers"
+                        f"{tensor.path.name} has {tensor.name}, but config.json has {self.num_layers} layers"
                     )
                 layers[index] += size
             elif tensor.shape[:1] == (self.vocab_size,) and len(tensor.shape) == 2:
@@ -261,12 +266,13 @@ class Checkpoint:
             if size == 0:
                 raise ModelError(f"{self.folder} has no weights for layer {index}; download the missing files again")
         if tables:
-            # A tied table is loaded twice even by a stage that has both ends: looked up in, and packed for its kernel.
+            # A tied table is loaded twice even by a stage with both ends: once for lookups, and once packed for its
+            # kernel.
             return _PartSizes(tuple(layers), tables[0], head + tables[-1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
 
     def _whole(self, *names: str, most: int = _MOST) -> int:
-        """The first of these settings that the configuration has."""
+        """Return the first of these settings that the configuration has, as a positive integer."""
         for name in names:
             value = self.text_config.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
@@ -282,14 +288,18 @@ class _PartSizes:
 
 
 def _name_of(folder: Path) -> str:
-    """The folder's own name; in a hub's cache, where that is a number, the model's, as a copy elsewhere is called."""
+    """Return the folder's name. In a hub's cache, where that is a commit, return the model's name, as a copy elsewhere
+    is called."""
     cached = _HUB_CACHE_FOLDER.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
     return (cached["name"] if cached else folder.name) or "model"
 
 
 def for_show(name: str) -> str:
-    """A name that messages carry: a long one with its middle left out. The digest there keeps two of them apart that
-    differ only in the middle; bytes of a file's name that are no text become question marks."""
+    """Return a name for messages: a long name is shortened in the middle.
+
+    A digest of the whole name keeps names apart that differ only in the middle. Bytes of a file's name that are not
+    text become question marks.
+    """
     name = name.encode("utf-8", "replace").decode("utf-8")
     if len(name) <= MAX_NAME:
         return name
@@ -301,7 +311,7 @@ def for_show(name: str) -> str:
 def _read_json(path: Path, why: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
-        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is not valid text
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {why or 'download it again'}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""A model's ``config.json``, read as transformers reads it and checked for what a stage can serve.
+"""A model's ``config.json``, read as transformers reads it and checked for features that a stage can serve.
 
-No Python that comes with a model ever runs: transformers' own classes build it, or it is refused.
+Python code that comes with a model never runs: transformers' own classes build the model, or it is refused.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from swarm.errors import ModelError
 
 
 def read_config(folder: Path) -> Any:
-    """Read ``config.json`` as transformers does. Raises ModelError.
+    """Read ``config.json`` as transformers does. Raises ``ModelError``.
 
-    Without ``trust_remote_code=False`` transformers asks at the terminal whether to run the folder's own Python."""
+    Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
+    """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if _has_own_code(folder):
             raise ModelError(
-                f"{folder}: transformers doesn't know this model, which brings Python code of its own (auto_map in "
+                f"{folder}: transformers doesn't support this model, which brings Python code of its own (auto_map in "
                 "config.json); Swarm never runs a model's code: use a model of a family that transformers has"
             ) from None
         raise ModelError(
-            f"{folder}: transformers doesn't know this model ({' '.join(str(error).split())[:200]})"
+            f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
 
 
@@ -40,7 +41,8 @@ def _has_own_code(folder: Path) -> bool:
 
 
 def check_config(config: Any) -> Any:
-    """Refuse what the attention function or the batching would silently compute wrongly."""
+    """Reject a configuration that the attention function or the batching would silently compute incorrectly; return a
+    copy."""
     text = config.get_text_config()
     name = type(config).__name__
     rope = getattr(text, "rope_parameters", None) or {}

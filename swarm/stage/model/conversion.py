@@ -1,7 +1,7 @@
-"""Reads stored tensors, and makes of their names and shapes those of the model's modules, by transformers' own table.
+"""Reading of stored tensors, converted to the names and shapes of the model's modules by transformers' own table.
 
-Some models keep on disk what their modules hold joined: a matrix per expert here, one of all experts there. A tensor of
-the model is made of one or several stored ones; only those are read.
+Some models store separately what their modules hold as one tensor: one matrix per expert on disk, one of all experts in
+the module. A tensor of the model is made of one or several stored tensors, and only those are read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 class Source(Protocol):
-    """Where weights come from."""
+    """Source of weights."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """The tensor; ``shape`` is what the model expects, which the caller checks."""
+        """Return the tensor. ``shape`` is the shape that the model expects; the caller checks it."""
 
 
 class FolderSource:
-    """Reads tensors of a folder into memory of their own."""
+    """Source that reads tensors of a folder into their own memory."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tensors = checkpoint.tensors
@@ -64,12 +64,12 @@ def _read_into(stored: StoredTensor, target: memoryview) -> None:
 
 
 class ConvertedSource:
-    """The tensors of a model, read from a source that has them under other names or in pieces."""
+    """Source of a model's tensors that are stored under other names or in pieces."""
 
     def __init__(self, model: Any, names: Iterable[str], stored: Source) -> None:
         self._config = model.config
         self._stored = stored
-        self._pieces: dict[str, list[tuple[str, str | None]]] = {}  # the model's name: stored names, with patterns
+        self._pieces: dict[str, list[tuple[str, str | None]]] = {}  # stored names, with patterns, by the model's name
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -85,7 +85,7 @@ class ConvertedSource:
         return name in self._pieces
 
     def stored_names(self, name: str) -> list[str]:
-        """Under which names the source has what this tensor is made of; none if it has no such tensor."""
+        """Return the names of the stored tensors that this tensor is made of; empty if the source does not have it."""
         return [stored for stored, _ in self._pieces.get(name, ())]
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:

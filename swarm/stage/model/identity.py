@@ -1,20 +1,20 @@
-"""By what a model's files are known: are these the same weights as those?
+"""Digests that identify a model's files: whether two workers have the same weights.
 
 ====================================================  =====================================================
 a file of the model                                   its digest
 ====================================================  =====================================================
 on a hub, or in a hub's cache                         the sha256 by which the hub names it; its bytes need
                                                       not be here, and are not read
-in a folder that the hub's own tool downloaded        the same, from the tool's note beside the file, unless
+in a folder that the hub's own tool downloaded        the same, from the tool's note next to the file, unless
 (``hf download --local-dir``)                         the file is younger than the note
 anywhere else, up to 64 MiB                           the sha256 of its bytes: the same again
 anywhere else, larger                                 xxh3-128 of its size, its header and pieces of its data
 ====================================================  =====================================================
 
-So what compares with what: all of these with each other, except that a large file in a plain copy of a folder
-compares with other plain copies only. (To name it by its sha256, all of it would have to be read before a worker can
-say hello: a minute and more for 100 GB, of which the worker may need a tenth.) The two kinds differ in length, so they
-can't be taken for each other; workers with the one and workers with the other are told to name the model alike.
+All of these can be compared with each other, except that a large file in a plain copy of a folder can be compared with
+other plain copies only. (For its sha256, all of it would have to be read before the worker can join: a minute and more
+for 100 GB, of which the worker may need a tenth.) The two kinds of digest differ in length, so they cannot be confused.
+If some workers have the one and some the other, they get an error that asks to name the model in the same way.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import xxhash
 
 from swarm.hub.headers import MAX_HEADER_BYTES
 
-WHOLE_BYTES = 64 << 20
-_NUM_PIECES = 256
+WHOLE_BYTES = 64 << 20  # largest file that is hashed as a whole
+_NUM_PIECES = 256  # pieces of a larger file that are hashed
 _PIECE_BYTES = 16 << 10
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file of the model that is here, by the table above."""
+    """Return the digest of a local file of the model, by the table above."""
     told = _told_by_hub(path)
     if told is not None:
         return told
@@ -43,20 +43,23 @@ def digest_of(path: Path) -> str:
 
 
 def xxh3_of(path: Path) -> str:
-    """xxh3-128 of a whole file: for small ones that are sent on and checked at the other end."""
+    """Return xxh3-128 of a whole file: for small files that are sent on and verified by the receiver."""
     return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
 def _told_by_hub(path: Path) -> str | None:
-    """In a hub's cache, a file is a link to ``blobs/SHA256``; in a downloaded folder it has a note: commit, sha256,
-    time of the download. (Small files have another kind of name there, which is of no use.)"""
+    """Return the sha256 that the hub's tools have recorded for this file; None if there is none.
+
+    In a hub's cache, a file is a link to ``blobs/SHA256``. In a downloaded folder it has a note: commit, sha256, time
+    of the download. (Small files have another kind of name there, which is not usable.)
+    """
     real = path.resolve()
     if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):
         return real.name
     note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     try:
         _, digest, noted_at = note.read_text("utf-8").split()
-        is_valid = path.stat().st_mtime <= float(noted_at) + 1  # as the tool itself judges
+        is_valid = path.stat().st_mtime <= float(noted_at) + 1  # the same rule as the tool's
     except (OSError, ValueError):
         return None
     return digest if is_valid and _SHA256.fullmatch(digest) else None
@@ -72,7 +75,7 @@ def _sampled(path: Path) -> str:
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")  # of the header, which names and places all tensors
+        length = int.from_bytes(file.read(8), "little")  # of the header, which has the names and offsets of all tensors
         digest.update(file.read(min(length, MAX_HEADER_BYTES)))
         for number in range(_NUM_PIECES):
             file.seek((size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))

@@ -1,4 +1,4 @@
-"""Stages from a checkpoint: layers that are loaded already are shared, the others are fetched and read."""
+"""Loading of stages from a checkpoint: loaded layers are shared, missing ones are fetched and read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Modules = dict[str, torch.nn.Module]
 
 
 class Loader:
-    """Builds stages. ``loaded_bytes``, ``fetched_bytes``: what was read, and what came from a hub, in all."""
+    """Builder of stages. ``loaded_bytes`` and ``fetched_bytes`` are the totals read from disk and downloaded from a
+    hub."""
 
     def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: Skeleton) -> None:
         self._checkpoint = checkpoint
@@ -32,7 +33,7 @@ class Loader:
         self.fetched_bytes = 0
 
     def load(self, layers: LayerRange, held: Modules, progress: Progress) -> tuple[Stage, frozenset[int]]:
-        """The stage, and which of its layers had to be read."""
+        """Return the stage, and which of its layers had to be read."""
         fetched = self._fetch((layers,), held, progress)
         total, done = fetched + self._manifest.weight_bytes(layers), fetched
 
@@ -53,9 +54,9 @@ class Loader:
         return stage, new
 
     def _fetch(self, ranges: tuple[LayerRange, ...], held: Collection[str], progress: Progress) -> int:
-        """Bring the files of a model on a hub that these layers are in; returns how many bytes had to come.
+        """Download the files with these layers' tensors from the hub, if missing; return their size in bytes.
 
-        Fetching and reading are one load, of bytes that come and bytes that are read.
+        Progress counts downloading and reading as one load.
         """
         names = needed_tensors(self._skeleton, self._source, ranges, held)
         to_fetch = sum(self._checkpoint.missing(names).values())
@@ -65,14 +66,14 @@ class Loader:
         return to_fetch
 
     def resident(self, layers: LayerRange, loaded: Modules) -> Stage:
-        """A stage of layers that are loaded, for use or for others."""
+        """Return a stage of layers that are all loaded, active or standby."""
         for layer in range(layers.first, layers.stop):
             if not module_names(self._skeleton, layer) <= loaded.keys():
                 raise IllegalMove(f"layer {layer} is not loaded here")
         return Stage(self._skeleton, layers, loaded, Weights(self._skeleton, self._source, lambda _: None))
 
     def slice(self, stage: Stage, layers: LayerRange) -> Stage:
-        """Make a stage of some of another one's layers, with the same modules."""
+        """Return a stage of some of another stage's layers, with the same modules."""
         if layers == stage.layers:
             return stage
         return Stage(self._skeleton, layers, stage.modules, Weights(self._skeleton, self._source, lambda _: None))
@@ -86,14 +87,15 @@ class Loader:
 
 
 def say_fetching(line: str) -> None:
-    """Log what comes from a hub."""
+    """Log a line about a download from a hub."""
     log.info("fetching_weights", what=line)
 
 
 def needed_tensors(
     skeleton: Skeleton, source: ConvertedSource, ranges: Collection[LayerRange], held: Collection[str]
 ) -> set[str]:
-    """Names, as stored, of all that stages of these ranges read; ``held``: modules that are loaded already."""
+    """Return the stored names of all tensors that stages of these ranges read; ``held`` are modules that are loaded
+    already."""
     modules = {
         name
         for layers in ranges
@@ -109,8 +111,10 @@ def needed_tensors(
 
 
 def module_names(skeleton: Skeleton, layer: int) -> frozenset[str]:
-    """The modules that only the holder of this layer loads: itself, and with the first one what embeds, with the last
-    one the head."""
+    """Return the modules that only the holder of this layer loads.
+
+    These are the layer itself, for the first layer also the embedding, and for the last one also the head.
+    """
     parts = skeleton.parts
     names = {f"{parts.layers}.{layer}"}
     names.update(parts.embed if layer == 0 else ())
@@ -119,7 +123,7 @@ def module_names(skeleton: Skeleton, layer: int) -> frozenset[str]:
 
 
 def _stored(skeleton: Skeleton, source: ConvertedSource, name: str) -> list[str]:
-    """A tied head that is not stored is the embedding's table."""
+    """Return a tensor's stored names. A tied head that is not stored uses the embedding's table."""
     output, tied = f"{skeleton.parts.output_embedding}.weight", f"{skeleton.parts.input_embedding}.weight"
     found = source.stored_names(name)
     if not found and name == output and skeleton.config.get_text_config().tie_word_embeddings:

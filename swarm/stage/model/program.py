@@ -1,9 +1,10 @@
 """A stage's step as one call into C: operations over a few buffers, listed once when the stage is loaded.
 
-Between two kernels there is then no interpreter: no call to prepare, no lock to get back from other threads, no tensor
-to make. The operations are those that the stage's modules would have called, with the same weights in the same order,
-so a program has the modules' bits; ``recipes`` writes it, and what it doesn't recognise stays with the modules. Before
-a program computes for anybody, it is held against them (``swarm.stage.engine.exercise``).
+No interpreter then runs between two kernels: there is no call to prepare, no lock to get back from other threads, no
+tensor to make. The operations are the ones that the stage's modules would have called, with the same weights in the
+same order, so a program has the modules' bits. ``recipes`` writes the program; modules that it does not recognise run
+as modules. Before a program is used for requests, its results are compared with the modules'
+(``swarm.stage.engine.dry_runs``).
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from swarm.stage.executor import Fenced
 from swarm.stage.native import cores
 from swarm.wire.messages import LayerRange
 
-# Buffers, by their numbers.
+# Indices of the buffers.
 HIDDEN, NORMED, WIDE, MIXED = range(4)
 NUM_BUFFERS = 4
-# Operations, as program.h numbers them.
+# Operation codes, as in program.h.
 NORM, MULTIPLY, MIX, TURN, ATTEND, ADD = range(6)
-# About how long a call may take: between two of them the step can be stopped, and progress is reported.
+# Target duration of one call. Between two calls the step can be stopped, and progress is reported.
 CALL_S = 0.025
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
 class Norm(ctypes.Structure):
-    """``SwarmNorm`` of program.h, as the others below."""
+    """Arguments of a norm: ``SwarmNorm`` of program.h. The structures below mirror program.h, too."""
 
     _fields_ = [
         ("weight", _pointer),
@@ -75,22 +76,22 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Elements of a row in each buffer, and keys and values of no tokens."""
+    """Elements of a row in each buffer, and empty keys and values with a layer's heads and sizes."""
 
     widths: tuple[int, ...]
     keys: torch.Tensor
 
 
-_refusals: list[str] = []  # at most one: why this process computes module by module
+_refusals: list[str] = []  # at most one entry: why this process computes module by module
 
 
 def absence() -> str:
-    """Why this process computes module by module; empty if it doesn't."""
+    """Return why this process computes module by module; empty if it uses programs."""
     return _refusals[0] if _refusals else ""
 
 
 def runs() -> bool:
-    """Whether this process computes with programs where it has them."""
+    """Whether this process computes with programs where a stage has one."""
     return not _refusals and native.library() is not None
 
 
@@ -101,7 +102,7 @@ def do_without(reason: str) -> None:
 
 @contextmanager
 def without(reason: str) -> Iterator[None]:
-    """Compute module by module for a while, in the whole process."""
+    """Compute module by module in this context, in the whole process."""
     before = _refusals[:]
     do_without(reason)
     try:
@@ -111,9 +112,9 @@ def without(reason: str) -> Iterator[None]:
 
 
 class Program:
-    """The operations of some layers, and of the norm and head after them on the stage that has these.
+    """Operations of some layers, and of the norm and head after them on the last stage.
 
-    ``layers``: each layer's operations; ``head``: those after the layers, empty where there are none.
+    ``layers`` has each layer's operations; ``head`` the ones after the layers, empty if there are none.
     """
 
     def __init__(
@@ -130,19 +131,20 @@ class Program:
         kept: object,
     ) -> None:
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
         self._embed, self._rotary, self._turned_by = embed, rotary, turned_by
-        self._kept = kept  # what the operations point to
+        self._kept = kept  # owners of the memory that the operations point to
         flat = [op for each in operations for op in each]
         self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
-        self._begins = [0]
+        self._begins = [0]  # index of each layer's first operation
         for each in operations:
             self._begins.append(self._begins[-1] + len(each))
-        self._layer_s: dict[int, float] = {}  # of the last steps of about as many rows
+        # seconds per layer, from recent steps, by the number of rows (as a power of two)
+        self._layer_s: dict[int, float] = {}
 
     def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
-        """As :meth:`Stage.run`."""
+        """Run a pass, with the same result as :meth:`Stage.run`."""
         with running(this), torch.inference_mode():
             hidden = self._first(this, ids)
             cosines, sines = (table[0].contiguous() for table in self._rotary(hidden.unsqueeze(0), positions))
@@ -171,7 +173,7 @@ class Program:
             return self._logits(hidden, step) if this.keep_rows is not None and len(hidden) else None
 
     def _first(self, this: Pass, ids: torch.Tensor | None) -> torch.Tensor:
-        """What enters the first layer, in memory that the layers may write to."""
+        """Return the first layer's input, in memory that the layers may write to."""
         if ids is not None:
             return self._embed(ids)[0].contiguous()
         assert this.hidden is not None, "a stage that doesn't embed is sent hidden states"
@@ -185,7 +187,7 @@ class Program:
         return (_Rack * len(racks))(*racks)
 
     def _caches(self, this: Pass, together: calls.Together) -> int:
-        """Where the keys and values of a rack are, layer by layer."""
+        """Return the address of a table with a rack's keys and values, layer by layer."""
         tables = together.rack.tables
         if self._layers not in tables:
             keys = self._shape.keys
@@ -210,7 +212,7 @@ class Program:
                 this.progressed()
 
     def _calls(self, num_rows: int) -> Iterator[tuple[int, int]]:
-        """Cut the layers into calls that take about as long as one may."""
+        """Split the layers into calls of about the target duration."""
         first, num_layers = 0, len(self._begins) - 1
         while first < num_layers:
             layer_s = self._layer_s.get(num_rows.bit_length(), CALL_S)
@@ -227,7 +229,7 @@ class Program:
 
 
 def _check(this: Pass, num_rows: int, num_positions: int) -> None:
-    """Raise ValueError if the step would read or write beyond its rows, or a sequence's place."""
+    """Raise ``ValueError`` if the step would read or write beyond its rows, or beyond a sequence's slot."""
     if num_positions != num_rows:
         raise ValueError(f"positions of {num_positions} rows for {num_rows}")
     for span in this.spans:

@@ -1,8 +1,9 @@
-"""Writes the program of a stage whose modules are all known, or says which one isn't.
+"""Translation of a stage of known modules into a program, or the reason why it is not possible.
 
-A model's forward must be one of those that embed, make one pair of rotary tables, run the layers one after the other,
-norm, and multiply by the head; a layer's must be one of those below. Both are recognised by their code, and what they
-call must be modules of ours (``swarm.stage.modules``). All other models run as before, module by module.
+A model's ``forward`` must be one of the known ones, which embed, make one pair of rotary tables, run the layers one
+after the other, norm, and multiply by the head. A layer's ``forward`` must be one of the ones below. Both are
+recognised by their code, and the modules that they call must be ours (``swarm.stage.modules``). All other models run
+module by module.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from swarm.wire.messages import LayerRange
 
 
 class Unknown(Exception):
-    """What stands in the way of a program."""
+    """The reason why a stage has no program."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The names of a layer's norms: before and after attention, before and after what follows it; empty: none."""
+    """Names of a layer's norms: before and after attention, before and after the MLP; empty if there is none."""
 
     before_attention: str = ""
     after_attention: str = ""
@@ -75,19 +76,19 @@ _MODELS: tuple[type[nn.Module], ...] = (
 _HEADED: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM, MixtralForCausalLM)
 
 
-_Part = Callable[[int], Iterator[Op]]  # what reads rows from a buffer and leaves what it makes of them in NORMED
+# a function that yields operations: they read rows from the given buffer and leave their result in NORMED
+_Part = Callable[[int], Iterator[Op]]
 
 
 @dataclass(slots=True)
 class _Writer:
-    """What was written so far. ``lengths``: elements of a row in each buffer at this point, ``widths``: at the most;
-    ``kept``: all that operations point to."""
+    """State of a program that is being written."""
 
     dtype: torch.dtype
-    lengths: list[int]
-    widths: list[int]
-    kept: list[object] = field(default_factory=list)
-    keys: torch.Tensor | None = None
+    lengths: list[int]  # elements of a row in each buffer at this point
+    widths: list[int]  # the maximum of the same
+    kept: list[object] = field(default_factory=list)  # owners of the memory that the operations point to
+    keys: torch.Tensor | None = None  # an empty tensor with the layers' key heads and sizes
 
     def op(self, code: int, source: int, target: int, what: Any, layer: int = 0) -> Op:
         self.kept.append(what)
@@ -95,7 +96,7 @@ class _Writer:
 
     def takes(self, buffer: int, length: int) -> None:
         if self.lengths[buffer] != length:
-            raise Unknown(f"rows of {self.lengths[buffer]} numbers come to a part for {length}")
+            raise Unknown(f"rows of {self.lengths[buffer]} numbers reach a part for {length}")
 
     def gives(self, buffer: int, length: int) -> None:
         self.lengths[buffer] = length
@@ -126,7 +127,7 @@ class _Writer:
 
     def known(self, part: Any, kind: type[Any]) -> Any:
         if not isinstance(part, kind):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
         if part.dtype is not self.dtype:
             raise Unknown(f"{type(part).__name__} is of {part.dtype}")
         return part
@@ -136,14 +137,14 @@ class _Writer:
     def layer(self, layer: Any, index: int) -> list[Op]:
         order = next((order for known, order in _LAYERS.items() if same_code(layer, known)), None)
         if order is None:
-            raise Unknown(f"{type(layer).__name__} is not known")
+            raise Unknown(f"{type(layer).__name__} is not supported")
         return [
             *self.beside(layer, order.before_attention, order.after_attention, self.attention(layer.self_attn, index)),
             *self.beside(layer, order.before_mlp, order.after_mlp, self.mlp(layer.mlp)),
         ]
 
     def beside(self, layer: Any, before: str, after: str, part: _Part) -> Iterator[Op]:
-        """What a part makes of the rows, with norms around it, is added to the rows."""
+        """Yield the operations that add a part's result, with norms around it, to the rows."""
         source = HIDDEN
         if before:
             source = NORMED
@@ -156,7 +157,7 @@ class _Writer:
 
     def attention(self, part: Any, index: int) -> _Part:
         if not isinstance(part, PlainAttention):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
         size, queries, qkv = part.size, part.query_heads, part.qkv
         key_heads = (qkv.out_features // size - queries) // 2
         if (queries + 2 * key_heads) * size != qkv.out_features:
@@ -188,7 +189,7 @@ class _Writer:
         if isinstance(part, NativeMixture):
             return self.mixture(part)
         if not isinstance(part, NativeMlp):
-            raise Unknown(f"{type(part).__name__} is not known")
+            raise Unknown(f"{type(part).__name__} is not supported")
 
         def write(source: int) -> Iterator[Op]:
             yield self.product(part.first, source, WIDE)
@@ -214,7 +215,7 @@ class _Writer:
 def write(
     model: Any, base: Any, stack: Any, layers: LayerRange, dtype: torch.dtype, *, heads: bool
 ) -> tuple[program.Program | None, str]:
-    """Write the program of these ``layers`` of the model's ``stack``; or say why there can be none."""
+    """Return the program of these ``layers`` of the model's ``stack``; if it is not possible, None and the reason."""
     try:
         return _write(model, base, stack, layers, dtype, heads=heads), ""
     except Unknown as unknown:
@@ -227,11 +228,11 @@ def _write(
     if native.library() is None or dtype not in native.KINDS:
         raise Unknown("its kernels are torch's")
     if not any(same_code(base, known) for known in _MODELS):
-        raise Unknown(f"{type(base).__name__} is not known")
+        raise Unknown(f"{type(base).__name__} is not supported")
     if heads and not any(same_code(model, known) for known in _HEADED):
-        raise Unknown(f"{type(model).__name__} is not known")
+        raise Unknown(f"{type(model).__name__} is not supported")
     if not isinstance(base.rotary_emb, RopeTable):
-        raise Unknown(f"{type(base.rotary_emb).__name__} is not known")
+        raise Unknown(f"{type(base.rotary_emb).__name__} is not supported")
     rows = [int(model.config.get_text_config().hidden_size)] + [0] * (program.NUM_BUFFERS - 1)
     writer = _Writer(dtype, rows, rows.copy())
     operations = [writer.layer(stack[layer], layer - layers.first) for layer in range(layers.first, layers.stop)]

@@ -1,6 +1,6 @@
 """Tables of rotary positions: computed once by the model's own module, then looked up.
 
-By our own rule for the functions in it (``byrule``), so that unlike processors have the same tables.
+Its functions are computed portably (``portable_math``), so that different processors have the same tables.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch import nn
 from swarm.stage.attention.passes import current_pass
 from swarm.stage.model.byrule import by_rule
 
-_LEAST = 1024  # positions of a first table; it doubles as sequences grow
+_LEAST = 1024  # positions of a first table; its size doubles as sequences grow
 
 
 class RopeTable(nn.Module):
-    """Stands in for a module that makes (cos, sin) of positions alone. One thread's, like the stage it belongs to."""
+    """Replacement of a module that computes (cos, sin) from positions alone. Used by one thread, like its stage."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class RopeTable(nn.Module):
     def _grown(
         self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]
     ) -> tuple[torch.Tensor, ...]:
-        """The table with more positions behind those that it has."""
+        """Extend the table to at least ``length`` positions."""
         size, begin = _LEAST, 0 if table is None else table[0].shape[0]
         while size < length:
             size *= 2
@@ -48,5 +48,5 @@ class RopeTable(nn.Module):
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Does it look like transformers' rotary modules, which take (anything, positions[, type of layer])?"""
+    """Whether this resembles one of transformers' rotary modules, which take (anything, positions[, layer type])."""
     return type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "rope_type")

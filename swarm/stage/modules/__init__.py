@@ -1,9 +1,9 @@
-"""Modules of our own in the place of a model's, where what those compute is recognised.
+"""Our own replacements of a model's modules, for modules whose computation is recognised.
 
-Comes in: a module of the model, and what reads its weights. Goes out: one that computes the same in fewer or quicker
-steps; or nothing, and the model's own code stays. Rules: ``recognition`` goes by a module's code, never by its name;
-what a row comes to does not depend on the rows beside it.
+Input: a module of the model, and a function that reads its weights. Output: a module that computes the same in fewer or
+faster steps; or none, and the model's own code stays. Rules: ``recognition`` compares a module's code, never its name;
+a row's result does not depend on the other rows.
 
-``families`` puts modules around our own kernels in place: ``heads`` for attention, ``mlps``, ``experts``, ``norms``.
-``merged`` does what can be done around torch's.
+``families`` inserts modules around our own kernels: ``attention`` for attention, ``mlps``, ``experts``, ``norms``.
+``fused`` does what is possible around torch's kernels.
 """

@@ -1,7 +1,7 @@
-"""Mixtures of experts through our own kernels: the rows of an expert are multiplied together, experts side by side.
+"""Mixtures of experts by our own kernels: the rows of an expert are multiplied together, and experts run in parallel.
 
 A layer's experts are packed one after the other in one piece of memory. One call chooses the experts of every row,
-sorts the rows by expert, multiplies them by two matrices of each, and adds up what they answer, in the order of the
+sorts the rows by expert, multiplies them by two matrices of each expert, and adds up the results in the order of the
 experts' numbers.
 """
 
@@ -27,7 +27,7 @@ _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Experts(ctypes.Structure):
-    """``SwarmExperts`` of experts.h."""
+    """Arguments of a mixture: ``SwarmExperts`` of experts.h."""
 
     _fields_ = [
         *((name, _pointer) for name in ("router", "inner", "down")),
@@ -55,25 +55,26 @@ class Matrices:
 
 
 class NativeExperts(Own):
-    """A layer's experts, for rows that somebody has chosen experts for."""
+    """A layer's experts, for rows whose experts are already chosen."""
 
     def __init__(self, inner: Matrices, down: Matrices, function: int, alpha: float = 0.0, limit: float = 0.0) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
         self.hidden = inner.inputs
         self._kept = inner, down  # the tables hold their addresses
         self.inner, self.down = inner.table(function, alpha, limit), down.table()
 
     def forward(self, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """``rows`` [rows, hidden]; chosen experts and their weights [rows, choices]."""
+        """Return the weighted results. ``rows`` is [rows, hidden]; chosen experts and their weights are [rows,
+        choices]."""
         chosen, weights = chosen.to(torch.int32).contiguous(), weights.float().contiguous()
         how = self.how(None, chosen.shape[1], normed=False, rounded=False)
         return self.mixed(how, rows, chosen.data_ptr(), weights.data_ptr())
 
     def how(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _Experts:
-        """Describe these experts to the kernel: who chooses, and how the choice is weighed."""
+        """Return the kernel's arguments: the router, if the kernel chooses experts, and how choices are weighted."""
         chooser = None if router is None else ctypes.addressof(router.matrix)
         tables = ctypes.addressof(self.inner), ctypes.addressof(self.down)
         return _Experts(chooser, *tables, self.num_experts, choices, normed, rounded)
@@ -93,7 +94,8 @@ class NativeExperts(Own):
 
 
 class NativeMixture(Own):
-    """Router and experts in one call. ``pair``: the model's module answers with two things, of which one is used."""
+    """Router and experts in one call. ``pair``: whether the model's module returns a pair, of which only the first is
+    used."""
 
     def __init__(
         self, router: NativeLinear, experts: NativeExperts, choices: int, *, normed: bool, rounded: bool, pair: bool
@@ -109,14 +111,15 @@ class NativeMixture(Own):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A kind of mixture: its module, its router and what that is called, and what becomes of the router's shares."""
+    """Kind of mixture: its module class, its router's class and attribute name, and how the router's weights are
+    treated."""
 
     block: type[nn.Module]
     router: type[nn.Module]
     name: str
-    normed: bool | None  # None: the router knows
-    rounded: bool
-    pair: bool = False
+    normed: bool | None  # whether chosen weights are scaled to a sum of 1; None: the router's own setting
+    rounded: bool  # whether weights are rounded to the dtype of the rows
+    pair: bool = False  # whether the module returns a pair
 
 
 _BLOCKS = (
@@ -135,7 +138,7 @@ def _block_of(part: Any) -> _Block | None:
 
 
 def mixture_of(part: Any, read: native.Read) -> Own | None:
-    """A module of ours with the same router and experts; None if they aren't of a kind that is known."""
+    """Return our module with the same router and experts; None if they are of an unknown kind."""
     kind = _block_of(part)
     if kind is None:
         return None
@@ -143,13 +146,13 @@ def mixture_of(part: Any, read: native.Read) -> Own | None:
     bias = getattr(router, "bias", None)
     product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
     experts = experts_of(part.experts, native.under("experts", read))
-    assert isinstance(experts, NativeExperts), "_block_of() has looked"
+    assert isinstance(experts, NativeExperts), "_block_of() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
 
 
 def gate_of(part: Any) -> tuple[int, float, float] | None:
-    """The function between the products, its alpha and its limit; None if these are no experts that are known."""
+    """Return the function between the products, its alpha and its limit; None if these are no known experts."""
     if not hasattr(part, "is_transposed") or part.has_post_expert_norm or getattr(part, "down_proj", None) is None:
         return None
     if part.has_gate and same_function(type(part)._apply_gate, GptOssExperts._apply_gate):
@@ -163,9 +166,9 @@ def gate_of(part: Any) -> tuple[int, float, float] | None:
 
 
 def experts_of(part: Any, read: native.Read) -> Own | None:
-    """A module of ours with the same experts; None if they aren't of a kind that is known.
+    """Return our module with the same experts; None if they are of an unknown kind.
 
-    One of the two tensors is read and packed after the other, so that no more than one of them exists twice.
+    The two tensors are read and packed one after the other, so that only one of them exists twice at any time.
     """
     gate = gate_of(part)
     if gate is None:
@@ -178,7 +181,7 @@ def experts_of(part: Any, read: native.Read) -> Own | None:
 
 
 def _read(part: Any, name: str, read: native.Read) -> torch.Tensor:
-    """Matrices ``[expert, output, input]``."""
+    """Return the matrices as ``[expert, output, input]``."""
     whole = read(name, getattr(part, name))
     return whole.transpose(1, 2) if part.is_transposed else whole
 
@@ -201,7 +204,7 @@ def _plain(part: Any, name: str, read: native.Read) -> Matrices:
 
 
 def _gated(part: Any, read: native.Read, interleaved: bool) -> Matrices:
-    """Gate and up lie in one tensor: one after the other, or by turns."""
+    """Read and pack gate and up, which are in one tensor: one after the other, or interleaved."""
     whole = _read(part, "gate_up_proj", read)
     packed = _rooms(whole)
     for room, weight in zip(packed, whole, strict=True):
@@ -212,6 +215,6 @@ def _gated(part: Any, read: native.Read, interleaved: bool) -> Matrices:
 
 
 def _two(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gate and up of what has both along its first dimension."""
+    """Split gate and up along the first dimension, which has both."""
     first, second = (tensor[::2], tensor[1::2]) if interleaved else tensor.chunk(2)
     return first, second

@@ -1,8 +1,8 @@
-"""Modules of our own in the place of the model's, where what these compute is known.
+"""Insertion of our own modules in place of a model's, where the computation is recognised.
 
-Few rows take little longer to compute than to call. So matrices with a common input become one, activations move into
-the products before them, norms waste no copies, and a layer's experts are multiplied in one call. What is not
-recognised keeps the model's own code around products of ours.
+With few rows, computing takes little longer than calling. Matrices with a common input therefore become one,
+activations move into the products before them, norms make no copies, and a layer's experts are multiplied in one call.
+A module that is not recognised keeps the model's own code, around products of ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm.stage.modules.norms import norm_of
 from swarm.stage.modules.recognition import same_code
 from swarm.stage.native.linears import NativeLinear, Own
 
-_SOFTCAP = "swarm_softcap"  # what the head's matrix remembers: the soft cap of its logits
+_SOFTCAP = "swarm_softcap"  # attribute of the head's matrix: the soft cap of its logits
 
 
 def _head_of(part: Any, read: native.Read) -> Own | None:
@@ -33,11 +33,12 @@ def _head_of(part: Any, read: native.Read) -> Own | None:
     return NativeLinear(read("weight", part.weight), bias, ("softcap", ""), limit)
 
 
+# The first rule that returns a module wins.
 _RULES = (norm_of, activation_of, nothing_of, attention_of, mlp_of, experts.mixture_of, experts.experts_of, _head_of)
 
 
 def fill(model: nn.Module, name: str, read: native.Read) -> None:
-    """Put modules of ours, with their weights, in the place of those under ``name`` that are known."""
+    """Replace the known modules under ``name`` by ours, with their weights."""
     part = model.get_submodule(name)
     for rule in _RULES:
         made = rule(part, native.under(name, read))
@@ -49,7 +50,7 @@ def fill(model: nn.Module, name: str, read: native.Read) -> None:
 
 
 def take_softcap(model: Any) -> None:
-    """Let the head's product cap the logits, as the model's forward would have done after it."""
+    """Move the soft cap of the logits from the model's forward into the head's product."""
     limit = getattr(model.config, "final_logit_softcapping", None)
     if limit is not None and any(same_code(model, known) for known in (Gemma2ForCausalLM, Gemma3ForCausalLM)):
         setattr(model.get_output_embeddings(), _SOFTCAP, float(limit))

@@ -1,5 +1,5 @@
-"""Attention modules whose products, norms and rotations are ours: queries and keys are worked on where the product left
-them."""
+"""Attention modules with our own products, norms and rotations: queries and keys are changed in place in the product's
+output."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ def _softcap(module: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is a kind's own: where its code takes window and soft cap from, which part of a head it turns, and whether
-    its tables have one number for both halves of that."""
+    """Properties of a kind of attention module."""
 
-    window: Callable[[Any], int | None] = _none
-    softcap: Callable[[Any], float | None] = _none
+    window: Callable[[Any], int | None] = _none  # reads the window from the module
+    softcap: Callable[[Any], float | None] = _none  # reads the soft cap from the module
     sinks: bool = False
-    partial: bool = False
-    half_tables: bool = False
+    partial: bool = False  # whether only the first part of a head is rotated
+    half_tables: bool = False  # whether the rotary tables have one number for both halves of that part
 
 
 _KINDS: dict[type[nn.Module], _Kind] = {
@@ -75,7 +74,7 @@ _KINDS: dict[type[nn.Module], _Kind] = {
 
 
 class PlainAttention(Own):
-    """Multiply by one joint matrix, norm and turn queries and keys, attend, and multiply once more."""
+    """Attention module: multiply by one joint matrix, norm and rotate queries and keys, attend, and multiply again."""
 
     def __init__(
         self,
@@ -89,19 +88,20 @@ class PlainAttention(Own):
     ) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._turn, self._number = library.swarm_turn, native.KINDS[qkv.dtype]
         self.qkv, self.out = qkv, out
         self.size, self.query_heads = size, query_heads
-        self._turned_heads = (qkv.out_features // size + query_heads) // 2  # queries and keys: there are as many values
+        # queries and keys; there are as many values as keys
+        self._turned_heads = (qkv.out_features // size + query_heads) // 2
         self._kind, self.norms = kind, nn.ModuleList(norms)
         first, heads = query_heads * size, self._turned_heads - query_heads
-        # Where the queries' and the keys' columns begin, and how many pieces of a norm's length there are.
+        # First column of the queries and of the keys, and the number of pieces of a norm's length.
         places = [(0, first), (first, heads * size)][: len(norms)]
         self.normed = [(norm, at, width // len(norm.weight)) for norm, (at, width) in zip(norms, places, strict=True)]
 
     def attend_as(self, module: Any, sinks: torch.Tensor | None) -> None:
-        """Take over what says how this layer attends."""
+        """Copy the parameters of attention from the model's module."""
         kind = self._kind
         self.layer_idx = int(module.layer_idx)
         self.how = attention.How(module.scaling, kind.window(module), kind.softcap(module), sinks)
@@ -122,7 +122,7 @@ class PlainAttention(Own):
         return result, None
 
     def _turn_heads(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-        """Turn the queries and keys of the rows, where they are."""
+        """Rotate the queries and keys of the rows in place."""
         turned = self.turned_by(cosines, sines)
         cosines, sines = cosines.contiguous(), sines.contiguous()
         tables = cosines.data_ptr(), sines.data_ptr(), cosines.shape[-1], native.KINDS[cosines.dtype]
@@ -130,7 +130,7 @@ class PlainAttention(Own):
         self._turn(self._number, *where, self._turned_heads, self.size, turned, *tables)
 
     def turned_by(self, cosines: torch.Tensor, sines: torch.Tensor) -> int:
-        """Return how many elements of a head these tables turn. Raises ValueError if they are not for such heads."""
+        """Return how many elements of a head these tables rotate. Raises ``ValueError`` if they do not fit."""
         table = cosines.shape[-1]
         turned = 2 * table if self._kind.half_tables else table
         fits = turned <= self.size if self._kind.partial else turned == self.size
@@ -142,7 +142,7 @@ class PlainAttention(Own):
 
 
 def attention_of(part: Any, read: native.Read) -> Own | None:
-    """A module of ours that attends as this one does; None if it isn't one of the kinds that are known."""
+    """Return our module that attends as this one does; None if it is of an unknown kind."""
     found = next(((known, kind) for known, kind in _KINDS.items() if same_code(part, known)), None)
     if found is None:
         return None
@@ -169,7 +169,7 @@ def _all_plain(part: nn.Module) -> bool:
 
 
 def _norms(part: Any, read: native.Read) -> tuple[NativeRmsNorm, ...] | None:
-    """Norms of queries and keys, if the module has any; None if they are of a kind that is not known."""
+    """Return the norms of queries and keys, if the module has any; None if they are of an unknown kind."""
     made = []
     for name, child in part.named_children():
         if name in ("q_norm", "k_norm"):
@@ -181,7 +181,7 @@ def _norms(part: Any, read: native.Read) -> tuple[NativeRmsNorm, ...] | None:
 
 
 def _three_in_one(part: Any, read: native.Read) -> NativeLinear:
-    """One matrix of those for queries, keys and values."""
+    """Return one joint matrix for queries, keys and values."""
     parts: list[nn.Linear] = [getattr(part, name) for name in _QKV]
     weight = torch.cat([read(f"{name}.weight", each.weight) for name, each in zip(_QKV, parts, strict=True)])
     if all(each.bias is None for each in parts):
@@ -194,7 +194,7 @@ def _three_in_one(part: Any, read: native.Read) -> NativeLinear:
 
 
 def _sorted_by_kind(part: Any, read: native.Read, heads: int, size: int) -> NativeLinear:
-    """The joint matrix whose outputs come head by head, each head's query, key and value: all queries first instead."""
+    """Return the joint matrix reordered: all queries first, instead of each head's query, key and value in turn."""
 
     def ordered(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(heads, 3, size, -1).transpose(0, 1).reshape(tensor.shape)

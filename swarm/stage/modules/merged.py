@@ -1,8 +1,8 @@
-"""Modules that do in fewer steps what several of the model's do, with the same result, around torch's kernels.
+"""Modules that fuse several of the model's, with the same result, around torch's kernels.
 
-Few rows take little longer to compute than to call. So matrices with a common input become one, activations move
-into the products before and after them, and a norm wastes no copies. Where our own kernels serve, ``families`` does
-more.
+With few rows, computing takes little longer than calling. Matrices with a common input therefore become one,
+activations move into the products before and after them, and a norm makes no copies. Where our own kernels can be used,
+``families`` does more.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from swarm.stage.modules.recognition import bare, same_code
 from swarm.stage.products.linears import TIMES, PackedLinear
 
-# What oneDNN calls the functions that models use in gated products: name and algorithm.
+# oneDNN's name and algorithm of the functions that models use in gated products.
 _FUSED = {"SiLUActivation": ("swish", ""), "SiLU": ("swish", ""), "GELUTanh": ("gelu", "tanh")}
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def is_gated(module: Any) -> bool:
-    """Does it compute ``down(act(gate(x)) * up(x))`` with a function that oneDNN can apply by itself?"""
+    """Whether this computes ``down(act(gate(x)) * up(x))`` with a function that oneDNN can apply itself."""
     return same_code(module, LlamaMLP) and type(bare(module.act_fn)).__name__ in _FUSED
 
 
@@ -33,13 +33,13 @@ def is_rms_norm(module: nn.Module) -> bool:
 
 
 def has_qkv(module: Any) -> bool:
-    """Are there three plain matrices for queries, keys and values of one input?"""
+    """Whether there are three plain matrices for queries, keys and values of one input."""
     parts: list[Any] = [getattr(module, name, None) for name in _QKV]
     return all(type(part) is nn.Linear for part in parts) and len({part.in_features for part in parts}) == 1
 
 
 def can_fuse(module: Any) -> bool:
-    """Are a gated module's products as exact with function and product inside of the kernels?"""
+    """Whether a gated module's products are equally exact with function and product inside the kernels."""
     gate, up = module.gate_proj, module.up_proj
     if not isinstance(gate, PackedLinear) or not isinstance(up, PackedLinear):
         return False
@@ -47,7 +47,7 @@ def can_fuse(module: Any) -> bool:
 
 
 class GatedMlp(nn.Module):
-    """``down(act(gate(x)) * up(x))``: the kernels apply function and product before they round and write."""
+    """``down(act(gate(x)) * up(x))``; the kernels apply function and product before they round and write."""
 
     def __init__(self, gate: PackedLinear, up: PackedLinear, down: nn.Module, act: nn.Module) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class GatedMlp(nn.Module):
 
 
 def fused(act: nn.Module) -> tuple[str, str]:
-    """oneDNN's name and algorithm of an activation."""
+    """Return oneDNN's name and algorithm of an activation."""
     return _FUSED[type(bare(act)).__name__]
 
 
 class RmsNorm(nn.Module):
-    """The model's own order of rounding, without its copies."""
+    """RMS norm that rounds in the model's own order, without its copies."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         super().__init__()
@@ -80,18 +80,19 @@ class RmsNorm(nn.Module):
 
 
 class Joint(nn.Module):
-    """One matrix for several; each of its :class:`Share` modules answers with its columns."""
+    """One matrix in place of several; each of its :class:`FusedColumns` modules returns its own columns."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         self.linear = linear
-        self._last = threading.local()  # the last rows and what they gave: layers are shared by threads
+        self._last = threading.local()  # the last rows and their product, per thread, because threads share layers
 
     def columns(self, rows: torch.Tensor, start: int, stop: int, last: bool) -> torch.Tensor:
         kept: tuple[Any, Any] = getattr(self._last, "value", (None, None))
         rows_before, result = kept
         if rows_before is not rows:
             result = self.linear(rows)
+        # The last share drops the result, so that nothing is held longer than needed.
         self._last.value = (None, None) if last else (rows, result)
         columns: torch.Tensor = result[..., start:stop]
         return columns
@@ -101,7 +102,7 @@ class Joint(nn.Module):
 
 
 class Share(nn.Module):
-    """Some columns of a joint matrix, in the place of the matrix that they were."""
+    """Some columns of a joint matrix, in place of the original matrix."""
 
     def __init__(self, joint: Joint, start: int, stop: int, last: bool) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ def join_qkv(
     read: Callable[[str, torch.Tensor], torch.Tensor],
     kernel: Callable[[torch.Tensor, torch.Tensor | None], nn.Module],
 ) -> None:
-    """Read the three matrices and put a share of their joint one in each one's place."""
+    """Read the three matrices, and replace each by its columns of their joint matrix."""
     parts: list[nn.Linear] = [getattr(module, name) for name in _QKV]
     sizes = [part.out_features for part in parts]
     weight = torch.cat([read(f"{name}.weight", part.weight) for name, part in zip(_QKV, parts, strict=True)])

@@ -1,4 +1,4 @@
-"""What lies between two matrices: activations of their own, and pairs of products with one between them."""
+"""MLP modules: activations, and pairs of products with an activation between them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swarm.stage.native.linears import FUNCTIONS, NativeGated, NativeLinear, Own
 
 
 class NativeActivation(Own):
-    """An elementwise function: every element's bits are its own."""
+    """Elementwise function whose bits depend on the element alone."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self._activate, self._function = library.swarm_activate, FUNCTIONS[function]
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ class NativeActivation(Own):
 
 
 class NativeMlp(Own):
-    """Two products; the first one applies what lies between them before it rounds and writes."""
+    """Two products; the first one applies the function between them before it rounds and writes."""
 
     def __init__(self, first: NativeLinear, down: NativeLinear) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class NativeMlp(Own):
 
 
 class Nothing(Own):
-    """Stands in for dropout, which does nothing when nobody trains."""
+    """Replacement of dropout, which has no effect outside of training."""
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -61,7 +61,7 @@ def activation_of(part: nn.Module, read: native.Read) -> Own | None:
 
 
 def mlp_of(part: Any, read: native.Read) -> Own | None:
-    """A module of ours that computes what this one does; None if it isn't one of the kinds that are known."""
+    """Return our module that computes what this one does; None if it is of an unknown kind."""
     if same_code(part, LlamaMLP) and _plain(part.gate_proj, part.up_proj):
         return _gated(part.act_fn, part.down_proj, "down_proj", read, lambda: _two(part, read))
     if same_code(part, Phi3MLP) and _plain(part.gate_up_proj):
@@ -73,7 +73,7 @@ def mlp_of(part: Any, read: native.Read) -> Own | None:
 
 
 def linear(part: nn.Linear, name: str, read: native.Read, function: Function = ("none", "")) -> NativeLinear:
-    """The product of a linear part of this name, and a function of it."""
+    """Return the product of a linear part with this name, and a function applied to its result."""
     bias = None if part.bias is None else read(f"{name}.bias", part.bias)
     return NativeLinear(read(f"{name}.weight", part.weight), bias, function)
 

@@ -1,4 +1,4 @@
-"""Norms through our own kernels: one reading, no temporaries, and bits of a row that depend on the row alone."""
+"""Norms by our own kernels: one pass over the data, no temporaries, and a row's bits that depend on the row alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from swarm.stage.native.linears import Own
 
 
 class NativeRmsNorm(Own):
-    """``rounded``: what is normed is rounded before it is weighted, as Llama does; else once, at the end.
+    """RMS norm by our own kernel.
 
-    The weight comes in float32 or in the dtype of the rows, which is ``dtype``.
+    ``rounded``: whether the normed value is rounded before it is weighted, as in Llama; else it is rounded once, at the
+    end. The weight may be in float32 or in the dtype of the rows, which is ``dtype``.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class NativeRmsNorm(Own):
     ) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
         self.dtype, self.variance_epsilon, self.rounded = dtype or weight.dtype, epsilon, rounded
         self._size, self._kind, self._address = len(weight), native.KINDS[self.dtype], self.weight.data_ptr()
@@ -43,7 +44,7 @@ class NativeRmsNorm(Own):
         return out
 
     def within(self, rows: torch.Tensor, first: int, count: int) -> None:
-        """Norm ``count`` pieces of each row from column ``first`` on, in place."""
+        """Norm ``count`` pieces of each row in place, beginning with column ``first``."""
         assert rows.dtype is self.dtype
         where, width = rows.data_ptr() + first * rows.element_size(), rows.shape[1]
         self._apply_norm(native.Rows(where, width, where, width), rows.shape[0], count)
@@ -54,12 +55,12 @@ class NativeRmsNorm(Own):
 
 
 class NativeLayerNorm(Own):
-    """``(x - mean) / deviation * weight + bias``."""
+    """Layer norm by our own kernel: ``(x - mean) / deviation * weight + bias``."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> None:
         super().__init__()
         library = native.library()
-        assert library is not None, "whoever makes it has asked"
+        assert library is not None, "the caller has checked that there is a library"
         self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.float().contiguous(), requires_grad=False)
         self.dtype, self._epsilon = weight.dtype, epsilon
@@ -84,7 +85,7 @@ class NativeLayerNorm(Own):
 
 
 def norm_of(part: Any, read: native.Read) -> Own | None:
-    """A norm of ours that computes what this module does; None if it is of no kind that is known."""
+    """Return our norm that computes what this module does; None if it is of an unknown kind."""
     if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1 and part.weight is not None:
         bias = None if part.bias is None else read("bias", part.bias)
         return NativeLayerNorm(read("weight", part.weight), bias, part.eps)

@@ -1,6 +1,6 @@
-"""What a module of a model computes, recognised by its code and not by its name.
+"""Recognition of a module's computation by its code, not by its name.
 
-transformers' models share most of theirs. What is not recognised stays as it is.
+transformers' models share most of their code. A module that is not recognised stays as it is.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from torch import nn
 
 from swarm.stage.products.steady import Steady
 
-# What functions call by their module's own names: equal code around another function of that name is something else.
+# Functions that are called by a name in the module's own file: equal code that calls another function of that name
+# computes something else.
 _CALLED = ("apply_rotary_pos_emb", "_apply_rotary_emb", "rotate_half")
 
-Function = tuple[str, str]  # name and algorithm, as oneDNN calls them where it knows them
+Function = tuple[str, str]  # name and algorithm, as in oneDNN where it has the function
 
 _ACTIVATIONS: dict[str, Function] = {
     "SiLU": ("swish", ""),
@@ -33,7 +34,7 @@ _ACTIVATIONS: dict[str, Function] = {
 
 
 def same_code(module: nn.Module, known: type[nn.Module]) -> bool:
-    """Does its forward do what a known class's does?"""
+    """Whether the module's forward does the same as a known class's."""
     return same_function(type(module).forward, known.forward)
 
 
@@ -48,16 +49,16 @@ def same_function(mine: Any, theirs: Any) -> bool:
 
 
 def _essence(code: Any) -> tuple[object, ...]:
-    return code.co_code, code.co_names, code.co_consts[1:]  # the first is what it says of itself
+    return code.co_code, code.co_names, code.co_consts[1:]  # the first constant is the docstring
 
 
 def bare(function: nn.Module) -> nn.Module:
-    """The activation itself, where a stage has put something around it."""
+    """Return the activation itself, without a wrapper that a stage has put around it."""
     return function.function if isinstance(function, Steady) else function
 
 
 def activation(module: nn.Module) -> Function | None:
-    """Which elementwise function this module applies; None if it is another kind of module, or not known."""
+    """Return the elementwise function that this module applies; None if it is another kind of module, or unknown."""
     module = bare(module)
     if type(module).__module__ not in ("transformers.activations", "torch.nn.modules.activation"):
         return None

@@ -1,13 +1,14 @@
-"""Kernels of our own: products, norms, attention, draws, for float32 and bfloat16.
+"""Our own kernels: products, norms, attention and sampling, for float32 and bfloat16.
 
-Comes in: addresses of tensors, as ``kernels.h`` declares. Goes out: numbers, written where they belong. Rules: a row's
-bits are the same whatever is computed beside it and by how many threads; a variant computes only after it has passed
-its proof here. Without the library torch's kernels do the work, and :func:`absence` says why.
+Input: addresses of tensors, as ``kernels.h`` declares. Output: numbers, written to the given addresses. Rules: a row's
+bits are the same whatever else is computed and with any number of threads; a variant is used only after it has passed
+its proof on this processor. Without the library, torch's kernels do the work, and :func:`unavailable_reason` returns
+why.
 
-They are C (``sources``), built by ``pip install`` where there is a compiler (``build``), in variants for several kinds
-of processor; the quickest that runs here computes, unless another is chosen (``choice``). ``linears`` packs a matrix,
-``cores`` says how many threads compute. What one worker has found out about them and this machine, ``siblings`` tells
-to others that are forked from the same process.
+The kernels are written in C (``sources``), built by ``pip install`` where there is a compiler (``build``), in variants
+for several kinds of processor. The fastest variant that runs here is used, unless another is chosen
+(``variant_choice``). ``linears`` packs matrices, and ``cores`` decides how many threads compute. ``shared_cache``
+shares one worker's findings about kernels and machine with workers that were forked from the same process.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ import torch
 
 from swarm.stage.native.sources import digest
 
-_STEM = "_native"
+_STEM = "_native"  # first part of the library's file name
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
-_HUGE = 2 << 20
+_HUGE = 2 << 20  # bytes of a large page
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
-FLOAT32, BFLOAT16 = 0, 1  # as kernels.h numbers kinds of numbers
+FLOAT32, BFLOAT16 = 0, 1  # number formats, as in kernels.h
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
 class Matrix(ctypes.Structure):
-    """``SwarmMatrix`` of kernels.h."""
+    """A packed matrix: ``SwarmMatrix`` of kernels.h."""
 
     _fields_ = [
         ("packed", _pointer),
@@ -53,36 +54,36 @@ class Matrix(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """``SwarmRows`` of kernels.h."""
+    """Rows to read and rows to write: ``SwarmRows`` of kernels.h."""
 
     _fields_ = [("x", _pointer), ("stride", _count), ("out", _pointer), ("out_stride", _count)]
 
 
-# Reads the tensor of this name under a module; what is there tells its shape.
+# Reads the tensor with this name under a module; the existing tensor gives its shape.
 Read = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def under(name: str, read: Read) -> Read:
-    """Read the weights of a part of the module, by their names within it."""
+    """Return a reader for a part of the module, which takes names relative to that part."""
     return lambda leaf, like: read(f"{name}.{leaf}", like)
 
 
-_refusals: list[str] = []  # at most one: why this process shall do without
+_refusals: list[str] = []  # at most one entry: why this process must not use the library
 
 
 def library() -> ctypes.CDLL | None:
-    """The built kernels, if they are there, wanted, and this processor can run them."""
+    """Return the kernels, if they were built, are not disabled, and this processor can run them."""
     return None if _refusals else _open()[0]
 
 
 def absence() -> str:
-    """Why there is no library; empty if there is one."""
+    """Return why there is no library; empty if there is one."""
     return _refusals[0] if _refusals else _open()[1]
 
 
 @contextmanager
 def without(reason: str) -> Iterator[None]:
-    """torch's kernels for a while, in the whole process."""
+    """Use torch's kernels in this context, in the whole process."""
     before = _refusals[:]
     do_without(reason)
     try:
@@ -92,7 +93,7 @@ def without(reason: str) -> Iterator[None]:
 
 
 def checked(status: int) -> None:
-    """Check a kernel's status; raises MemoryError if it had no room to work in."""
+    """Check a kernel's status; raise ``MemoryError`` if it could not allocate working memory."""
     if status:
         raise MemoryError("a kernel got no memory for its sums; give the worker more, or shorter steps")
 
@@ -104,7 +105,7 @@ def do_without(reason: str) -> None:
 
 @cache
 def built() -> tuple[ctypes.CDLL | None, str]:
-    """Open the library built of our C, whether or not this processor can run it; or say why there is none."""
+    """Open the library that was built from our C sources, even if this processor can't run it; else a reason."""
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
         return None, "they were not built: install Swarm where there is a C compiler"
@@ -114,7 +115,8 @@ def built() -> tuple[ctypes.CDLL | None, str]:
         made_from = opened.swarm_native_sources().decode()
     except (OSError, AttributeError) as error:
         return None, f"{found[0].name} can't be used ({error}); install Swarm again"
-    if digest(Path(__file__).parent) not in (made_from, ""):  # a library without sources beside it is the package's own
+    # a library without sources next to it is the package's own
+    if digest(Path(__file__).parent) not in (made_from, ""):
         return None, f"{found[0].name} was built from other sources; install Swarm again, where there is a C compiler"
     return opened, ""
 
@@ -131,8 +133,10 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
 
 
 def take(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
-    """Let the first of these variants that passes its proof compute; note what is wrong with those before it. False if
-    none of them passes: then nothing has changed."""
+    """Use the first of these variants that passes its proof, and record what is wrong with the ones before it.
+
+    Returns False, without any change, if none of them passes.
+    """
     opened.swarm_tiles_refused.restype = ctypes.c_char_p
     refused = opened.swarm_tiles_refused()
     _passed_over[:] = [f"amx: {refused.decode()}"] if refused else []
@@ -146,7 +150,7 @@ def take(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
 
 
 def variants(opened: ctypes.CDLL) -> list[str]:
-    """The variants that this processor can run, the quickest first."""
+    """Return the variants that this processor can run, the fastest first."""
     opened.swarm_variant.restype = ctypes.c_char_p
     found: list[str] = []
     runs_here = ctypes.c_int()
@@ -159,17 +163,17 @@ def variants(opened: ctypes.CDLL) -> list[str]:
     raise AssertionError("counting ends with the variants")
 
 
-_chosen: list[str] = []
-_passed_over: list[str] = []
+_chosen: list[str] = []  # the variant in use, at most one
+_passed_over: list[str] = []  # faster variants that failed, with the reason
 
 
 def passed_over() -> str:
-    """Which quicker variants this processor should run but doesn't, and why; empty if there are none."""
+    """Return which faster variants this processor should run but does not, and why; empty if there are none."""
     return "; ".join(_passed_over) if not _refusals else ""
 
 
 def choose(opened: ctypes.CDLL, name: str) -> None:
-    """Let this variant compute from now on, in the whole process. Raises ValueError if it can't or computes wrongly."""
+    """Use this variant from now on, in the whole process. Raises ``ValueError`` if it can't run or computes wrongly."""
     runs = variants(opened)
     if name not in runs:
         raise ValueError(f"there is no variant {name!r} that this processor can run; use {', '.join(runs)}")
@@ -181,9 +185,9 @@ def choose(opened: ctypes.CDLL, name: str) -> None:
 
 @cache
 def _proof(opened: ctypes.CDLL, name: str) -> str:
-    """Try a variant with a small product (a millisecond, once), and say what is wrong; empty if nothing is.
+    """Test a variant with a small product (a millisecond, once); return what is wrong, or an empty string.
 
-    Nobody can have run every variant on every processor there is.
+    The test is needed because not every variant can have been tested on every existing processor.
     """
     opened.swarm_proof.restype = ctypes.c_char_p
     wrong = opened.swarm_proof(name.encode())
@@ -191,13 +195,13 @@ def _proof(opened: ctypes.CDLL, name: str) -> str:
 
 
 def variant() -> str:
-    """The variant that computes; empty if the process does without."""
+    """Return the variant in use; empty if this process does not use our kernels."""
     return _chosen[0] if library() is not None else ""
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Use another variant for a while, in the whole process."""
+    """Use another variant in this context, in the whole process."""
     opened, before = library(), variant()
     assert opened is not None, absence()
     choose(opened, name)
@@ -232,7 +236,8 @@ def _declare(opened: ctypes.CDLL) -> None:
 
 
 def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for weights, in large pages where the system has them: they are read from end to end at every step."""
+    """Allocate memory for weights, in large pages if the system has them, because weights are read completely in every
+    step."""
     spare = _HUGE // dtype.itemsize
     whole = torch.empty(num_elements + spare, dtype=dtype)
     start = -whole.data_ptr() % _HUGE // dtype.itemsize
@@ -243,5 +248,5 @@ def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _advise(address: int, num_bytes: int) -> None:
     advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:  # a hint: what comes of it doesn't matter
+    if advise is not None:  # only a hint: its result does not matter
         advise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes // _HUGE * _HUGE), _MADV_HUGEPAGE)

@@ -1,8 +1,8 @@
-"""Which variant of our own kernels computes, and with whose bits: what ``worker.kernels`` and ``worker.bits`` ask for.
+"""Choice of the variant of our kernels by the settings ``worker.kernels`` and ``worker.bits``.
 
-Variants of the portable family do the same sums in the same order and round them alike, whatever the processor: the
-same bits. Others have instructions that multiply bfloat16 by themselves and bits of their own for it; in float32 they
-do as the family does.
+Variants of the portable family compute the same sums in the same order and round them in the same way on every
+processor, so they have the same bits. Other variants use instructions that multiply bfloat16 directly, and have bits of
+their own for it. In float32 their bits are the family's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from swarm.errors import ConfigError
 from swarm.stage import native
 
-PORTABLE = ("avx512", "avx2", "neon", "portable")
+PORTABLE = ("avx512", "avx2", "neon", "portable")  # the portable family of variants
 
 
 def settle(kernels: str, bits: str) -> None:
-    """Let the wanted kernels compute in this process. Raises ConfigError if they can't here."""
+    """Select the configured kernels for this process. Raises ``ConfigError`` if they can't run here."""
     if kernels == "torch":
         native.do_without("worker.kernels is torch")
         return
@@ -23,7 +23,7 @@ def settle(kernels: str, bits: str) -> None:
         if kernels == "auto" and bits != "portable":
             return
         asked = f"worker.kernels = {kernels!r}" if kernels != "auto" else "worker.bits = 'portable'"
-        raise ConfigError(f"{asked} needs Swarm's own kernels, which are not to be had: {native.absence()}")
+        raise ConfigError(f"{asked} needs Swarm's own kernels, which are unavailable: {native.absence()}")
     here = native.variants(opened)
     if kernels not in ("auto", *here):
         raise ConfigError(
@@ -32,17 +32,18 @@ def settle(kernels: str, bits: str) -> None:
     wanted = [name for name in here if _is_wanted(name, kernels, bits)]
     if not native.take(opened, wanted):
         if kernels == "auto" and bits != "portable":
-            native.do_without(f"none but those in portable C compute here, and torch's are quicker{_but()}")
+            native.do_without(f"only the portable C kernels work here, and torch's are faster{_but()}")
             return
         why = native.passed_over() or f"worker.kernels = {kernels!r} has bits of its own"
         raise ConfigError(
-            f"worker.kernels = {kernels!r} with worker.bits = {bits!r} can't be had on this processor ({why}); "
-            f"worker.kernels = 'auto' chooses what can"
+            f"worker.kernels = {kernels!r} with worker.bits = {bits!r} is not possible on this processor ({why}); "
+            f"worker.kernels = 'auto' chooses kernels that are"
         )
 
 
 def _is_wanted(name: str, kernels: str, bits: str) -> bool:
-    """Portable C is for its bits, or for who asks for it: it is many times slower than torch's kernels."""
+    """Whether a setting allows this variant. Portable C is used only on request or for its bits: it is many times
+    slower than torch's kernels."""
     if kernels == "auto" and bits != "portable":
         return name != "portable"
     return kernels in ("auto", name) and (bits != "portable" or name in PORTABLE)
@@ -53,10 +54,10 @@ def _but() -> str:
 
 
 def demand_portable(*, own: bool) -> None:
-    """Raises ConfigError unless this process computes its model with our ``own`` kernels, whose bits alone are
-    portable."""
+    """Raise ``ConfigError`` unless this process computes its model with our ``own`` kernels, which alone have portable
+    bits."""
     if not own:
         why = native.absence() or "they don't compute in its dtype"
         raise ConfigError(
-            f"worker.bits = 'portable' can't be had for this model, since torch's kernels compute it: {why}"
+            f"worker.bits = 'portable' is not possible for this model, since torch's kernels compute it: {why}"
         )

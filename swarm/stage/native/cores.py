@@ -1,8 +1,9 @@
-"""How many threads compute: all for large work, one for small.
+"""Number of threads that compute: all threads for large work, one for small work.
 
-Waking OpenMP's sleeping threads costs 40 to 60 µs here, more than most of what lies between two matrices takes for a
-few rows. So in a step of few rows a thread computes alone, and asks for help only for what is worth it. Changing the
-number costs 0.1 µs. Our own kernels have the same bits for any number; for a library's a probe says for which ones.
+Waking OpenMP's sleeping threads costs 40 to 60 µs here, which is more than most operations between two matrices take
+for a few rows. In a step of few rows, a thread therefore computes alone and wakes others only for operations that are
+worth it. Changing the number costs 0.1 µs. Our own kernels have the same bits for any number of threads; for a
+library's kernels, a probe shows for which numbers that holds.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from types import TracebackType
 
 import torch
 
-# A step of up to this many rows is small: only matrices and long attention are worth waking others for.
+# A step of up to this many rows is small: only matrices and long attention are worth waking other threads.
 FEW_ROWS = 48
-# Multiplications from which on several threads are quicker, waking included.
+# Number of multiplications above which several threads are faster, including the time to wake them.
 WORTH_WAKING = 8 << 20
 
-# Elements that torch gives a thread at least.
+# Minimum number of elements that torch gives a thread.
 _SHARE = 1 << 16
 
-_mine = threading.local()
-_expected: set[int] = set()
+_mine = threading.local()  # per thread: ``threads`` and ``helped`` of its current step
+_expected: set[int] = set()  # numbers of threads that steps of this process use
 
 
 def available() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class computing:
-    """``with computing(threads, rows):`` a step of so many rows runs in this thread, with the help of others."""
+    """Context manager for a step of ``rows`` rows: this thread computes it, with the help of ``threads`` in total."""
 
     def __init__(self, threads: int, rows: int) -> None:
         self._threads, self._small = threads, rows <= FEW_ROWS
@@ -48,23 +49,26 @@ class computing:
 
 
 def threads() -> int:
-    """How many threads may compute in this thread's step; kernels that don't wake them for little ask here."""
+    """Return the number of threads for this thread's step. Kernels that wake no threads for little work call this."""
     return getattr(_mine, "threads", 0) or torch.get_num_threads()
 
 
 def expect(*numbers: int) -> None:
-    """Steps of this process will be computed by so many threads: what a probe must try."""
+    """Declare the numbers of threads that steps of this process will use, so that probes try them."""
     _expected.update(numbers)
 
 
 def numbers(work: int) -> tuple[int, ...]:
-    """The numbers of threads that will compute products of ``work`` multiplications for a row."""
+    """Return the numbers of threads that may compute products of ``work`` multiplications per row."""
     return tuple(sorted({*(_expected or {torch.get_num_threads()}), *((1,) if work < WORTH_WAKING else ())}))
 
 
 def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
-    """Let all threads help with the next operation of ``work`` multiplications, if that pays; no other number of
-    threads than these, if there are any. Returns the number before, for ``dismiss``; 0 if it is the same."""
+    """Use all threads for the next operation of ``work`` multiplications, if that is faster.
+
+    If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for
+    ``restore_threads``, or 0 if nothing changed.
+    """
     before = torch.get_num_threads()
     helped = getattr(_mine, "helped", 0)
     wanted = helped if helped and work >= WORTH_WAKING else before
@@ -77,14 +81,16 @@ def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
 
 
 def dismiss(before: int) -> None:
-    """Go on as before ``gather``."""
+    """Restore the number of threads from before ``use_threads``."""
     if before:
         torch.set_num_threads(before)
 
 
 def start_helpers(number: int) -> None:
-    """Let torch start the threads that help this one now. It keeps them, and would start them with the first long
-    prompt: then nobody could tell them from a leak."""
+    """Make torch start its helper threads for this thread now.
+
+    torch keeps them, and would otherwise start them with the first long prompt, where they would look like a leak.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     torch.zeros(number * _SHARE).add_(1)

@@ -1,4 +1,4 @@
-"""Products through our own kernels: a matrix packed once, and read as fast as memory gives it."""
+"""Products by our own kernels: a matrix is packed once, and read as fast as memory delivers it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from swarm.stage import native
 from swarm.stage.native import cores
 
-_BLOCK = 64  # outputs that lie together in a packed matrix
-# As kernels.h numbers them.
+_BLOCK = 64  # outputs that are adjacent in a packed matrix
+# Function numbers, as in kernels.h.
 FUNCTIONS = {
     ("none", ""): 0,
     ("swish", ""): 1,
@@ -25,17 +25,17 @@ FUNCTIONS = {
     ("softcap", ""): 9,
     ("clamped", ""): 10,
 }
-ALONE = 64  # added to a function that is applied to the product itself
+ALONE = 64  # added to a function's number if it is applied to the product itself
 
 
 class Own(torch.nn.Module):
-    """A module of ours in the place of one of the model's, complete with its weights."""
+    """A module of ours that replaces one of the model's, complete with its weights."""
 
 
 class NativeLinear(Own):
-    """Our own product: needs no rows beside the wanted ones, and gives each the bits that it has alone.
+    """Linear layer by our own kernel. It needs no padding rows, and gives each row the bits that it has alone.
 
-    ``function`` is applied to it before it is rounded and written; ``limit`` is the soft cap's.
+    ``function`` is applied to the result before it is rounded and written; ``limit`` is the soft cap's.
     """
 
     name = "native"
@@ -66,7 +66,7 @@ class NativeLinear(Own):
         kind = native.KINDS[packed.dtype]
         self.matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit)
         library = native.library()
-        assert library is not None, "serves() said so"
+        assert library is not None, "the caller has checked supports()"
         self._multiply = library.swarm_linear
         self._reference = ctypes.byref(self.matrix)
 
@@ -91,7 +91,7 @@ class NativeLinear(Own):
 
 
 class NativeGated(NativeLinear):
-    """``function(gate × rows) * (up × rows)``, both matrices in one reading."""
+    """``function(gate × rows) * (up × rows)``, reading both matrices in one pass."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, function: tuple[str, str]) -> None:
         torch.nn.Module.__init__(self)
@@ -103,14 +103,14 @@ class NativeGated(NativeLinear):
 
 
 def place_gated(packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
-    """Put both matrices into the room for one: in each block, half of the outputs are the gate's."""
+    """Put both matrices into the memory of one: in each block, half of the outputs are the gate's."""
     half = _BLOCK // 2
     for part, weight in enumerate((gate, up)):
         place(packed[..., part * half : (part + 1) * half], weight)
 
 
 def gated_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Biases ``[matrices, outputs]`` of gates and of what they gate, as the outputs of gated matrices lie in blocks."""
+    """Return the biases ``[matrices, outputs]`` of gates and ups in the order of a gated matrix's outputs."""
     half = _BLOCK // 2
     count, outputs = gate.shape
     blocks = -(-outputs // half)
@@ -128,10 +128,11 @@ def _packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
-    """For matrices in blocks of 64 outputs, seen as ``[matrix, block, pair of inputs, which of the two, output]``.
+    """Allocate memory for matrices in blocks of 64 outputs: ``[matrix, block, pair of inputs, which of the two,
+    output]``.
 
-    In memory the two weights of an output lie side by side in bfloat16 (what processors multiply at once); in float32,
-    all the first ones' come before all the second ones'.
+    In bfloat16, the two weights of an output in a pair are adjacent in memory (processors multiply them together). In
+    float32, all first weights come before all second ones.
     """
     blocks, pairs = -(-outputs // _BLOCK), -(-inputs // 2)
     flat = native.huge(count * blocks * pairs * 2 * _BLOCK, dtype)
@@ -140,14 +141,14 @@ def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torc
     else:
         packed = flat.view(count, blocks, pairs, 2, _BLOCK)
     if outputs % _BLOCK:
-        packed[:, -1:] = 0  # outputs that there are not
+        packed[:, -1:] = 0  # padding outputs
     if inputs % 2:
         packed[:, :, -1:] = 0
     return packed
 
 
 def place(blocks: torch.Tensor, weight: torch.Tensor) -> None:
-    """Put the matrix's rows into ``[block, pair, which, width]``, without another copy of it."""
+    """Copy the matrix's rows into ``[block, pair, which, width]``, without an intermediate copy."""
     outputs, inputs = weight.shape
     width, pairs = blocks.shape[3], inputs // 2
     whole, rest = outputs // width, outputs % width
@@ -156,7 +157,7 @@ def place(blocks: torch.Tensor, weight: torch.Tensor) -> None:
     blocks[:whole, :pairs].copy_(split)
     if rest:
         blocks[whole, :pairs, :, :rest].copy_(even[whole * width :].view(rest, pairs, 2).permute(1, 2, 0))
-    if inputs % 2:  # the last input, whose pair has no second one
+    if inputs % 2:  # the last input, whose pair is incomplete
         last = weight[:, -1]
         blocks[:whole, pairs, 0].copy_(last[: whole * width].view(whole, width))
         if rest:

@@ -1,4 +1,4 @@
-"""Memory that is free in this process but not yet for others."""
+"""Return of memory that is free in this process to the operating system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from functools import cache
 def _trim() -> ctypes._NamedFuncPointer | None:
     if sys.platform != "linux":
         return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries don't
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
 
 
 def give_back() -> None:
-    """glibc keeps what it got for the copies that packing leaves behind; hand it to the system."""
+    """Return free memory to the system. glibc would keep what it got for temporary copies while packing."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
-"""What one worker has found out about this machine, told to those that are forked from the same process.
+"""Cache of one worker's findings about this machine, shared by workers that are forked from the same process.
 
-The first one finds it out; each later one, a dead worker's replacement too, begins sooner. What is told is of value to
-whoever has the same model, device, kernels and threads: the name under which it is kept says all of that.
+The first worker computes a result; each later one, including a dead worker's replacement, starts faster. A result is
+valid for workers with the same model, device, kernels and threads, which are all part of its key.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import msgspec
 
 try:
     import fcntl
-except ImportError:  # no nursery there, so no siblings
+except ImportError:  # a system without a fork server, so nothing is shared
     fcntl = None  # type: ignore[assignment]
 
-_BYTES = 64 << 10
-_LENGTH = 4  # bytes that say how long the rest is
-_PATIENCE_S = 30.0  # with a sibling that finds something out; then this one does so itself
-_LOOK_AGAIN_S = 0.005
+_BYTES = 64 << 10  # size of the shared memory
+_LENGTH = 4  # bytes of the length prefix
+_PATIENCE_S = 30.0  # longest wait for another worker that computes a result; after that, this worker computes it itself
+_LOOK_AGAIN_S = 0.005  # between two attempts to take the lock
 
 T = TypeVar("T")
-_Told = dict[str, bytes]  # by a digest of the name
+_Told = dict[str, bytes]  # by a digest of the key
 
 
 class _Board:
-    """Memory and a lock that all children of a process have in common. A lock ends with the process that has it."""
+    """Shared memory and a lock for all children of a process. The system releases the lock when its holder dies."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("swarm siblings")
@@ -58,7 +58,7 @@ class _Board:
         return msgspec.msgpack.decode(self._memory[_LENGTH : _LENGTH + length], type=_Told)
 
     def write(self, told: _Told) -> None:
-        """Whoever ends in between leaves nothing."""
+        """Replace the contents. A process that dies in between leaves an empty cache: the length is written last."""
         text = msgspec.msgpack.encode(told)
         if len(text) > _BYTES - _LENGTH:
             return
@@ -67,17 +67,17 @@ class _Board:
         self._memory[:_LENGTH] = len(text).to_bytes(_LENGTH, "big")
 
 
-_board: _Board | None = None  # of the nursery that this process was forked from
+_board: _Board | None = None  # of the fork server that this process was forked from
 
 
 def share_with_children() -> None:
-    """From now on, what one child of this process finds out, others needn't."""
+    """Create the cache, before the first fork: results of one child are shared with the others."""
     global _board  # noqa: PLW0603
     _board = _Board()
 
 
 def once(name: str, kind: type[T], find: Callable[[], T]) -> T:
-    """Find it out, unless a sibling has. ``kind``: of what is found, to be encoded."""
+    """Return the cached result; compute and store it if there is none. ``kind`` is its type, for encoding."""
     board = _board
     if board is None:
         return find()

@@ -1,4 +1,4 @@
-"""The C files that the library is made of: what the build compiles, and by what a built library is known.
+"""List of the library's C files, and the digest that identifies them.
 
 Only the standard library is imported here: the build runs this file before anything is installed.
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-VARIANTS = "variants"  # the folder of kernels for one kind of processor each
+VARIANTS = "variants"  # folder of variants, each for one kind of processor
 
 
 def sources(folder: Path) -> list[Path]:
-    """List the C sources and headers of a folder and of the folders in it, sorted by their names there."""
+    """List the C sources and headers of a folder and its subfolders, sorted by name."""
     found = [path for pattern in ("*.[ch]", "*/*.[ch]") for path in folder.glob(pattern)]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def digest(folder: Path) -> str:
-    """Digest all names and contents; empty if there are none. Dates don't count: a package's files get
-    theirs in whatever order they are unpacked."""
+    """Return a digest of all names and contents; empty if there are none. Dates do not count, since unpacking sets
+    them."""
     found = sources(folder)
     total = sha256()
     for path in found:

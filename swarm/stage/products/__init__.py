@@ -1,10 +1,12 @@
-"""Products of matrices: which kernel multiplies, and how it is known to be exact.
+"""Matrix products: choice of the kernel that multiplies, and the proof that it is exact.
 
-Comes in: a weight and a bias. Goes out: a module that multiplies rows by it, and says of itself whether it is exact: a
-row's bits are the same with any rows beside it. Rules: exact is what a trial on this machine has shown, or what our own
-kernels do by their order of sums; what can't be shown is called inexact, and still serves.
+Input: a weight and a bias. Output: a module that multiplies rows by them and reports whether it is exact. Exact means
+that a row's bits are the same whichever rows are in the batch with it. Rules: a kernel counts as exact if a trial on
+this machine has shown it, or if it is one of our own kernels, whose order of summation is fixed. A kernel that cannot
+be shown to be exact is called inexact and is still used.
 
-``linears`` chooses. ``fixed`` calls a library's kernel with the row counts that a ``probe`` has shown to be safe,
-``proofs`` remembers what was shown. ``experts``, ``bare`` and ``steady`` do the same for mixtures of experts, for
-matrices that a module multiplies by itself, and for activations. Quantized weights would enter here.
+``linears`` chooses the kernel. ``tiled`` calls a library's kernel with the row counts that a ``probe`` has shown to be
+safe, and ``proofs`` caches what was shown. ``experts``, ``raw_matmul`` and ``elementwise`` do the same for mixtures of
+experts, for matrices that a module multiplies itself, and for activations. Support for quantized weights would be added
+here.
 """

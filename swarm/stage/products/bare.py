@@ -1,8 +1,8 @@
-"""Matrices that a module of the model multiplies by itself, such as a router's.
+"""Tiled products for weights that a module of the model multiplies in its own code, such as a router's.
 
-The module keeps its code; its weight is a tensor that knows how it is to be multiplied: in tiles of fixed numbers of
-rows, as a library's other products (``fixed``). What such a module does with its weight besides is passed on, and
-named: nothing shows that its bits don't depend on the number of rows.
+The module keeps its code. Its weight becomes a tensor subclass that intercepts products and computes them in tiles of
+fixed numbers of rows, as ``tiled`` does for linear layers. Any other operation on the weight is passed on to torch and
+recorded by name, because no probe shows that its bits are independent of the number of rows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import torch
 from swarm.stage.products.fixed import by_torch
 
 _Function = Callable[..., Any]
-# What gives the matrix another shape or type: the result is such a matrix again.
+# Operations that only change the matrix's shape or type: their result is wrapped again.
 _FORMS = frozenset(
     {"t", "T", "mT", "transpose", "to", "type", "float", "double", "bfloat16", "half", "contiguous", "detach"}
 )
+# Products of rows with the matrix, which are computed in tiles.
 _PLAIN = ("linear", "matmul", "__matmul__", "mm", "addmm")
 
 
 class BareMatrix(torch.Tensor):
-    """A weight of two dimensions. ``doubts``: what was computed with it that no probe has shown to be exact."""
+    """A two-dimensional weight whose products with rows are computed in tiles.
 
-    doubts: set[str]
+    ``doubts`` holds the names of operations computed with it that no probe has shown to be exact.
+    """
+
+    doubts: set[str]  # shared by all views of one weight
 
     @staticmethod
     def of(tensor: torch.Tensor, doubts: set[str] | None = None) -> BareMatrix:
@@ -42,7 +46,7 @@ class BareMatrix(torch.Tensor):
     ) -> Any:
         name = getattr(func, "__name__", "")
         name = _getter(func) if name == "__get__" else name
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():  # Without this, the calls below would come back to this function.
             mine = _multiplied(name, args, kwargs or {})
             if mine is not None:
                 matrix, inputs_first, rows, bias = mine
@@ -59,14 +63,15 @@ class BareMatrix(torch.Tensor):
 
 
 def _getter(func: Any) -> str:
-    """The attribute's name."""
+    """Return the name of the attribute that this getter reads."""
     return str(getattr(func.__self__, "__name__", ""))
 
 
 def _multiplied(
     name: str, args: Sequence[Any], named: dict[str, Any]
 ) -> tuple[BareMatrix, bool, torch.Tensor, torch.Tensor | None] | None:
-    """The matrix, whether its inputs come first, the rows and a bias; None if this is no product of rows with it."""
+    """Return the matrix, whether its inputs come first, the rows and a bias; None if this is no product of rows with
+    it."""
     if name not in _PLAIN or set(named) - {"bias", "weight", "input"}:
         return None
     if name == "linear":
@@ -82,6 +87,8 @@ def _multiplied(
 
 
 def _passed_on(name: str, result: Any, values: Iterable[Any]) -> Any:
+    """Wrap the result of an operation again if it is the reshaped matrix; record the operation if other tensors took
+    part."""
     values = list(values)
     mine = [value for value in values if isinstance(value, BareMatrix)]
     if not isinstance(result, torch.Tensor) or not mine:
@@ -96,7 +103,10 @@ def _passed_on(name: str, result: Any, values: Iterable[Any]) -> Any:
 
 
 def make_bare(module: torch.nn.Module) -> None:
-    """Let the module's own matrices be multiplied in tiles; its experts, three-dimensional, see to that themselves."""
+    """Replace the module's own two-dimensional parameters by ``RawMatrix``.
+
+    Embeddings are left as they are, and so are experts with three-dimensional weights, which are tiled elsewhere.
+    """
     own = dict(module.named_parameters(recurse=False))
     if isinstance(module, torch.nn.Embedding) or any(parameter.ndim > 2 for parameter in own.values()):
         return
@@ -106,6 +116,6 @@ def make_bare(module: torch.nn.Module) -> None:
 
 
 def matrices(module: torch.nn.Module) -> list[BareMatrix]:
-    """The module's own."""
+    """Return the module's own ``RawMatrix`` parameters."""
     own: Iterable[Any] = module._parameters.values()
     return [each for each in own if isinstance(each, BareMatrix)]

@@ -1,8 +1,8 @@
-"""Mixtures of experts: every expert multiplies the rows that chose it, with bits that don't depend on how many did.
+"""Mixtures of experts: every expert multiplies the rows that chose it, with bits independent of how many rows did.
 
 transformers keeps the experts of a layer as one three-dimensional weight and calls a function by its registered name.
-Few rows per expert are the rule when decoding, and few rows are what kernels treat differently; so products take tiles
-of fixed numbers of rows (``fixed``), and activations whole vectors. A row's results are added up in the order of the
+During decoding, an expert usually gets few rows, and kernels treat few rows differently. Products therefore take tiles
+of fixed numbers of rows (``tiled``), and activations take whole vectors. A row's results are added in the order of the
 experts' numbers.
 """
 
@@ -18,19 +18,20 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from swarm.stage.products.fixed import Fixed, by_torch
 from swarm.stage.products.steady import ALIGN, aligned_length
 
-NAME = "swarm"
+NAME = "swarm"  # under which transformers finds the function
 
 
 def register() -> None:
-    """Make the function known to transformers; calling it again changes nothing."""
+    """Register the function with transformers. Idempotent."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, mix)
 
 
 def mix(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """``hidden_states`` [rows, hidden]; chosen experts and their weights [rows, choices]."""
+    """Return the experts' weighted results. ``hidden_states`` is [rows, hidden]; the other two are [rows, choices]."""
     result = torch.zeros_like(hidden_states)
+    # Ascending, so that a row's results are always added in the same order.
     for expert in torch.unique(top_k_index).tolist():
         rows, choice = torch.where(top_k_index == expert)
         answer = _expert(module, expert, _padded(hidden_states[rows], module.down_proj.shape))[: len(rows)]
@@ -58,13 +59,13 @@ def _product(module: Any, name: str, expert: int) -> Fixed:
 
 
 def is_exact(module: Any) -> bool:
-    """Were the products of a layer's experts shown to be exact?"""
+    """Whether the products of this layer's experts were shown to be exact."""
     names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
     return all(_product(module, name, 0).proof.exact for name in names)
 
 
 def _padded(rows: torch.Tensor, down_shape: torch.Size) -> torch.Tensor:
-    """So many rows that activations of them are cut into whole vectors, also when several threads share them."""
+    """Pad the rows so that their activations are cut into whole vectors, also when several threads share them."""
     multiple = ALIGN // math.gcd(ALIGN, *down_shape[1:])
     wanted = -(-len(rows) // multiple) * multiple
     while any(aligned_length(wanted * size, torch.get_num_threads()) != wanted * size for size in down_shape[1:]):

@@ -1,4 +1,4 @@
-"""A library's product as a stage calls it: with the numbers of rows and threads that a probe has shown to be safe."""
+"""Calls of a library's matrix product with the numbers of rows and threads that a probe has shown to be safe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from swarm.stage.products.probe import Product, Proof, in_tiles, prove
 
 
 class Fixed:
-    """A product of rows with one matrix.
+    """A library's product of rows with one matrix, called in tiles.
 
-    ``kernel``, with shape and dtype, names the proof. ``trial`` gives the product that the probe tries: this one, or
-    one of another matrix of the shape if this one's numbers are too much alike to show anything.
+    ``kernel``, shape and dtype are the key of the proof. ``trial`` returns the product that the probe tries: this one,
+    or one with a random matrix of the same shape if this matrix has too few distinct values to reveal another order of
+    summation.
     """
 
     def __init__(
@@ -32,19 +33,21 @@ class Fixed:
     ) -> None:
         self._kernel, self._product, self._trial = kernel, product, trial
         self._outputs, self._inputs = shape
+        # Widths of further inputs, such as a tensor that the result is multiplied by.
         self._beside, self._dtype, self._device = beside, dtype, device
-        self._proof: Proof | None = None
+        self._proof: Proof | None = None  # made at first use
 
     @property
     def proof(self) -> Proof:
-        """Made at the first call if it is not known. No test of ours holds other devices to their bits."""
+        """The proof, computed at first use if it is not cached. Other devices than CPUs get none: we do not test their
+        bits."""
         if self._proof is None:
             self._proof = self._prove() if self._device == "cpu" else Proof()
         return self._proof
 
     @property
     def how(self) -> str:
-        """Describe in words: rows of a tile, and the number of threads if the bits depend on it."""
+        """The rows of a tile in words, and the number of threads if the bits depend on it."""
         proof = self.proof
         bound = proof.exact and len(proof.threads) < len(cores.numbers(self._outputs * self._inputs))
         return "/".join(map(str, proof.sizes)) + (f" by {proof.threads[-1]} threads" if bound else "")
@@ -73,7 +76,7 @@ class Fixed:
 
 
 def by_torch(weight: torch.Tensor, bias: torch.Tensor | None) -> Fixed:
-    """torch's own product. Quickly made: what a probe found is known by the shape."""
+    """Return torch's own product with this weight. Cheap to construct: proofs are cached by shape."""
 
     def trial() -> Product:
         other = None if bias is None else telling((1, len(bias)), bias.dtype)[0]
@@ -95,19 +98,19 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def tells(matrix: torch.Tensor) -> bool:
-    """Are its numbers so many that another order of summing them would show?"""
+    """Whether the matrix has enough distinct values for another order of summation to change a result."""
     return len(torch.unique(matrix[:8, :64])) > 16
 
 
 def telling(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    """A matrix of random numbers; a few rows of them again and again, which is quick to make."""
+    """Return a matrix of random numbers. It repeats a few random rows, which is quick."""
     outputs, inputs = shape
     few = torch.randn(min(outputs, 61), inputs, generator=torch.Generator().manual_seed(12)).to(dtype)
     return few.repeat(-(-outputs // len(few)), 1)[:outputs].clone()
 
 
 def _telling_like(matrix: torch.Tensor) -> torch.Tensor:
-    """Return this matrix, or another that lies in memory as it does."""
+    """Return this matrix, or a random one with the same memory layout if its values are too much alike."""
     if tells(matrix):
         return matrix
     outputs, inputs = matrix.shape

@@ -1,8 +1,8 @@
-"""Which kernel multiplies. One small interface: a ``torch.nn.Linear``'s weight and bias in, a module out.
+"""Choice of the kernel for linear layers: a ``torch.nn.Linear``'s weight and bias in, a module out.
 
-A row's result must not depend on how many other rows there are. Our own kernels see to that themselves; torch's and
-oneDNN's are called in tiles of fixed numbers of rows, as a probe says (``fixed``). A module says of itself whether it
-is exact.
+A row's result must not depend on the number of other rows. Our own kernels guarantee this by themselves. torch's and
+oneDNN's kernels are called in tiles of fixed numbers of rows that a probe has shown to be safe (``tiled``). Each module
+reports whether it is exact.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from swarm.stage.products.probe import Product
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _pointwise = torch.ops.mkldnn._linear_pointwise
 _with_other = torch.ops.mkldnn._linear_pointwise.binary
-_ROWS_HINT = 16  # the layout is made for about this many rows; it serves all
-TIMES = ("times", "")
+_ROWS_HINT = 16  # oneDNN makes the layout for about this many rows; it serves all
+TIMES = ("times", "")  # the fused operation of ``PackedLinear.apply_times``
 
 
 class PackedLinear(torch.nn.Module):
-    """oneDNN's own weight layout on a CPU: two to three times faster than the plain one for few rows."""
+    """Linear layer in oneDNN's own weight layout on a CPU: two to three times faster than the plain layout for few
+    rows."""
 
     name = "oneDNN packed"
 
     @staticmethod
     def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
-        """Can it multiply on this device, in this dtype, rows of these lengths?"""
+        """Whether this kernel can multiply on this device, in this dtype, rows of these lengths."""
         if device.type != "cpu" or not torch._C._has_mkldnn:
             return False
         return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -42,16 +43,16 @@ class PackedLinear(torch.nn.Module):
         self._dtype, self._tells = weight.dtype, tells(weight)
         self._packed = _reorder(weight, _ROWS_HINT)
         self._bias = bias
-        self._products: dict[tuple[str, str], Fixed] = {}
+        self._products: dict[tuple[str, str], Fixed] = {}  # by fused function and its algorithm; filled at first use
 
     @property
     def exact(self) -> bool:
-        """Was what it is asked to compute shown to be exact?"""
+        """Whether every product in use was shown to be exact."""
         return all(each.proof.exact for each in self._asked())
 
     @property
     def how(self) -> set[str]:
-        """The tiles that it is called with."""
+        """The tiles that the products in use are called with, in words."""
         return {each.how for each in self._asked()}
 
     def _asked(self) -> tuple[Fixed, ...]:
@@ -61,15 +62,16 @@ class PackedLinear(torch.nn.Module):
         return self._product()(rows)
 
     def activated(self, rows: torch.Tensor, function: str, algorithm: str) -> torch.Tensor:
-        """The product through one of oneDNN's elementwise functions, applied before it is rounded."""
+        """Return the product after one of oneDNN's elementwise functions, applied before the result is rounded."""
         return self._product(function, algorithm)(rows)
 
     def times(self, rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product, multiplied by ``other`` element by element."""
+        """Return the product multiplied by ``other`` element by element."""
         return self._product(*TIMES)(rows, other)
 
     def fuses(self, function: str, algorithm: str) -> bool:
-        """Is the product as exact with this function behind it as without?"""
+        """Whether the product is as exact with this function fused into it as without. Drops the fused product if it is
+        not."""
         plain, fused = self._product().proof.exact, self._product(function, algorithm).proof.exact
         if plain and not fused:
             del self._products[function, algorithm]
@@ -101,7 +103,7 @@ class PackedLinear(torch.nn.Module):
 
 
 class PlainLinear(torch.nn.Module):
-    """Multiplies as torch does by itself, on any device."""
+    """Linear layer that multiplies with torch's default kernel, on any device."""
 
     name = "torch"
 
@@ -116,12 +118,12 @@ class PlainLinear(torch.nn.Module):
 
     @property
     def exact(self) -> bool:
-        """Was it shown to be?"""
+        """Whether the product was shown to be exact."""
         return self._product.proof.exact
 
     @property
     def how(self) -> set[str]:
-        """The tiles that it is called with."""
+        """The tiles that the product is called with, in words."""
         return {self._product.how}
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -130,18 +132,19 @@ class PlainLinear(torch.nn.Module):
 
 Linear = type[NativeLinear] | type[PackedLinear] | type[PlainLinear]
 
-# The quickest first.
+# The fastest kernel first.
 KERNELS: tuple[Linear, ...] = (NativeLinear, PackedLinear, PlainLinear)
 
 
 def choose(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> Linear:
-    """The kernel for this device and dtype, and matrices with these numbers of inputs."""
+    """Return the fastest kernel for this device, this dtype and matrices with these numbers of inputs."""
     lengths = tuple(inputs)
     return next(kernel for kernel in KERNELS if kernel.serves(device, dtype, lengths))
 
 
 def made(kernel: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Module:
-    """The product by this kernel; by torch's plain one where only that can be shown to be exact on this machine."""
+    """Build the linear layer with this kernel; with torch's plain one where only that can be shown to be exact on this
+    machine."""
     module = kernel(weight, bias)
     if isinstance(module, PackedLinear) and not module.exact:
         plain = PlainLinear(weight, bias)
@@ -150,18 +153,18 @@ def made(kernel: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> tor
 
 
 def can_compute(device: torch.device, dtype: torch.dtype) -> bool:
-    """Can this device compute in this dtype at all? CPUs are not asked for float16: no kernel of theirs is proven."""
+    """Whether the device can compute in this dtype. False for float16 on CPUs, where no kernel for it is proven."""
     if device.type == "cpu":
         return dtype != torch.float16
     try:
         one = torch.ones((1, 1), dtype=dtype, device=device)
         return float(one @ one) == 1.0
-    except (RuntimeError, TypeError):  # as torch says that the device has no such numbers
+    except (RuntimeError, TypeError):  # torch's errors for a dtype that the device does not have
         return False
 
 
 def good_at(device: torch.device, dtype: torch.dtype) -> bool:
-    """Does this device compute fast in this dtype?"""
+    """Whether the device computes fast in this dtype."""
     if dtype == torch.float32:
         return True
     if device.type == "cuda":

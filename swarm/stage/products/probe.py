@@ -1,9 +1,10 @@
-"""Shows by trying with how many rows, and by how many threads, a library's kernel has the same bits for a row.
+"""Trials that show with which numbers of rows and threads a library's kernel gives a row the same bits.
 
-What changes a row's bits in a library is the number of rows in a call: it decides which kernel sums, in which order. So
-such a kernel is always called with one of a few fixed numbers of rows, a tile; rows that are missing are zeros, more
-rows are cut. A probe shows whether a row then has the same bits at any place of a tile, among any others, and in which
-sizes of tiles and for which numbers of threads these are the same ones. What can't be shown is called inexact.
+In a library, a row's bits depend on the number of rows in a call: that number decides which kernel sums, and in which
+order. Such a kernel is therefore always called with one of a few fixed numbers of rows, a tile. Missing rows are filled
+with zeros; more rows are split. A probe shows whether a row has the same bits at any place of a tile and next to any
+other rows, and for which tile sizes and numbers of threads these bits agree. A kernel for which this cannot be shown is
+called inexact.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from functools import lru_cache
 
 import torch
 
-# Rows of a tile. Four read a matrix as quickly as one; sixteen cost little more; the large ones are for prompts.
+# Rows of a tile. Four rows take as long as one, because reading the matrix dominates; sixteen cost little more; the
+# large tiles are for prompts.
 SIZES = (4, 16, 64, 256)
-# A tile of up to so many rows takes about as long as one row: what counts there is reading the matrix.
+# Up to this many rows, a tile takes about as long as one row, because reading the matrix dominates.
 FEW = 16
-_MOST_WORK = 1 << 30  # multiplications of one call; larger tiles are neither tried nor used: loading would wait for it
-# Values that are compared for each size. Where 16 bits are kept of a sum, one value in 5,000 shows another order.
+# multiplications in one call: larger tiles are neither tried nor used, because the trial would delay loading
+_MOST_WORK = 1 << 30
+# Values compared for each size. Where 16 bits of a sum are kept, one value in 5,000 reveals another order of summation.
 _VALUES = 1 << 17
-_MOST_ROWS = 256  # that are compared, where a row has few values: each costs a call in the smallest tiles
-_LOUD = 1000.0  # how much larger a stranger's numbers are: a scale that is made of the whole tile would show
+_MOST_ROWS = 256  # upper bound of compared rows if a row has few values: each row costs a call in the smallest tiles
+# Factor of the outlier row's numbers: a scale computed over the whole tile would change the other rows' bits.
+_LOUD = 1000.0
 
-_ALIGNED = 64  # bytes; where torch lets a tensor of its own begin
+_ALIGNED = 64  # bytes; alignment of torch's own tensors
 
 Product = Callable[..., torch.Tensor]
 """Some rows, one or several tensors ``[rows, …]``, to as many rows of results."""
@@ -34,12 +38,13 @@ Rows = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """In tiles of these ``sizes``, computed by one of these numbers of ``threads``, a row always has the same bits.
+    """Result of a probe: a row has the same bits in tiles of these ``sizes``, computed by one of these numbers of
+    ``threads``.
 
-    No sizes: nothing was shown.
+    Without sizes, nothing was shown.
     """
 
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # rows of a tile, ascending
     threads: tuple[int, ...] = ()
 
     @property
@@ -52,7 +57,8 @@ def prove(
 ) -> Proof:
     """Try the product on rows of these ``widths`` (one for each tensor that it takes) with these numbers of threads.
 
-    ``work``: multiplications for a row. The same kernel on the same machine gets the same proof every time.
+    ``work`` is the number of multiplications for one row. The same kernel on the same machine always gets the same
+    proof.
     """
     sizes = [size for size in SIZES if size <= FEW or size * work <= _MOST_WORK]
     common = min(_MOST_ROWS, max(FEW, -(-_VALUES // outputs)))
@@ -68,7 +74,7 @@ def prove(
                     if bits is not None:
                         seen[size, number] = bits
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before)  # The probe changes torch's global number of threads: restore it.
     return _best(seen, numbers)
 
 
@@ -76,7 +82,7 @@ def _rows(widths: tuple[int, ...], count: int, dtype: torch.dtype) -> Rows:
     chance = torch.Generator().manual_seed(11)
     rows = tuple(torch.randn(count, width, generator=chance).to(dtype) for width in widths)
     for each in rows:
-        each[-1] *= _LOUD  # the stranger
+        each[-1] *= _LOUD  # the outlier row
     return rows
 
 
@@ -85,11 +91,12 @@ def _rounded(number: int, multiple: int) -> int:
 
 
 def _bits(product: Product, rows: Rows, size: int, common: int) -> torch.Tensor | None:
-    """The first ``common`` rows' results, in tiles of this size; None if a row's depend on its place or company."""
+    """Return the first ``common`` rows' results in tiles of this size; None if a row's bits depend on its place or on
+    other rows."""
     starts = range(0, _rounded(common, size), size)
     straight = torch.cat([product(*_tile(rows, start, size, size)) for start in starts])
     for start in starts:
-        # Each row one place further, so that every place is compared with the next one, behind a loud stranger.
+        # Shift each row by one place, so that every place is compared with the next one, after an outlier row.
         shifted = tuple(torch.cat((each[-1:], each[start : start + size - 1])) for each in rows)
         if not torch.equal(product(*shifted)[1:], straight[start : start + size - 1]):
             return None
@@ -100,9 +107,10 @@ def _bits(product: Product, rows: Rows, size: int, common: int) -> torch.Tensor 
 
 
 def _best(seen: dict[tuple[int, int], torch.Tensor], numbers: tuple[int, ...]) -> Proof:
-    """Sizes that give the same bits: for all numbers of threads if there are any, else for the largest.
+    """Return the tile sizes that give the same bits for all numbers of threads; if there are none, for the largest
+    number.
 
-    Of several such sets, one with a tile for a few rows, and of these the one that reaches furthest.
+    Of several such sets, prefer one with a tile for a few rows, and among these the one with the largest tile.
     """
     alike: list[tuple[torch.Tensor, set[tuple[int, int]]]] = []
     for way, bits in seen.items():
@@ -124,7 +132,7 @@ def _best(seen: dict[tuple[int, int], torch.Tensor], numbers: tuple[int, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``count`` rows from ``first`` on, in a tile of ``size``."""
+    """``count`` rows, beginning with row ``first``, that are computed in a tile of ``size`` rows."""
 
     first: int
     count: int
@@ -133,7 +141,7 @@ class Cut:
 
 @lru_cache(maxsize=4096)
 def cuts(num_rows: int, sizes: tuple[int, ...]) -> tuple[Cut, ...]:
-    """Into which tiles so many rows go."""
+    """Return the tiles into which this number of rows is split."""
     return tuple(_cuts(num_rows, sizes))
 
 
@@ -141,7 +149,8 @@ def _cuts(num_rows: int, sizes: tuple[int, ...]) -> Iterator[Cut]:
     first = 0
     while first < num_rows:
         rest = num_rows - first
-        # The least that holds the rest, if little of it stays empty or it is quick anyhow; else the largest to be full.
+        # Take the smallest tile that holds the remaining rows, if little of it stays empty or if it is small anyhow;
+        # else the largest tile that they fill.
         around = next((size for size in sizes if size >= rest and (size <= FEW or 4 * rest > 3 * size)), 0)
         size = around or max((size for size in sizes if size <= rest), default=sizes[0])
         yield Cut(first, min(size, rest), size)
@@ -149,7 +158,7 @@ def _cuts(num_rows: int, sizes: tuple[int, ...]) -> Iterator[Cut]:
 
 
 def in_tiles(product: Product, rows: Rows, sizes: tuple[int, ...]) -> torch.Tensor:
-    """The product of any number of rows."""
+    """Return the product of any number of rows, computed tile by tile."""
     num_rows = len(rows[0])
     pieces = cuts(num_rows, sizes)
     if len(pieces) == 1:
@@ -171,7 +180,8 @@ def _tile(rows: Rows, first: int, count: int, size: int) -> Rows:
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """A whole tile. In memory it begins where every tensor does: some kernels look at that, too."""
+    """Return the rows padded to a whole tile, aligned in memory as torch's tensors are: some kernels depend on the
+    alignment."""
     if len(rows) < size:
         return torch.nn.functional.pad(rows, (*(0, 0) * (rows.ndim - 1), 0, size - len(rows)))
     lies_well = rows.is_contiguous() and rows.data_ptr() % _ALIGNED == 0

@@ -1,7 +1,7 @@
-"""Proofs that were made already: in this process, and on disk for the next one.
+"""Cache of proofs: in memory for this process, and on disk for the next one.
 
-What a probe shows holds for one processor, one torch and one environment; these are part of a proof's name. The files
-lie in the user's cache folder. One that can't be read or written costs another probe, nothing else.
+A proof holds for one processor, one torch version and one environment, which are part of its key. The files are in the
+user's cache directory. A file that cannot be read or written only costs another probe.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import torch
 
 from swarm.stage.products.probe import SIZES, Proof
 
-_VERSION = 2  # of the probe: raise it when what it tries, or how kernels are called, changes
-# What the user can say to the libraries about which kernels they take.
+_VERSION = 2  # version of the probe: increase it when its trials, or the way kernels are called, change
+# Environment variables by which a user can change the kernels that libraries choose.
 _PREFIXES = ("ONEDNN_", "DNNL_", "ATEN_", "MKL_", "OPENBLAS_", "OMP_", "KMP_")
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 Name = tuple[object, ...]
-_known: dict[Name, Proof] = {}
+_known: dict[Name, Proof] = {}  # proofs of this process, by key
 
 
 def folder() -> Path:
-    """``$SWARM_CACHE``, or ``swarm`` in the user's cache directory; in there, ``proofs``."""
+    """Return the proofs' folder: ``proofs`` in ``$SWARM_CACHE``, or in ``swarm`` in the user's cache directory."""
     chosen = os.environ.get("SWARM_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
     return base / "proofs"
 
 
 def recall(name: Name, make: Callable[[], Proof]) -> Proof:
-    """The proof of this name; made if it is not there yet."""
+    """Return the proof with this key from memory or disk; call ``make`` and store the result if there is none."""
     proof = _known.get(name)
     if proof is None:
         text = json.dumps([machine(), settings(), name])
@@ -51,24 +51,24 @@ def recall(name: Name, make: Callable[[], Proof]) -> Proof:
 
 
 def forget() -> None:
-    """Begin again with what is on disk."""
+    """Drop the proofs in memory; the next calls read them from disk again."""
     _known.clear()
     machine.cache_clear()
 
 
 @cache
 def machine() -> tuple[object, ...]:
-    """The processor as far as kernels are chosen by it, and torch."""
+    """Return the properties of the processor by which libraries choose kernels, and torch's version."""
     return (_VERSION, torch.__version__, platform.machine(), _processor(), _cache_sizes(), os.cpu_count())
 
 
 def make() -> str:
-    """A short name for all that."""
+    """Return a short hash of this machine's processor and torch version."""
     return hashlib.sha256(json.dumps(machine()).encode()).hexdigest()[:8]
 
 
 def settings() -> tuple[object, ...]:
-    """List what this process was told about kernels."""
+    """Return this process's settings that change the choice of kernels: environment variables and torch's flags."""
     told = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
     return (
         *told,
@@ -79,7 +79,7 @@ def settings() -> tuple[object, ...]:
 
 
 def _processor() -> tuple[str, ...]:
-    """Name the processor and what it says that it can do."""
+    """Return the processor's name and its features."""
     try:
         first = _CPUINFO.read_text().split("\n\n")[0]
     except OSError:
@@ -90,7 +90,7 @@ def _processor() -> tuple[str, ...]:
 
 
 def _cache_sizes() -> tuple[str, ...]:
-    """Libraries cut matrices by them."""
+    """Return the sizes of the processor's caches, because libraries choose their block sizes by them."""
     try:
         return tuple((index / "size").read_text().strip() for index in sorted(_CACHES.glob("index*")))
     except OSError:
@@ -113,7 +113,8 @@ def _write(path: Path, text: str, proof: Proof) -> None:
     content = json.dumps({"of": text, "sizes": proof.sizes, "threads": proof.threads})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:  # others may write it now
+        # another process may write the same file now
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
     except OSError:

@@ -1,8 +1,8 @@
-"""Activations whose bits don't depend on how many rows there are.
+"""Elementwise functions whose bits do not depend on the number of rows.
 
-torch computes most of an elementwise function with vector instructions and what is left over at the end of a piece
-with scalar ones, which round differently; and it makes one piece per thread. So the place of a row among the others
-would decide about its last bits. Here every piece is a whole number of vectors long.
+torch computes most of an elementwise function with vector instructions, and the remainder at the end of a chunk with
+scalar ones, which round differently. It also makes one chunk per thread. A row's place in the batch would therefore
+decide its last bits. Here every chunk is padded to a whole number of vectors.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import torch
 
-# Elements that torch takes in one turn of a vector loop, for the widest vectors and the smallest elements.
+# Elements that torch processes in one iteration of a vector loop, for the widest vectors and the smallest elements.
 ALIGN = 64
-_GRAIN = 32768  # torch gives a thread no less than this
+_GRAIN = 32768  # torch gives a thread at least this many elements
 
 
 class Steady(torch.nn.Module):
-    """Applies an elementwise module."""
+    """Wrapper that applies an elementwise module in aligned chunks."""
 
     def __init__(self, function: torch.nn.Module) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Steady(torch.nn.Module):
 
 
 def steadily(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """``function`` of every element, in aligned pieces."""
+    """Apply ``function`` to every element in aligned chunks."""
     length = tensor.numel()
     padded = aligned_length(length, torch.get_num_threads())
     if padded == length and tensor.is_contiguous():
@@ -38,13 +38,13 @@ def steadily(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Ten
 
 
 def aligned_length(length: int, num_threads: int) -> int:
-    """The least length from ``length`` on that torch cuts into aligned pieces."""
+    """Return the smallest number of elements, at least ``length``, that torch splits into aligned chunks."""
     pieces = max(1, min(num_threads, -(-length // _GRAIN)))
     return pieces * ALIGN * -(-length // (pieces * ALIGN))
 
 
 def is_activation(module: torch.nn.Module) -> bool:
-    """Is this one of the elementwise modules that models use between two matrices?"""
+    """Whether this is one of the elementwise modules that models use between two matrices."""
     home = type(module).__module__
     return home in ("transformers.activations", "torch.nn.modules.activation") and not any(
         True for _ in module.parameters()

@@ -82,14 +82,14 @@ def test_a_sound_machine() -> None:
         ({"packages": {"torch": None}}, "packages", "note", "torch not installed", "swarm[worker]"),
         ({"kernels": Kernels("", "no compiler")}, "kernels", "trouble", "no compiler", "C compiler"),
         ({"kernels": Kernels("avx2", "", "amx: 3 of 64 differ")}, "kernels", "note", "amx: 3 of 64 differ", "exact"),
-        ({"available_bytes": GIB}, "memory", "trouble", "1.0 GiB of 32.0 GiB", "end something"),
+        ({"available_bytes": GIB}, "memory", "trouble", "1.0 GiB of 32.0 GiB", "stop other programs"),
         ({"memory_limit": GIB}, "memory", "trouble", "1.0 GiB of 1.0 GiB", "2.0 GiB"),
         ({"state_wrong": "it is a file"}, "state", "trouble", "/var/lib/swarm: it is a file", "--state-dir"),
-        ({"room_bytes": GIB // 2}, "state", "trouble", "room for 512 MiB", "make room"),
-        ({"sync_s": 0.2}, "state", "note", "200 ms", "quicker disk"),
+        ({"room_bytes": GIB // 2}, "state", "trouble", "512 MiB free", "free disk space"),
+        ({"sync_s": 0.2}, "state", "note", "200 ms", "faster disk"),
         ({"descriptors": 1024}, "descriptors", "note", "1,024", "ulimit -n 4096"),
         ({"ports": (Port(5700, "a", False, "nc (process 7)"),)}, "port", "note", "by nc (process 7)", "stop"),
-        ({"clock_is_set": False}, "clock", "note", "not kept right", "time service"),
+        ({"clock_is_set": False}, "clock", "note", "not synchronised", "time service"),
         ({"model": Model("llama", wrong="there is no directory llama")}, "model", "trouble", "no directory", "another"),
         ({"model": Model("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
         ({"outlook": Outlook(wrong="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
@@ -97,14 +97,14 @@ def test_a_sound_machine() -> None:
         ({"reach": Reach("tcp://b", wrong="nobody", remedy="a wall?")}, "broker", "trouble", "nobody", "a wall?"),
         ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
         ({"reach": Reach("tcp://b", "0.2.0", 0.08, 1e9)}, "broker", "note", "80 ms there and back", "nearer"),
-        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "quicker network"),
-        ({"state_is_hidden": True}, "state", "note", "/var/lib/swarm is not for this user", "sudo"),
+        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "faster network"),
+        ({"state_is_hidden": True}, "state", "note", "/var/lib/swarm is not accessible to this user", "sudo"),
         ({"gpu_unused": "there is one (/dev/kfd), and"}, "gpu", "note", "/dev/kfd", "a torch that is built for it"),
         ({"listen_wrong": "no interface 'eth9'"}, "port", "trouble", "broker.listen: no interface", "--listen"),
-        ({"ports": (Port(80, "a", False, refused="Permission denied"),)}, "port", "trouble", "can't be had", "--port"),
+        ({"ports": (Port(80, "a", False, refused="Permission denied"),)}, "port", "trouble", "can't be used", "--port"),
         ({"units": (Unit("swarm-worker@a.service", "failed"),)}, "systemd", "trouble", "has failed", "-u swarm-w"),
-        (in_a_loop(1, "auto-restart"), "systemd", "trouble", "(auto-restart), and was started again once", "-u sw"),
-        (in_a_loop(9, "start"), "systemd", "trouble", "(start), and was started again 9 times", "journalctl"),
+        (in_a_loop(1, "auto-restart"), "systemd", "trouble", "(auto-restart), and was restarted once", "-u sw"),
+        (in_a_loop(9, "start"), "systemd", "trouble", "(start), and was restarted 9 times", "journalctl"),
         (in_a_loop(9, "auto-restart", is_users=True), "systemd", "trouble", "9 times", "journalctl --user -u swarm-w"),
         ({"units": (Unit("swarm-gateway.service", "active", "running", 3),)}, "systemd", "note", "3 times", "upgrades"),
     ],
@@ -154,17 +154,17 @@ def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
     }
     assert told["kernels"] == (
         "ok",
-        "Swarm's own, variant avx512bf16; of what they can use it has avx2 avx512_bf16",
+        "Swarm's own, variant avx512bf16; the processor has avx2 avx512_bf16",
     )
     assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef")
     assert told["room"] == (
         "ok",
-        "a worker needs up to 3.0 GiB of the 5.0 GiB that it has for the model; keys and values of 40,000 positions "
-        "have room",
+        "a worker needs up to 3.0 GiB of the 5.0 GiB that it has for the model; there is memory for the keys and "
+        "values of 40,000 positions",
     )
     assert told["broker"] == (
         "ok",
-        "tcp://b:5700, swarm 0.2.0: 0.4 ms there and back, more passes in a second than can be measured",
+        "tcp://b:5700, swarm 0.2.0: 0.4 ms there and back, throughput too high to measure",
     )
 
 
@@ -227,10 +227,10 @@ def test_a_gpu_that_torch_can_not_use(tmp_path: Path, monkeypatch: pytest.Monkey
     device.touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "hip", None)
-    for cuda, why in ((None, "is a build for processors alone"), ("12.8", "finds no GPU by the driver")):
+    for cuda, why in ((None, "is built for CPUs only"), ("12.8", "finds no GPU through the driver")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         assert asked.gpu_unused([tmp_path / "kfd", device]) == (
-            f"there is one ({device}), and torch {torch.__version__} {why}"
+            f"there is one ({device}), but torch {torch.__version__} {why}"
         )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert asked.gpu_unused([device]) == ""

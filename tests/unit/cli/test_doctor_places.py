@@ -82,7 +82,7 @@ def test_keys_and_settings_of_units_are_looked_at(of_image: Places, capsys: pyte
     for words in ((), ("--state-dir", str(of_image.state))):
         found = told(capsys, *words)
         assert f"others may read {key}" in found["keys"]["text"]
-        assert found["state"]["text"].startswith(f"{of_image.state}/broker has room for")
+        assert found["state"]["text"].startswith(f"{of_image.state}/broker has ")
         assert "5988" in found["port"]["text"]
 
 

@@ -166,7 +166,7 @@ def test_an_output_that_can_not_be_written_is_one_line(how: tuple[str, ...], buf
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": buffered}
     with Path("/dev/full").open("w") as full:
         done = checked(*how, stdout=full, env=environment)
-    assert (done.returncode, done.stderr) == (1, "swarm: can't write what it says: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "swarm: can't write the output: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", [0, 1])

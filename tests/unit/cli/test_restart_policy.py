@@ -178,7 +178,7 @@ def test_stop_kills_after_the_grace_and_gives_up_on_the_kernel() -> None:
     assert supervisor.handle(Tick(), 1.0 + GRACE_S) == [Kill("w0")]
     assert supervisor.wake_at() == 1.0 + GRACE_S + REAP_S
     (end,) = supervisor.handle(Tick(), 1.0 + GRACE_S + REAP_S)
-    assert end == End("could not end w0: the kernel holds on to them")
+    assert end == End("could not end w0: the kernel did not end them")
 
 
 def test_second_stop_kills_at_once_and_a_third_changes_nothing() -> None:
@@ -236,7 +236,7 @@ def test_a_worker_that_cannot_work_is_reported_to_whoever_asked() -> None:
     supervisor.handle(Joined(("w0", "w1")), 2.0)
     assert supervisor.handle(Exited("w2", EX_CONFIG, "the limit is too little"), 3.0) == [
         SayGivenUp("w2", "the limit is too little"),
-        Answer(7, ("w1",), "w2 gives up: the limit is too little"),
+        Answer(7, ("w1",), "w2 can't work: the limit is too little"),
     ]
 
 
@@ -247,16 +247,16 @@ def test_asking_has_an_end() -> None:
     supervisor.handle(Asked(8, 1), 2.0)
     assert supervisor.wake_at() == 1.0 + JOIN_PATIENCE_S
     (answer,) = supervisor.handle(Tick(), 1.0 + JOIN_PATIENCE_S)
-    assert answer == Answer(7, (), "w1 has not joined yet: its log may say why")
+    assert answer == Answer(7, (), "w1 has not joined yet: see its log")
     first, *_ = supervisor.handle(StopAsked(), 50.0)
-    assert first == Answer(8, (), "w2 is stopped again: this swarm up is stopping")
+    assert first == Answer(8, (), "w2 is being stopped: this swarm up is stopping")
 
 
 def test_more_workers_have_a_limit_and_an_end() -> None:
     """Too many, or too late: the answer says so, and nothing is started."""
     supervisor = begun(2)
     (answer,) = supervisor.handle(Asked(1, MAX_WORKERS - 1), 1.0)
-    assert answer == Answer(1, (), f"2 workers run here already; the most is {MAX_WORKERS}")
+    assert answer == Answer(1, (), f"2 workers run here already; the maximum is {MAX_WORKERS}")
     supervisor.handle(StopAsked(), 2.0)
     assert supervisor.handle(Asked(2, 1), 2.0) == [Answer(2, (), "this swarm up is stopping")]
 

@@ -62,7 +62,7 @@ def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) 
     assert "2 violations" in printed.out
     lines = printed.err.splitlines()
     assert [line.partition(" Violation")[0] for line in lines[:2]] == ["swarm sim: seed 27:", "swarm sim: seed 28:"]
-    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 27 --no-faults' tells the first"
+    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 27 --no-faults' shows the first"
 
 
 def test_many_processes_give_the_same_in_order() -> None:

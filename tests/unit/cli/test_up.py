@@ -281,6 +281,6 @@ def test_without_its_packages_there_is_no_gateway(monkeypatch: pytest.MonkeyPatc
 
 def test_the_gateway_s_port_is_none_of_the_swarm_s_own_doors() -> None:
     """Whoever chose it is told before anything starts; who did not has a swarm without HTTP, and is told, too."""
-    with pytest.raises(ConfigError, match=r"port 7701 is one of the swarm's own doors \(7700, 7701\); choose another"):
+    with pytest.raises(ConfigError, match=r"port 7701 is one of the swarm's own ports \(7700, 7701\); choose another"):
         why_none(GatewaySettings(port=7701), range(7700, 7702))
     assert why_none(GatewaySettings(), range(7999, 8001)).startswith("no HTTP: port 8000 is one of")

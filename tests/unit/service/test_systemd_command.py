@@ -162,7 +162,7 @@ def test_an_image_s_program_that_units_can_not_run_is_refused(
 ) -> None:
     root = image(tmp_path, "/usr/local/bin/swarm", "/home/ann/venv/bin/python")
     assert run(["systemd", "install", "--root", str(root)]) == 1
-    assert "runs by /home/ann/venv/bin/python, in somebody's home" in capsys.readouterr().err
+    assert "runs by /home/ann/venv/bin/python, in a home directory" in capsys.readouterr().err
     assert not (root / "etc").exists()
 
 

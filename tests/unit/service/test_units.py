@@ -228,7 +228,7 @@ def test_an_image_gets_what_any_systemd_understands(tmp_path: Path, capsys: pyte
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/true").touch()
     assert run(["systemd", "install", "--root", str(tmp_path)]) == 0
-    assert "eth7: an address that only the machine itself knows" in capsys.readouterr().out
+    assert "eth7: an address that only the machine itself can resolve" in capsys.readouterr().out
     drop_ins = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.conf") if "swarm-" in str(path)}
     assert drop_ins == {"etc/systemd/system/swarm-broker.socket.d/10-doors.conf"}
     assert "192.0.2.1:5704" in next(tmp_path.rglob("10-doors.conf")).read_text()

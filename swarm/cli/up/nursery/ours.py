@@ -1,4 +1,4 @@
-"""The supervisor's end of the nursery: orders go out, lives begin."""
+"""The supervisor's end of the fork server: sends requests to fork, and manages the forked processes."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ from swarm.cli.up.supervisor import describe_exit
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
 MAX_ORDER_BYTES = 64 << 10
-BIRTH_S = 60.0  # for an order: importing comes first, from a slow disk
+BIRTH_S = 60.0  # limit of a fork: the imports come first, possibly from a slow disk
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked:
-    """One life of a child that the nursery was asked for: a child of ours, once it is born."""
+    """A worker process that the fork server was asked for. It becomes our child once it is forked.
+
+    Has the same interface as ``Process``.
+    """
 
     def __init__(self, plainly: Callable[[], Process]) -> None:
-        self._plainly = plainly
-        self._plain: Process | None = None  # instead, if there is no nursery any more
-        self._number: int | None = None
-        self._code: int | None = None
+        self._plainly = plainly  # starts it as a separate process
+        self._plain: Process | None = None  # the separate process, if the fork server is gone
+        self._number: int | None = None  # its process id, once known
+        self._code: int | None = None  # its exit code, once it has ended
         self.problem = ""  # why the machine could not start it
 
     def born(self, number: int) -> None:
-        """It is process ``number``. Who was ended before lives no longer."""
+        """Record its process id. If it was ended before, kill it now."""
         self._number = number
         if self._code is not None:
             self._send(signal.SIGKILL)
 
     def start_plainly(self) -> None:
-        """It won't be born: start it as a process of its own. If the machine can't, this life ends with ``problem``."""
+        """Start it as a separate process, since it will not be forked. If that fails, it ends with ``problem``."""
         if self._code is None:
             try:
                 self._plain = self._plainly()
@@ -55,7 +58,7 @@ class Forked:
         return self._number if self._plain is None else self._plain.pid
 
     def poll(self) -> int | None:
-        """Return the exit code (negative: the signal), None while it lives or isn't born yet."""
+        """Return the exit code (negative: the signal); None while it runs or is not forked yet."""
         if self._plain is not None:
             return self._plain.poll()
         if self._number is not None and self._code is None:
@@ -96,17 +99,20 @@ class Forked:
 
 
 class Nursery:
-    """Begin lives. ``command`` runs the nursery's process, which is started at once: importing takes its time. It says
-    why it ends in ``log``. ``look``: to be called when something may have ended."""
+    """The supervisor's connection to the fork server, and its process.
+
+    ``command`` runs the fork server, which is started immediately, because its imports take time. It writes errors to
+    ``log``. ``on_child_exit`` is called when a child may have ended.
+    """
 
     def __init__(self, command: Sequence[str], lifeline: Lifeline, log: LogFile, look: Callable[[], None]) -> None:
-        """Raises OSError if the machine can't."""
+        """Start the fork server. Raises ``OSError`` if the machine can't."""
         self._lifeline, self._log, self._look = lifeline, log, look
-        self._unborn: deque[Forked] = deque()  # in the order in which they were asked for
+        self._unborn: deque[Forked] = deque()  # processes that are not forked yet, in the order of the requests
         self._loop = asyncio.get_running_loop()
-        self._patience: asyncio.TimerHandle | None = None
-        self._problem = ""  # why it can't ever begin a life
-        self._made_of = _installed()
+        self._patience: asyncio.TimerHandle | None = None  # ends a fork server that does not answer in time
+        self._problem = ""  # why it can never fork
+        self._made_of = _installed()  # identifies the installed version at its start
         take_orphans_in()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
@@ -144,36 +150,37 @@ class Nursery:
 
     @property
     def is_there(self) -> bool:
-        """False: it has ended, and begins no lives any more."""
+        """Whether it is running and can fork."""
         return self._process.poll() is None and self._control.fileno() >= 0
 
     @property
     def end_in_words(self) -> str:
-        """Say why or how it ended, once it has."""
+        """Why or how it ended, once it has."""
         return self._problem or describe_exit(self._process.returncode)
 
     @property
     def is_hopeless(self) -> bool:
-        """Another one would end like this one: it can't fork, or doesn't answer."""
+        """Whether a new fork server would end the same way: it can't fork, or does not answer."""
         return bool(self._problem)
 
     @property
     def is_outdated(self) -> bool:
-        """Another version has been installed since it was started: what it has imported is the former one."""
+        """Whether another version was installed after it was started, so that its imports are those of the old one."""
         return self._made_of != _installed()
 
     @property
     def has_pending_births(self) -> bool:
-        """Whether a child may live, or have died, whose number is not read yet."""
+        """Whether there may be a child, running or dead, whose process id is not read yet."""
         return bool(self._unborn)
 
     def look(self) -> None:
-        """Something has ended, perhaps this."""
+        """Check for the fork server's end, after some child has ended."""
         if self._process.poll() is not None:
             self.end()
 
     def begin(self, command: Sequence[str], log: LogFile) -> Forked:
-        """Begin a life of ``command``, one that runs ``swarm``. Raises OSError if that can't be asked for."""
+        """Request a fork that runs ``command``, a command of ``swarm``. Raises ``OSError`` if the request can't be
+        sent."""
         life = Forked(lambda: Process(command, log, self._lifeline))
         descriptor = log.open()
         try:
@@ -187,12 +194,12 @@ class Nursery:
         return life
 
     def _hear(self) -> None:
-        """A child is born, or the nursery has ended."""
+        """Handle a readable control socket: a child was forked, or the fork server has ended."""
         if self._hear_births():
             self.end()
 
     def _hear_births(self) -> bool:
-        """Take what it has said; whether that is all that it will ever say."""
+        """Read all available messages; return whether the stream has ended."""
         with suppress(BlockingIOError):
             while self._control.fileno() >= 0 and (message := self._next_message()):
                 said = json.loads(message)
@@ -205,7 +212,10 @@ class Nursery:
         return False
 
     def _next_message(self) -> bytes:
-        """Empty at its end. That it has left orders unread is told once, before what it has said."""
+        """Return the next message; empty at the end.
+
+        A reset, which means that the fork server left requests unread, is raised once before its last messages.
+        """
         with suppress(ConnectionResetError):
             return self._control.recv(MAX_ORDER_BYTES)
         return self._control.recv(MAX_ORDER_BYTES)
@@ -214,7 +224,7 @@ class Nursery:
         assert self._patience is not None
         self._patience.cancel()
         self._patience = self._loop.call_later(BIRTH_S, self._lose_patience) if self._unborn else None
-        # It may have ended before its number was read. Not at once: this may be in the middle of a look.
+        # The child may have ended before its id was read. Not immediately: this may run inside a call of ``check``.
         self._loop.call_soon(self._look)
 
     def _lose_patience(self) -> None:
@@ -222,13 +232,13 @@ class Nursery:
         self.end()
 
     def end(self) -> None:
-        """End it. Who isn't born yet is started as a process of its own."""
+        """End the fork server. Processes that are not forked yet are started separately."""
         if self._control.fileno() < 0:
             return
         self._loop.remove_reader(self._control.fileno())
         self._process.kill()
         self._process.wait()
-        self._hear_births()  # only now is it sure that no more will come: each of these children lives on
+        self._hear_births()  # only now is it certain that no more messages will come: each of these children lives on
         self._control.close()
         if self._patience is not None:
             self._patience.cancel()
@@ -236,14 +246,14 @@ class Nursery:
             self._unborn.popleft().start_plainly()
 
     def close(self) -> None:
-        """End it for good: who isn't born yet never is."""
+        """End the fork server and drop the pending requests."""
         for life in self._unborn:
             life.kill()
         self.end()
 
 
 def _installed() -> tuple[int, int] | None:
-    """What tells two installations apart; None while there is none."""
+    """Return a value that identifies the installed version; None while none is installed."""
     try:
         found = os.stat(version.__file__)
     except FileNotFoundError:
@@ -252,7 +262,7 @@ def _installed() -> tuple[int, int] | None:
 
 
 def take_orphans_in() -> None:
-    """Be the parent of whoever loses its own below us. Raises OSError where there is no such thing."""
+    """Become the parent of orphaned descendants. Raises ``OSError`` on systems that can't do it."""
     if sys.platform != "linux":
         raise OSError("no process takes orphans in here")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -261,5 +271,5 @@ def take_orphans_in() -> None:
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:
-    """What follows ``python … -m swarm``."""
+    """Return the arguments after ``python … -m swarm``."""
     return list(command[command.index("-m") + 2 :])

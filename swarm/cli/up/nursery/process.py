@@ -1,11 +1,11 @@
-"""The nursery's own process: imports, then forks a worker for each order.
+"""The fork server's own process: imports, then forks a worker for each request.
 
-An order is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the number of a process
-that is the supervisor's child by then; or, in words, why there will never be one.
+A request is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the id of a process
+that is already the supervisor's child; or, as a string, the reason why there will never be one.
 
-A child runs only after its number has been sent. It waits for one byte in a pipe whose only other end is the nursery's;
-if the nursery dies first, the pipe ends and so does the child. So every child that runs has a number that the
-supervisor can read, also after the nursery's death.
+A child runs only after its id has been sent. It waits for one byte from a pipe whose only other end belongs to the fork
+server. If the fork server dies first, the pipe ends, and so does the child. Every child that runs therefore has an id
+that the supervisor can read, even after the fork server's death.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ from swarm.cli import entry
 from swarm.cli.up.nursery.ours import CONTROL_VARIABLE, MAX_ORDER_BYTES
 from swarm.errors import ModelError
 
-Run = Callable[[Sequence[str]], int]  # what a child does: the exit code
+Run = Callable[[Sequence[str]], int]  # what a child does; returns the exit code
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(model: str) -> int:
-    """Import all that a worker imports, then serve."""
+    """Import everything that a worker imports, then serve."""
     way = control()
     _prepare()
     from swarm.cli.main import run
 
-    gc.disable()  # imports leave no garbage worth the search
+    gc.disable()  # imports leave no garbage worth collecting
     _import_all(model)
     gc.enable()
     return serve(way, run)
 
 
 def serve(way: socket.socket, run: Run) -> int:
-    """Fork a child for each order, until the supervisor is gone; the exit code. Returns in children, too."""
+    """Fork a child for each request, until the supervisor is gone; return the exit code. Returns in children, too."""
     if len(os.listdir("/proc/self/task")) != 1:
-        print("swarm: the nursery has threads, so it can't fork: workers start by themselves", file=sys.stderr)
+        print(
+            "swarm: the fork server has threads, so it can't fork: workers start as separate processes", file=sys.stderr
+        )
         way.send(json.dumps("has threads, so it can't fork").encode())
         return 1
     gc.collect()
-    gc.freeze()  # children share these pages for as long as nobody writes to them
+    gc.freeze()  # children share these pages until one of them is written
     supervisor = os.getppid()
     with way:
         while order := _next_order(way):
@@ -67,7 +69,7 @@ def serve(way: socket.socket, run: Run) -> int:
 
 
 def control() -> socket.socket:
-    """The way to the supervisor, with whom this process ends. What a child of a child starts doesn't get it."""
+    """Return the socket to the supervisor, and make this process end with it. Children's children do not inherit it."""
     setproctitle(" ".join(["swarm nursery", *sys.argv[1:]]))
     way = socket.socket(fileno=int(os.environ.pop(CONTROL_VARIABLE)))
     way.set_inheritable(False)
@@ -76,11 +78,11 @@ def control() -> socket.socket:
 
 
 def _prepare() -> None:
-    """What must be said before torch is imported, and what would start threads."""
+    """Set the environment that must be set before torch is imported, and prevent imports from starting threads."""
     from swarm.stage.shell.waiting import prepare_openmp
 
     prepare_openmp()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's, which starts them when it is imported; no worker uses it
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's OpenBLAS starts threads when it is imported; no worker uses them
 
 
 def _import_all(model: str) -> None:
@@ -91,21 +93,21 @@ def _import_all(model: str) -> None:
     from swarm.stage.native.siblings import share_with_children
 
     share_with_children()
-    if Path(model).is_dir():  # another one must be fetched first, which is the worker's to do
-        with suppress(ModelError):  # the worker says it
+    if Path(model).is_dir():  # another model must be fetched first, which the worker does
+        with suppress(ModelError):  # the worker reports it
             import_family(Path(model))
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a child is: the arguments of ``swarm``, and the descriptor of its log."""
+    """Request to fork: the arguments of ``swarm``, and the descriptor of the child's log."""
 
     arguments: list[str]
     log: int
 
 
 def _next_order(way: socket.socket) -> _Order | None:
-    """Wait for one. None: the supervisor has no more."""
+    """Wait for a request; None if the supervisor has closed the socket."""
     message, descriptors, _, _ = socket.recv_fds(way, MAX_ORDER_BYTES, 1)
     return _Order(json.loads(message), descriptors[0]) if message else None
 
@@ -115,10 +117,10 @@ class _Newborn:
     """A forked child that waits to be released."""
 
     pid: int
-    word: int  # write end of the pipe in which the child waits
+    word: int  # write end of the pipe on which the child waits
 
     def release(self) -> None:
-        """Let the child run. One that is dead already stays with the supervisor, which knows its number."""
+        """Let the child run. If it is already dead, the supervisor, which has its id, handles it."""
         with suppress(BrokenPipeError):
             os.write(self.word, b"!")
         os.close(self.word)
@@ -136,7 +138,7 @@ def _fork_twice(supervisor: int) -> _Newborn | None:
                 os.close(descriptor)
             _wait_for_release(hears, supervisor)
             return None
-        with suppress(BrokenPipeError):  # the nursery is dead, and the child ends by itself
+        with suppress(BrokenPipeError):  # the fork server is dead, and the child ends by itself
             os.write(writes, str(child).encode())
         os._exit(0)
     os.close(writes)
@@ -148,8 +150,10 @@ def _fork_twice(supervisor: int) -> _Newborn | None:
 
 
 def _wait_for_release(hears: int, supervisor: int) -> None:
-    """Return once the nursery has sent this child's number; by then the process between has ended. End this process if
-    the nursery is dead, or if the supervisor is."""
+    """Return once the fork server has sent this child's id; by then the intermediate process has ended.
+
+    End this process if the fork server or the supervisor is dead.
+    """
     is_released = os.read(hears, 1)
     os.close(hears)
     if not is_released or os.getppid() != supervisor:
@@ -157,7 +161,7 @@ def _wait_for_release(hears: int, supervisor: int) -> None:
 
 
 def _be(order: _Order, run: Run) -> NoReturn:
-    """The child: as if the supervisor had started it."""
+    """Run as the child, in the state of a process that the supervisor has started."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((null, 0), (order.log, 1), (order.log, 2)):

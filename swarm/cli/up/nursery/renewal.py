@@ -1,4 +1,4 @@
-"""How often a nursery that has ended is made anew. Pure."""
+"""Limit of restarts of the fork server. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MOST_SHORT_LIVES = 3  # in a row: each costs a core some seconds of imports
 
 @dataclass(slots=True)
 class Renewals:
-    """One that lived for ``HEALTHY_S`` is made anew whenever it ends, a few others too, and then no more."""
+    """Restart budget: unlimited for a fork server that ran for ``HEALTHY_S``, else a few in a row."""
 
     began_at: float = 0.0
-    num_short: int = 0
+    num_short: int = 0  # restarts in a row after a short run
 
     def begun(self, now: float) -> None:
-        """Note that one was started."""
+        """Record the start of a fork server."""
         self.began_at = now
 
     def allow(self, now: float) -> bool:
-        """It has ended now: whether another one is of use."""
+        """Record its end; return whether another one may be started."""
         self.num_short = 0 if now - self.began_at >= HEALTHY_S else self.num_short + 1
         return self.num_short <= MOST_SHORT_LIVES

@@ -54,7 +54,7 @@ def test_a_model_without_tables_is_none(tmp_path: Path) -> None:
         model(tmp_path, "embed.weight", *LAYERS, vocab_size=5).manifest("float32")
     with pytest.raises(ModelError, match="has no weights for layer 1"):
         model(tmp_path, "embed.weight", LAYERS[0]).manifest("float32")
-    with pytest.raises(ModelError, match="json says 1 layers"):
+    with pytest.raises(ModelError, match="json has 1 layers"):
         model(tmp_path, "embed.weight", *LAYERS, num_hidden_layers=1).manifest("float32")
 
 
