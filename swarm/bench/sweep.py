@@ -1,38 +1,42 @@
-"""Find saturation: double the requests in flight until throughput gains too little, or limits break. Pure: points come
-in, the next load or the verdict goes out."""
+"""Search for saturation: double the requests in flight until throughput gains too little or limits are exceeded.
+
+Pure: measured points in, the next load or the verdict out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GOOD_SHARE = 0.95  # a point holds its limits if so many of its requests do
-BAD_SHARE = 0.05  # more failures than this, and more load would measure the refusals
+GOOD_SHARE = 0.95  # a point meets its limits if at least this share of its requests does
+BAD_SHARE = 0.05  # with a larger share of failures, more load would measure the rejections
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the sweep needs to know of a point. ``good_share``: None where no limits are stated."""
+    """Values of a point for the sweep."""
 
     concurrency: int
     tokens_per_s: float
     failed_share: float
-    good_share: float | None
+    good_share: float | None  # None without limits
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where the server is full. ``concurrency``: the load to run it at; None if it bears not even the first one."""
+    """Result of a sweep."""
 
-    concurrency: int | None
+    concurrency: int | None  # the recommended load; None: not even the first load was served
     tokens_per_s: float
     reason: str
     is_saturated: bool
 
 
 def following(points: Sequence[Measured], first: int, most: int, gain: float) -> int | Verdict:
-    """Choose the next number of requests in flight, or end. ``gain``: the least growth of tokens/s, as a share, that a
-    doubling must bring."""
+    """Return the next number of requests in flight, or the verdict.
+
+    ``gain``: the smallest growth of tokens/s, as a share, that doubling the load must bring.
+    """
     if not points:
         return first
     last = points[-1]
@@ -56,7 +60,7 @@ def following(points: Sequence[Measured], first: int, most: int, gain: float) ->
 
 
 def _wanted(before: Measured, last: Measured, gain: float) -> float:
-    """The growth that is asked of a step; the last one may be less than a doubling."""
+    """Return the required growth of a step; the last step may be less than a doubling."""
     return gain * (last.concurrency / before.concurrency - 1)
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: to be opened anywhere, and shown around. Pure."""
+"""The report as one self-contained HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVES = (("ttft", "Time to first token", "a"), ("inter_token", "Between tokens"
 
 
 def page(document: Document) -> str:
-    """Write the page."""
+    """Render the page."""
     best = document.best
     parts = [_head(document)]
     if best is None:

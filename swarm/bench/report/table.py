@@ -1,4 +1,4 @@
-"""The report for people, as tables of a terminal."""
+"""The report as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATENCIES = (
 
 
 def report(document: Document) -> RenderableType:
-    """Draw a whole run."""
+    """Render a whole run."""
     parts: list[RenderableType] = [Text(f"{document.title}", style="bold"), _what(document), Text()]
     if document.sweep is not None or len(document.points) > 1:
         parts += [_sweep(document), *_verdict(document), Text()]
@@ -36,7 +36,7 @@ def report(document: Document) -> RenderableType:
 
 
 def line(result: Result) -> str:
-    """Sum a point up in one line."""
+    """Summarise a point in one line."""
     figures = result.figures
     first = f", first token {time_of(figures.ttft_ms.p50)}" if figures.ttft_ms else ""
     failed = f", {figures.failed} failed" if figures.failed else ""
@@ -78,7 +78,7 @@ def _rates(result: Result, document: Document) -> Table:
 
 
 def ceiling_words(document: Document) -> str:
-    """Say what the ceiling is."""
+    """Describe the ceiling."""
     if document.ceiling is None:
         return "not measured"
     ceiling = document.ceiling
@@ -144,7 +144,7 @@ def _verdict(document: Document) -> list[RenderableType]:
 
 
 def verdict_words(document: Document) -> str:
-    """Say where the server is full."""
+    """Describe the load at which the server is saturated."""
     sweep = document.sweep
     if sweep is None:
         return ""

@@ -8,8 +8,7 @@ I5  messages of an older epoch have no effect;
 I6  the state that processes keep is bounded;
 I7  corrupt data is refused and never used;
 I8  stages hold exactly the keys and values that they report; survivors keep theirs, and replays go through the lost
-layers
-    only, where a log makes that possible;
+    layers only, where a log makes that possible;
 I9  capacity comes back: after all faults every worker is a member, and at the end nothing is left in any stage;
 I10 everything that arrives at a listener that checks keys was sent by the plan's sender (``sender_check``);
 I11 no plan comes into force with an unreachable listener on its route (``actors.routes``);
