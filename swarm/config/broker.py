@@ -1,4 +1,4 @@
-"""What the broker goes by: its doors, its queue, when a worker counts as lost, how layers are rebuilt, its journal."""
+"""Settings of the broker: listeners, queue, health of workers, recovery, journal."""
 
 from __future__ import annotations
 

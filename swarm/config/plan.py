@@ -1,4 +1,5 @@
-"""Which worker holds which layers: what that is decided for, and what is decided by hand. Pure."""
+"""Settings of the plan, which assigns layers to workers: its objective, constraints, and an operator's decisions. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every setting together. Those of commands, gateway and log stand here, others in modules of their own. Pure."""
+"""All settings together. The sections of clients, gateway and log are defined here, the others in modules of their own.
+Pure."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ class LogSettings(Section):
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. ``Settings()`` is the defaults; :func:`load` reads the file and the environment."""
+    """All settings. ``Settings()`` has the defaults; :func:`load` reads the file and the environment."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, env_prefix="SWARM_")
 
@@ -178,7 +179,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read no sources here: ``load`` reads them one by one, so that an error can say where a value came from."""
+        """Read no sources here: ``load`` reads them one by one, so that an error can name a value's origin."""
         return (init_settings,)
 
 

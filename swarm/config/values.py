@@ -1,4 +1,4 @@
-"""Kinds of values that settings have, and what each must look like: addresses, ports, seconds, counts. Pure."""
+"""Types of settings' values, with their validation: addresses, ports, seconds, counts. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _advertised(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
+    """Whether only this machine can reach the address."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
@@ -121,6 +121,6 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Section(BaseModel):
-    """Refuse unknown keys, and changes after loading: common to all sections."""
+    """Base of all sections: rejects unknown keys, and changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""What a worker goes by: its device, its memory, its sockets. Pure."""
+"""Settings of a worker: its device, its memory, its sockets. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ByteSize, Field
 
 from swarm.config.values import AddressOrAuto, AddressOrNone, PortRange, Seconds, Section
 
-MAX_WORKER_NAME = 119  # its process adds nine characters of its own, and messages carry names of 128
+MAX_WORKER_NAME = 119  # its incarnation appends nine characters, and names in messages have at most 128
 
 
 class WorkerSettings(Section):
@@ -32,7 +32,7 @@ class WorkerSettings(Section):
         "log. On a GPU: of its memory, for weights and KV. Unset: what is free at the start.",
     )
     kv_share: Annotated[float, Field(ge=0.01, le=0.8)] = Field(
-        default=0.25,  # wire.messages.KV_SHARE; a test holds them to each other
+        default=0.25,  # equal to wire.messages.KV_SHARE, as a test checks
         description="The part of what the weights leave of the memory that keys and values may take. More lets more or "
         "longer sequences in at a time; the rest is for what computing takes, for layers kept warm for others "
         "(plan.standby) and for the heap. swarmctl nodes says how many positions that is.",

@@ -1,7 +1,7 @@
-"""Every figure of the swarm itself, and where it stands in the broker's reports.
+"""Catalogue of every figure of the swarm itself, and its place in the broker's reports.
 
-``stats`` and ``status`` are taken as they are; of ``nodes``, :func:`reports` makes what has a number. A worker that is
-gone tells nothing more than that, until the broker has forgotten it or another one comes by its name.
+``stats`` and ``status`` are used unchanged; :func:`reports` converts the texts of ``nodes`` to numbers. A worker that
+has gone exports nothing else, until the broker has dropped it or a process with the same name joins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ UP = Figure("swarm_up", "gauge", "1 if the broker answered in time, else 0 and n
 
 
 def reports(answers: Mapping[str, Json]) -> Json:
-    """Make one tree of the answers to ``stats``, ``status`` and ``nodes``, with numbers where words say yes or no."""
+    """Combine the answers to ``stats``, ``status`` and ``nodes`` into one tree, with numbers in place of texts and
+    flags."""
     status, nodes = answers.get("status", {}), answers.get("nodes", {})
     rows = nodes.get("workers")
     known: Json = {
@@ -34,7 +35,7 @@ def reports(answers: Mapping[str, Json]) -> Json:
 
 
 def _workers(rows: list[Json]) -> Json:
-    """By name; of two with the same one, the one that is there."""
+    """Return the workers by name; of two with the same name, the present one."""
     found: Json = {}
     for row in sorted(rows, key=lambda row: row.get("state") not in GONE):
         name, is_gone = str(row.get("name")), row.get("state") in GONE
@@ -53,7 +54,7 @@ def _held(row: Json) -> Json:
     return {"num_layers": stop - first, "first_layer": first}
 
 
-# --- ways to write a line of the catalogue ----------------------------------------------------------------------------
+# --- helpers that define an entry of the catalogue --------------------------------------------------------------------
 
 
 def _counter(name: str, text: str, path: str, scale: float = 1.0) -> Figure:
@@ -69,12 +70,12 @@ def _histogram(name: str, text: str, path: str) -> Figure:
 
 
 def _split(name: str, text: str, label: str, *sources: Source) -> Figure:
-    """A counter with a label that is no worker."""
+    """Return a counter with a label other than a worker."""
     return Figure(f"swarm_{name}_total", "counter", text, sources, (label,))
 
 
 def _stage(name: str, text: str, path: str, scale: float = 1.0, *, is_counter: bool = False) -> Figure:
-    """A worker's own figure; ``path`` is what it calls it in its statistics."""
+    """Return a figure of each worker; ``path`` is its place in the worker's statistics."""
     source = Source(f"stats.stages.*.{path}", ("*",))
     if is_counter:
         return Figure(f"swarm_{name}_total", "counter", text, (source,), ("worker",), scale)
@@ -86,7 +87,7 @@ def _seconds(name: str, text: str, path: str) -> Figure:
 
 
 def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float = 1.0) -> Figure:
-    """A worker's figure for what comes in, and what goes out."""
+    """Return a counter of each worker with a direction: in and out."""
     sources = tuple(
         Source(f"stats.stages.*.{kind}.{path}.total", ("*", way))
         for way, path in zip(("in", "out"), paths, strict=True)
@@ -95,7 +96,7 @@ def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float 
 
 
 def _worker(name: str, text: str, path: str) -> Figure:
-    """Tell what the broker says of a worker."""
+    """Return a figure of each worker from the broker's report about it."""
     return Figure(f"swarm_worker_{name}", "gauge", text, (Source(f"workers.*.{path}", ("*",)),), ("worker",))
 
 
