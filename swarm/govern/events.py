@@ -4,7 +4,7 @@ The broker is asked for its state, and each difference from the last snapshot is
 restart of the broker, and cost nothing while no one watches. Something that came and went between two snapshots appears
 only if the broker remembers it: recoveries, workers that have gone, and rejected workers.
 
-A restarted broker gets its workers back one by one. Until then they are awaited, not lost: ``remembered`` carries them
+A restarted broker gets its workers back one by one. Until then they are awaited, not lost: ``carry_over`` carries them
 over.
 """
 
@@ -44,7 +44,7 @@ AWAITED_S: Final = 15.0  # after the broker's start: a worker that has not retur
 
 
 def happened(before: Look, after: Look) -> list[Event]:
-    """Return the events between two snapshots: broker, workers, recoveries, plan, problems. After ``NOTHING``,
+    """Return the events between two snapshots: broker, workers, recoveries, plan, problems. After ``NO_SNAPSHOT``,
     everything is new."""
     found: list[Event] = []
     if _is_another_life(before.status, after.status):

@@ -1,7 +1,7 @@
 """Catalogue of every figure of the swarm itself, and its place in the broker's reports.
 
-``stats`` and ``status`` are used unchanged; :func:`reports` converts the texts of ``nodes`` to numbers. A worker that
-has gone exports nothing else, until the broker has dropped it or a process with the same name joins.
+``stats`` and ``status`` are used unchanged; :func:`combine_reports` converts the texts of ``nodes`` to numbers. A
+worker that has gone exports nothing else, until the broker has dropped it or a process with the same name joins.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async def render(
 ) -> tuple[bytes, str]:
     """Return all metrics in Prometheus' text format, and the content type.
 
-    ``query`` is ``AsyncClient.query``; None: there is no broker. ``http_numbers`` None: there is no gateway.
+    ``query`` is ``AsyncClient.query``; None: there is no broker. ``http_metrics`` None: there is no gateway.
     """
     answers = None if query is None else await _asked(query, deadline_s)
     text = await asyncio.to_thread(written, answers)  # in a thread: 2.5 ms with two workers, 10 ms with 32

@@ -44,7 +44,7 @@ def make_tracer(
 ) -> Tracer | None:
     """Return a tracer that sends to this collector, such as ``http://host:4318``; None without an endpoint.
 
-    ``ask`` is ``AsyncClient.trace``. ``share``: part of the requests without a ``traceparent`` that are traced.
+    ``get_trace`` is ``AsyncClient.trace``. ``share``: part of the requests without a ``traceparent`` that are traced.
     """
     if not endpoint:
         return None

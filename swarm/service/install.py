@@ -58,7 +58,7 @@ class Wanted:
     version: int  # of systemd; 0: unknown, as in an image
     memory_bytes: int | None = None  # for each worker; None: no limit
     gpu: bool = False  # workers have access to GPUs
-    doors: tuple[str, ...] = ()  # listening addresses of the broker, see :func:`doors`
+    doors: tuple[str, ...] = ()  # listening addresses of the broker, see :func:`listen_addresses`
 
 
 def planned(target: Target, wanted: Wanted) -> dict[Path, str]:

@@ -1,7 +1,7 @@
 """Notifications to the service manager: the process is ready, its status, and signs of life for the watchdog.
 
 Each is a datagram to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)), sent without waiting. The watchdog gets
-only proof: the caller of :meth:`Manager.alive` has just seen that work goes on.
+only proof: the caller of :meth:`ServiceManager.send_alive` has just seen that work goes on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Manager:
         self._say("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """Report that the settings are being reloaded; :meth:`ready` ends that."""
+        """Report that the settings are being reloaded; :meth:`send_ready` ends that."""
         self._is_ready = False
         self._say("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.now() * 1e6)}")
 

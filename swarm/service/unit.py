@@ -67,8 +67,8 @@ class Unit:
         """Reload the settings at SIGHUP, if there is a manager. (Elsewhere SIGHUP means that the terminal is gone, and
         ends the process.)
 
-        ``live``: settings, or sections, that this process applies while it runs. ``told`` is called with all current
-        settings when one of them has changed.
+        ``live``: settings, or sections, that this process applies while it runs. ``on_change`` is called with all
+        current settings when one of them has changed.
         """
         self._live, self._told = AT_ONCE | live, told
         if self.manager.is_there:

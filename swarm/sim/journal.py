@@ -45,9 +45,9 @@ Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed
 class Disk:
     """The written transactions, in order.
 
-    The file may be lost while the broker runs (``lose``). From then on, until a new file has everything that the broker
-    knows, a restarted broker would not find everything, and nothing is promised about that. So a broker that dies
-    meanwhile finds the file as it would be without the accident (``_whole``).
+    The file may be lost while the broker runs (``lose_file``). From then on, until a new file has everything that the
+    broker knows, a restarted broker would not find everything, and nothing is promised about that. So a broker that
+    dies meanwhile finds the file as it would be without the accident (``_whole``).
     """
 
     def __init__(self, world: World, number: int = 0) -> None:
@@ -196,8 +196,8 @@ class Disk:
 class Journal:
     """The threads of one broker process that read and write its journal.
 
-    ``news`` carries their facts to the process's loop, where ``take`` handles them. ``reached`` is called at points of
-    a transaction and returns whether the process dies there.
+    ``link`` carries their facts to the process's loop, where ``on_facts`` handles them. ``on_point`` is called at
+    points of a transaction and returns whether the process dies there.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class Network:
         return Link(self, source, target, kind, delay, opens=opens, via=via)
 
     def block(self, source: str, target: str) -> None:
-        """Block the route from one node to another; ``ANYBODY`` stands for every node."""
+        """Block the route from one node to another; ``ANY_NODE`` stands for every node."""
         self._blocked.append((source, target))
 
     def unblock(self, source: str, target: str) -> None:
@@ -184,7 +184,7 @@ class Link:
         self.connected = not self.is_blocked
 
     def go_down(self) -> None:
-        """Mark the other end as dead; the sender keeps its messages until ``come_back``."""
+        """Mark the other end as dead; the sender keeps its messages until ``restore``."""
         self._lose()
         self._is_down = True
 

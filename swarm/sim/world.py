@@ -38,7 +38,7 @@ class World:
         self._count = 0
 
     def at(self, delay: float, what: Callable[[], None]) -> None:
-        """Call ``what`` in ``delay`` seconds of virtual time."""
+        """Call ``callback`` in ``delay`` seconds of virtual time."""
         self._count += 1
         heapq.heappush(self._due, (self.now + delay, self._count, what))
 
@@ -52,7 +52,7 @@ class World:
         return True
 
     def play_until(self, moment: float, most: int) -> bool:
-        """Run all callbacks due by ``moment``, up to ``most`` events in total; return False if none is left."""
+        """Run all callbacks due by ``moment``, up to ``max_events`` events in total; return False if none is left."""
         due = self._due
         while due and due[0][0] <= moment and self.num_events < most:
             self.now, _, what = heapq.heappop(due)

@@ -179,7 +179,7 @@ class Turn:
         self._pass_on(forwarded, layers, now)
 
     def stop(self, why: str, now: float) -> None:
-        """Abandon the running step, counted under ``why``."""
+        """Abandon the running step, counted under ``outcome``."""
         self.count(f"steps_{why}", 1)
         self.work = None
         self.idle_since = now

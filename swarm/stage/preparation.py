@@ -35,7 +35,7 @@ class Preparation:
         self.wanted = self.capacity = self._standby = self._refused = None
 
     def want(self, order: Prepare, *, gently: bool = False) -> list[Action]:
-        """Prepare a plan. ``gently``: another plan is in force until then."""
+        """Prepare a plan. ``in_background``: another plan is in force until then."""
         # a repeated order: the broker has not received the refusal
         if self._refused is not None and order.epoch == self._refused.epoch:
             return [Tell(self._refused)]

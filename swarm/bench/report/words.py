@@ -22,7 +22,7 @@ def number(value: float) -> str:
 
 
 def ticks(most: float, about: int = 5) -> list[float]:
-    """Return round numbers from 0 to a little over ``most``, for an axis."""
+    """Return round numbers from 0 to a little over ``max_value``, for an axis."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / about
@@ -33,7 +33,7 @@ def ticks(most: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(least: float, most: float) -> list[float]:
-    """Return 1, 2, 5, 10 … for a logarithmic axis from ``least`` to ``most``."""
+    """Return 1, 2, 5, 10 … for a logarithmic axis from ``min_value`` to ``max_value``."""
     least, most = max(least, 1e-9), max(most, 2e-9)
     found = []
     exponent = math.floor(math.log10(least))

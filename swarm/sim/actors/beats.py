@@ -15,7 +15,7 @@ MOST_BEAT_STRIDE = 2  # heartbeats that were regular must not appear late when a
 
 
 class Beating(Worker, Protocol):
-    """View of a worker for its heartbeats. ``stuck_to``: the peer to which it can't send now."""
+    """View of a worker for its heartbeats. ``blocked_on``: the peer to which it can't send now."""
 
     frozen: bool
     hung: bool

@@ -67,7 +67,7 @@ class BrokerNode:
         self.traps: list[BrokerTrap] = []
         self.shut_doors: set[str] = set()
         self.short_until = 0.0  # no descriptors are free before this time
-        self.alive = self.frozen = False  # ``frozen``: stopped as by SIGSTOP
+        self.alive = self.frozen = False  # ``is_frozen``: stopped as by SIGSTOP
         self.key = key_of("broker") if cluster.uses_keys else None
         self.life = 0  # number of the process, from 1 on
         self._went_on_at = -1.0  # end of its last standstill or absence

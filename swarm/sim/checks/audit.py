@@ -60,7 +60,7 @@ class Audit:
     # devices that break and still pass their tests: each may cost one request, if it is the only device
     num_deceived: int = 0
     left: set[str] = field(default_factory=set)  # requests whose clients have left
-    to_leave: set[str] = field(default_factory=set)  # the ones in ``left`` whose clients are still there
+    to_leave: set[str] = field(default_factory=set)  # the ones in ``abandoned`` whose clients are still there
     orphans: set[str] = field(default_factory=set)  # detached requests whose clients died: other clients read them
     read_elsewhere: set[str] = field(default_factory=set)  # requests to which another client attaches
     promised: set[str] = field(default_factory=set)  # requests whose clients received the acceptance
@@ -156,7 +156,7 @@ class Audit:
     def sent_away(self, request_id: str, state: State, places: int, at_door: int) -> None:
         """Check that a rejected request had no room in the queue: in all of it, or in a tenant's three quarters.
 
-        ``at_door``: sequences that wait for the journal, which count even if they were cancelled meanwhile.
+        ``num_unwritten``: sequences that wait for the journal, which count even if they were cancelled meanwhile.
         """
         accepted = [request for request in state.requests.values() if request.accepted]
         waiting = sum(s.state is SequenceState.WAITING for request in accepted for s in request.sequences) + at_door

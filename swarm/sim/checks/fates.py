@@ -86,7 +86,7 @@ class Keeping:
 
     def given_up(self, request: Request, now: float, went_on_at: float) -> None:
         """Check the time at which the broker cancels an unread request; later is allowed if it stood still until
-        ``went_on_at``."""
+        ``continued_at``."""
         keep_s = request.submit.keep_s
         left_at = self._read_at.get(request.id)
         if not keep_s or left_at is None:

@@ -191,7 +191,7 @@ class Promises:
             if held is None or self._is_foreign(hello, sequence):
                 return 0
             most = max((part.position for part in held.kv), default=0)
-            # The power cut lost tokens beyond ``known``; the same number of positions may count for nothing.
+            # The power cut lost tokens beyond ``num_known``; the same number of positions may count for nothing.
             if most > known:
                 least = min(least, known - (most - known) + 1)
             least = min(least, min((part.position for part in held.kv), default=0))

@@ -58,7 +58,7 @@ class Slumber:
 
 
 def look(besides: frozenset[int]) -> Look | None:
-    """Sample every thread of this process except those in ``besides``, which only pass messages on.
+    """Sample every thread of this process except those in ``excluded``, which only pass messages on.
 
     Returns None if the operating system offers no such figures (it is not Linux).
     """

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TICK_S = 0.1  # between two ``Tick`` events
+TICK_S = 0.1  # between two ``StageTick`` events
 INBOX = 4096  # events waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
@@ -69,7 +69,7 @@ Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit 
 class ComputeThread:
     """Thread that runs a :class:`StageCore`.
 
-    ``outward`` carries out actions of the control loop; it is called from this thread and must not block.
+    ``on_control_action`` carries out actions of the control loop; it is called from this thread and must not block.
     """
 
     def __init__(

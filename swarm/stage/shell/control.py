@@ -75,7 +75,7 @@ class Hearer(Protocol):
 
 
 class Control:
-    """Control connection of a worker. ``way`` receives each new key pair of this worker."""
+    """Control connection of a worker. ``connector`` receives each new key pair of this worker."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ def forward_in_pieces(
 
 
 def pieces_of(batch: Batch) -> Iterator[Batch]:
-    """Cut a batch, in order, into pieces of one row and at most ``PIECE`` positions.
+    """Cut a batch, in order, into pieces of one row and at most ``PIECE_POSITIONS`` positions.
 
     The token after a row is drawn with the row's last piece.
     """

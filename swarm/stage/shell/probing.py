@@ -30,7 +30,7 @@ _MOST_BYTES_PER_S = 1e12
 
 
 class LinkProbe:
-    """Measurement of the link to the broker. ``send`` takes a message and its payload; answers go to ``answered``."""
+    """Measurement of the link to the broker. ``send`` takes a message and its payload; answers go to ``on_answer``."""
 
     def __init__(self, send: Callable[[Probe, bytes | None], None], clock: Clock) -> None:
         self._send, self._clock = send, clock

@@ -84,8 +84,8 @@ def run(
     """Run until a signal, the broker or an error ends the worker; return the exit code.
 
     ``pair``: key pair by which the broker recognises this machine; by default a temporary one, which suffices on the
-    broker's own machine. ``home``: where the key pair and the broker's key are stored. ``rotate``: replaces the key
-    pair and returns an error text. ``unit``: the process as systemd sees it.
+    broker's own machine. ``credentials``: where the key pair and the broker's key are stored. ``rotate``: replaces the
+    key pair and returns an error text. ``unit``: the process as systemd sees it.
     """
     failpoints.arm(os.environ)
     # Not with a device: its driver holds memory of this process, too, and its handling of a second task is not known.

@@ -88,7 +88,7 @@ class Vitals:
         return max(self.loop_lagged_s, since_s - LOOK_S, 0.0)
 
     def loop_turned(self) -> None:
-        """Record a turn of the control loop, one per ``LOOK_S``."""
+        """Record a turn of the control loop, one per ``LOOP_INTERVAL_S``."""
         now = self.clock.now()
         self.loop_lagged_s = 0.0 if self.loop_seen_at is None else max(0.0, now - self.loop_seen_at - LOOK_S)
         self.loop_seen_at = now
