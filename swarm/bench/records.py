@@ -80,8 +80,7 @@ class Histogram:
             self.bins[number] = self.bins.get(number, 0) + count
 
     def quantile(self, share: float) -> float:
-        """Return the smallest value that at least this share does not exceed, within half a percent; 0 without values.
-        """
+        """Return the smallest value that at least this share does not exceed, within half a percent; 0 if empty."""
         wanted, seen = max(1, math.ceil(share * self.num)), 0
         for number in sorted(self.bins):
             seen += self.bins[number]

@@ -1,5 +1,4 @@
-"""Settings of the plan, which assigns layers to workers: its objective, constraints, and an operator's decisions. Pure.
-"""
+"""Settings of the plan, which assigns layers to workers: objective, constraints, and an operator's decisions. Pure."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Manager:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str], clock: Clock | None = None) -> Manager:
-        """Return the manager that started this process. Its variables are removed: child processes must not use them.
-        """
+        """Return the manager that started this process. Its variables are removed, so that child processes don't use
+        them."""
         address = environment.pop("NOTIFY_SOCKET", None)
         wait_us, of = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(os.getpid()))
         watchdog_s = int(wait_us) / 1e6 if wait_us.isdecimal() and of == str(os.getpid()) else None

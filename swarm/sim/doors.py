@@ -1,5 +1,4 @@
-"""Listeners that check keys: each process has a key of its own, new in each life, and a listener accepts an allow-list.
-"""
+"""Listeners that check keys: each process life has a key of its own, and a listener accepts an allow-list."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def garbled(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
-    """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the reason of the refusal.
-    """
+    """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
     spec, data = tensors.pack(hidden)
     header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
     spoilt = bytearray(payload)

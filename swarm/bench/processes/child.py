@@ -1,5 +1,4 @@
-"""A client process: reads orders from stdin, sends requests, reports the results on stdout. Ends when stdin is closed.
-"""
+"""A client process: reads orders from stdin, sends requests, reports results on stdout. Ends when stdin is closed."""
 
 from __future__ import annotations
 

@@ -123,8 +123,7 @@ class ClientNode:
         self._world.at(for_s, self._connect)
 
     def lose_broker(self) -> None:
-        """Handle the broker's death: nothing in flight arrives. The client tries to reconnect until the broker is back.
-        """
+        """Handle the broker's death: nothing in flight arrives. The client reconnects when the broker is back."""
         if self._link is not None:
             self._link.break_off()
             self._link = None
@@ -190,8 +189,8 @@ class ClientNode:
         return isinstance(error, Unavailable) and slept and request_id not in self._answered
 
     def _comes_again_after(self, request_id: str, error: ClientError) -> float | None:
-        """Return when the caller retries, if the broker had no room or the request was never sent. None: it does not.
-        """
+        """Return the delay until the caller retries, if the broker had no room or the request was never sent. None:
+        never."""
         if isinstance(error, Overloaded):
             return error.retry_after_s
         is_unsaid = request_id in self._unsaid and request_id not in self._cluster.audit.promised

@@ -177,8 +177,7 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
     def worker_exits(self, node: Worker) -> None:
-        """End a worker in good order, as its core asked. A worker with a broken device is restarted on another device.
-        """
+        """End a worker in good order, as its core asked. A worker with a broken device is restarted on another one."""
         if node.executor.broken and node.incarnation not in self.let_go:
             self._restart_after(self.world.draw(RESTART_S), self.specs[node.name])
         elif node.incarnation not in self.let_go and not self._has_lost_its_name(node):

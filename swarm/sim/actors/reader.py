@@ -67,8 +67,7 @@ class Reader(ClientNode):
         self.feed(client_event.Start(submit, attached=True))
 
     def _not_recalled(self, problem: str) -> None:
-        """Handle an error. A client whose request was accepted can ask for it, except while the journal can't be read.
-        """
+        """Handle an error. An accepted request can always be asked for, except while the journal can't be read."""
         if "looked up" in problem or "read again" in problem:
             self._world.at(AGAIN_S, self.begin)
             return

@@ -1,5 +1,4 @@
-"""The interface of the cluster to its simulated processes: it carries their messages and records their starts and ends.
-"""
+"""Interface of the cluster for its simulated processes: it carries their messages and records their starts and ends."""
 
 from __future__ import annotations
 

@@ -181,8 +181,7 @@ class WorkerNode:
             self._cluster.worker_exits(self)
 
     def find_broker(self) -> None:
-        """Reconnect to the restarted broker and send Hello. Its listener for steps may have the same address as before.
-        """
+        """Reconnect to the restarted broker and send Hello. Its listener for steps may be at the same address."""
         self._control.break_off()
         if self._edge is not None and self._edge_name == "broker" and self._world.random.random() < 0.5:
             self._edge.come_back()

@@ -200,8 +200,7 @@ class Audit:
             self.may_fail.add(rejected.request_id)
 
     def quarantined(self, request: Request, *, for_its_steps: bool) -> None:
-        """Check that a quarantined request was present at enough faults or, for failed steps, makes them fail itself.
-        """
+        """Check that a quarantined request was present at enough faults or, for failed steps, caused them itself."""
         if for_its_steps:
             self.num_deceived -= request.id not in self.may_fail
             _demand(self.num_deceived >= 0, "I15", f"{request.id} is quarantined, and does nobody any harm")

@@ -27,8 +27,7 @@ class Expectation:
         self._reason = "stop" if is_end else "length"
 
     def drawn(self, index: int, hops: tuple[Hop, ...]) -> None:
-        """Record the route by which a token reached the broker; there are several if lost tokens were computed again.
-        """
+        """Record the route by which a token reached the broker; several if lost tokens were computed again."""
         self._ways[index].append(hops)
 
     def astray(self, told: Deliver) -> str:

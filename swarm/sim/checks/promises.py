@@ -54,9 +54,7 @@ class Promises:
 
     def restarted(self, state: State) -> None:
         self._of_before = self._announced
-        self._looks_for_waste = (
-            state.book.epoch > 0
-        )  # in a backup from before the first plan, no stage holds anything
+        self._looks_for_waste = state.book.epoch > 0  # a backup may precede the first plan
         self._histories = {  # now, before positions that do not count are dropped
             (incarnation, number): list(held.history)
             for incarnation, node in self._scene.workers.items()

@@ -179,8 +179,7 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
 
 
 def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
-    """Perhaps shrink a worker; from its own random numbers, so that the rest of a seed's schedule doesn't depend on it.
-    """
+    """Perhaps shrink a worker; from its own random numbers, so that the rest of a schedule doesn't depend on it."""
     if random.random() >= SMALL:
         return workers
     small = random.randrange(len(workers))

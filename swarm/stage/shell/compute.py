@@ -164,8 +164,7 @@ class ComputeThread:
         return RETRY_S if self._aside.is_full else TICK_S
 
     def fail(self, error: BaseException) -> None:
-        """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor starts it again.
-        """
+        """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
         self.failure = error
         self._stopping = True
         self._wake.set()

@@ -205,8 +205,7 @@ class Control:
             self._hearer.end(EX_CONFIG, _turned_away(self._url))
 
     def _look_at_home(self) -> None:
-        """Handle a failed handshake: the broker may have a new key, which another process of this machine has stored.
-        """
+        """Handle a failed handshake: the broker may have a new key, stored by another process of this machine."""
         if self._clock.now() - self._looked_at >= RENEW_S:
             self._looked_at = self._clock.now()
             if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:

@@ -60,8 +60,7 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class StepsNearby:
-    """Detector of steps that loading would slow down: of this worker, or of other processes that keep the machine busy.
-    """
+    """Detector of steps that loading would slow down: of this worker, or of other processes that keep the cores busy."""
 
     num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
@@ -171,8 +170,8 @@ class PlanLoader:
         self._owner.fail(error)
 
     def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
-        """Load a plan. An error of the machine, the files or the plan is a LoadFailed event; any other error is a bug.
-        """
+        """Load a plan. Errors of the machine, the files or the plan become a LoadFailed event; any other error is a
+        bug."""
         told_at = 0.0
         throttle = self._throttle(functools.partial(self._is_wanted_now_within, action.epoch), GENTLE_FOR_S)
 
