@@ -60,7 +60,7 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class StepsNearby:
-    """Detector of steps that loading would slow down: of this worker, or of other processes that keep the cores busy."""
+    """Detector of steps that loading would slow down: of this worker, or of other processes that use the cores."""
 
     num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
