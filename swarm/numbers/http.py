@@ -137,7 +137,7 @@ class HttpNumbers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
-            "swarm_http_requests_total", "Requests that were answered, by how they ended", labels=NAMES["outcome"]
+            "swarm_http_requests_total", "Answered requests, by outcome", labels=NAMES["outcome"]
         )
         for labels, count in self.ended.items():
             ended.add_metric(labels, count)
@@ -150,7 +150,7 @@ class HttpNumbers(Collector):
         yield turned_away
         upstream = CounterMetricFamily(
             "swarm_http_upstream_requests_total",
-            "Requests that other servers were asked to answer, by how they did",
+            "Requests passed to other servers, by outcome",
             labels=("upstream", "outcome"),
         )
         for pair, count in self.upstream.items():
@@ -158,14 +158,14 @@ class HttpNumbers(Collector):
         yield upstream
         tokens = CounterMetricFamily(
             "swarm_http_tokens_total",
-            "Tokens of requests that ended: of prompts, of those what the prefix cache had, of answers",
+            "Tokens of ended requests: of prompts, of prompts in the prefix cache, of answers",
             labels=NAMES["kind"],
         )
         for labels, count in self.tokens.items():
             tokens.add_metric(labels, count)
         yield tokens
         under_way = GaugeMetricFamily(
-            "swarm_http_open_requests", "Requests being answered, streams among them", labels=("api",)
+            "swarm_http_open_requests", "Requests being answered, including streams", labels=("api",)
         )
         for api, count in self.open_requests.items():
             under_way.add_metric((api,), count)
@@ -175,8 +175,12 @@ class HttpNumbers(Collector):
     def _times(self) -> Iterator[Metric]:
         for name, text, histograms in (
             ("first_token", "Seconds from a request's arrival to its first token", self.first_token),
-            ("inter_token", "Seconds between two tokens of a request, as its client gets them", self.between_tokens),
-            ("request", "Seconds from a request's arrival to its end, whatever that was", self.whole),
+            (
+                "inter_token",
+                "Seconds between two tokens of a request, as its client receives them",
+                self.between_tokens,
+            ),
+            ("request", "Seconds from a request's arrival to its end, with any outcome", self.whole),
         ):
             values = [((api,), histogram.body()) for api, histogram in histograms.items()]
             yield histogram_family(f"swarm_http_{name}_seconds", text, ("api",), values)

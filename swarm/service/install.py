@@ -121,7 +121,7 @@ def _held_open(doors: tuple[str, ...]) -> str:
     closed."""
     lines = "".join(f"ListenStream={door}\n" for door in doors)
     return (
-        "# Where the broker listens by its settings, when swarm systemd install read them.\n"
+        "# The broker's addresses in the settings, as read by swarm systemd install.\n"
         f"[Socket]\nListenStream=\n{lines}FreeBind=yes\n"
     )
 
@@ -130,7 +130,7 @@ def _memory(limit: int) -> str:
     """Return the drop-in with a worker's memory limits. The worker keeps its own limit; the kernel's is a little above
     it."""
     return (
-        "# Of each worker, in step with what it is told that it may use.\n[Service]\n"
+        "# Of each worker, in line with its own memory limit.\n[Service]\n"
         f"Environment=SWARM_WORKER__MEMORY_LIMIT={limit}\n"
         f"MemoryHigh={limit + _SLACK_BYTES // 2}\nMemoryMax={limit + _SLACK_BYTES}\n"
     )

@@ -27,8 +27,8 @@ def share_out(limit_bytes: int, base_bytes: int, log_bytes: int) -> Budget:
     rest = limit_bytes - base_bytes
     if rest < LEAST_BYTES:
         raise ConfigError(
-            f"a memory limit of {limit_bytes / 2**20:.0f} MiB is too little: it is for the whole process, which takes "
-            f"{base_bytes / 2**20:.0f} MiB before it loads anything; the least is {_least_mib(base_bytes)} MiB "
+            f"a memory limit of {limit_bytes / 2**20:.0f} MiB is too small: it covers the whole process, which takes "
+            f"{base_bytes / 2**20:.0f} MiB before it loads anything; the minimum is {_least_mib(base_bytes)} MiB "
             "(worker.memory_limit, --memory-limit)"
         )
     log_share = min(log_bytes, limit_bytes // 8, rest // 4)

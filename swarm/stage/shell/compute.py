@@ -210,7 +210,9 @@ class ComputeThread:
             self._events.append(StepRefused(str(error), sender))
             return
         if not isinstance(message, Step):
-            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage", sender))
+            self._events.append(
+                StepRefused(f"a {type(message).__name__} arrived, which is no message for a stage", sender)
+            )
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
         size = self._executor.manifest.hidden_size

@@ -119,7 +119,7 @@ class Control:
             elif event is Link.DOWN:
                 self.is_connected, self._ungreeted = False, None
                 self._hearer.lost()
-                log.warning("broker_gone", note="knocking until it is back")
+                log.warning("broker_gone", note="reconnecting until it is back")
             elif event is Link.TURNED_AWAY:
                 self._turned_away()
             elif event is Link.UNHEARD:
@@ -157,9 +157,7 @@ class Control:
         try:
             self._say(hello)
         except WireError as error:
-            reason = (
-                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
-            )
+            reason = f"this worker's Hello message is invalid: {error}; correct the named value, then start it again"
             self._hearer.end(code_without(hello), reason)
 
     def close(self) -> None:
@@ -196,7 +194,7 @@ class Control:
     def _miss_greeting(self, waits_for: object) -> None:
         if waits_for is self._ungreeted:
             url = self._url
-            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
+            log.error("broker_does_not_greet", url=url, note="it is not a broker, or one of an older version")
 
     def _turned_away(self) -> None:
         """Handle a rejected key. This machine may have a new one by now; the broker itself closes established
@@ -209,7 +207,9 @@ class Control:
         if self._clock.now() - self._looked_at >= RENEW_S:
             self._looked_at = self._clock.now()
             if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:
-                note = "who listens there has another key than is known here, or is busy; invited anew: --join"
+                note = (
+                    "the listener there has another key than the stored one, or is busy; with a new invitation: --join"
+                )
                 log.warning("broker_hangs_up", at=address_and_key(self._url)[0], note=note, left_out=left_out)
 
     def _takes_up(self) -> bool:
@@ -251,7 +251,7 @@ class Control:
         try:
             order, _ = ORDER.decode(frames)
         except ForeignMessage as error:
-            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
+            reason = f"the broker sent an unknown message ({error}): install the same version on both machines"
             self._hearer.end(EX_CONFIG, reason)
             return
         except WireError as error:
@@ -331,6 +331,6 @@ def code_without(hello: Hello) -> int:
 
 def _turned_away(url: str) -> str:
     return (
-        f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
+        f"the broker at {address_and_key(url)[0]} does not accept this machine's key: it was revoked, or is not a "
         "worker's; join again (swarm worker --join)"
     )

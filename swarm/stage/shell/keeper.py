@@ -43,7 +43,7 @@ def _start() -> int | None:
         if pid > 0:
             return pid
         why_not = os.strerror(-pid)
-    log.debug("no_keeper", reason=why_not, note="the more memory, the later a crash is noticed")
+    log.debug("no_keeper", reason=why_not, note="with more memory, a crash is noticed later")
     return None
 
 

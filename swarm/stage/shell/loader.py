@@ -195,7 +195,10 @@ class PlanLoader:
                 self._owner.outward(act.Tell(message))
 
         if action.relay and (problem := why_unreachable(reached(action.relay, self._broker_host))):
-            return LoadFailed(action.epoch, f"no relay, and nobody reaches this worker's own door: {problem}")
+            return LoadFailed(
+                action.epoch,
+                f"the relay can't be reached, and this worker's own listener is not reachable either: {problem}",
+            )
         if problem := why_unreachable(reached(action.edge.endpoint, self._broker_host)):
             return LoadFailed(action.epoch, problem, action.edge.to)
         try:

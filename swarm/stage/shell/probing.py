@@ -17,8 +17,8 @@ from swarm.wire.messages import LinkCost, Probe
 from swarm.wire.tensors import pack_bytes
 
 MTU_REMEDY = (
-    "something on the way has a smaller MTU than both ends believe: lower it here (ip link set dev … mtu 1400), or let "
-    "ICMP pass, which tells of it"
+    "a link on the route has a smaller MTU than both ends assume: lower it here (ip link set dev … mtu 1400), or let "
+    "ICMP pass, which reports it"
 )
 _NUM_SMALL = 5
 _NUM_LARGE = 2

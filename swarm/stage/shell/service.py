@@ -234,9 +234,9 @@ class WorkerService:
         is_member = self._control.is_connected and self._core.welcome is not None
         farewell = self._departure.signalled(number, is_member=is_member)
         log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
-        self._unit.manager.stopping("leaving: others take over its layers")
+        self._unit.manager.stopping("leaving: other workers take over its layers")
         if farewell is Farewell.TELL:
-            self._control.send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
+            self._control.send(Leaving(incarnation=self._incarnation, reason=f"it received {number.name}"))
             self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
         self._say_goodbye(farewell)
 
