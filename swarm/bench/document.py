@@ -108,7 +108,7 @@ def notes(document: Document) -> list[str]:
     """Return notes on what limits the figures, for readers."""
     found: list[str] = []
     if document.ended != "done":
-        why = "was ended by Ctrl-C" if document.ended == "interrupted" else "met its deadline (--deadline)"
+        why = "was ended by Ctrl-C" if document.ended == "interrupted" else "reached its deadline (--deadline)"
         found.append(f"The run {why}: these are the figures until then.")
     for point in document.points:
         found += [f"{point.load}: {text}" for text in _about(point, document)]
@@ -123,7 +123,7 @@ def _about(point: Result, document: Document) -> list[str]:
         some = "for some answers " if figures.counted_by == "mixed" else ""
         found.append(f"{some}the server gave no usage figures; pieces that carried text were counted as tokens.")
     if 0 < figures.succeeded < 100 and point is document.best:
-        found.append(f"p99 rests on {figures.succeeded} requests: it is about the slowest of them.")
+        found.append(f"p99 is based on {figures.succeeded} requests: it is close to the slowest one.")
     if point.cpu and max(point.cpu) > BUSY:
         found.append(f"a client process used {max(point.cpu):.0%} of a core: give more with --processes.")
     if ceiling is not None and document.stream and figures.tokens_per_s > NEAR * ceiling.tokens_per_s:

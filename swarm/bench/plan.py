@@ -58,7 +58,7 @@ class Scale:
         return max(1, round(num_tokens / self.per_word))
 
 
-ASSUMED = Scale(0.0, 1.3, "assumed: 1.3 tokens a word; the server does not say how long prompts are")
+ASSUMED = Scale(0.0, 1.3, "assumed: 1.3 tokens a word; the server does not report prompt lengths")
 EXACT = Scale(0.0, 1.0, "exact: prompts are token ids")
 
 
@@ -143,7 +143,7 @@ def parse_extras(texts: list[str]) -> dict[str, object]:
         if not name or not equals:
             raise InvalidRequest(f"--extra {text!r}: give a field and its JSON value, such as ignore_eos=true")
         if name in ("stream", "model", "messages", "prompt"):
-            raise InvalidRequest(f"--extra {name}: has an option of its own, or is made by this tool")
+            raise InvalidRequest(f"--extra {name}: it has its own option, or is set by this tool")
         try:
             found[name] = msgspec.json.decode(value)
         except msgspec.DecodeError as error:

@@ -106,7 +106,7 @@ class Reading:
         except msgspec.DecodeError:  # a ValidationError is one, too
             raise BadStream(f"no chunk of an answer: {_shown(data)}") from None
         if answer.error is not None:
-            raise BadStream(f"the server says: {_shown(data)}")
+            raise BadStream(f"the server reports: {_shown(data)}")
         if answer.usage is not None and answer.usage.completion_tokens is not None:
             self.completion_tokens = answer.usage.completion_tokens
             self.prompt_tokens = answer.usage.prompt_tokens

@@ -44,17 +44,17 @@ def following(points: Sequence[Measured], first: int, most: int, gain: float) ->
     if last.failed_share > BAD_SHARE:
         return _broken(before, f"{last.failed_share:.0%} of the requests failed with {last.concurrency} in flight")
     if last.good_share is not None and last.good_share < GOOD_SHARE:
-        return _broken(before, f"only {last.good_share:.0%} kept the limits with {last.concurrency} in flight")
+        return _broken(before, f"only {last.good_share:.0%} met the limits with {last.concurrency} in flight")
     if before is not None and last.tokens_per_s < before.tokens_per_s * (1 + _wanted(before, last, gain)):
         change = last.tokens_per_s / before.tokens_per_s - 1
         reason = (
-            f"with {last.concurrency} in flight tokens/s change by {change:+.1%} against {before.concurrency}, less "
-            f"than the {_wanted(before, last, gain):+.1%} asked for"
+            f"with {last.concurrency} in flight, tokens/s change by {change:+.1%} compared with {before.concurrency}, "
+            f"less than the required {_wanted(before, last, gain):+.1%}"
         )
         return Verdict(before.concurrency, before.tokens_per_s, reason, True)
     if last.concurrency >= most:
         return Verdict(
-            last.concurrency, last.tokens_per_s, f"not full yet at {most}, the most that was to be tried", False
+            last.concurrency, last.tokens_per_s, f"not saturated yet at {most}, the highest load to be tried", False
         )
     return min(most, last.concurrency * 2)
 
@@ -66,5 +66,5 @@ def _wanted(before: Measured, last: Measured, gain: float) -> float:
 
 def _broken(before: Measured | None, reason: str) -> Verdict:
     if before is None:
-        return Verdict(None, 0.0, f"{reason}, the least that was tried", True)
+        return Verdict(None, 0.0, f"{reason}, the lowest load tried", True)
     return Verdict(before.concurrency, before.tokens_per_s, reason, True)

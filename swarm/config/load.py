@@ -153,7 +153,7 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
     own = settings.gateway
     if not is_loopback(own.host) and own.keys_file is None:
         yield {
-            "gateway.host": "other machines can reach it, and without keys only this one is served; set "
+            "gateway.host": "other machines can reach it, and without keys only this machine is served; set "
             "gateway.keys_file, and make a key with swarmctl keys add",
         }
     for upstream in settings.upstream:
@@ -194,7 +194,7 @@ def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> s
 def _unknown(key: str, source: str) -> str:
     known, last = sorted({*setting_names(), *sections()}), key.rpartition(".")[2]
     near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists all settings"
     return f"there is no setting {key} (from {source}); {remedy}"
 
 

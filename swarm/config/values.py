@@ -49,9 +49,9 @@ def _listened(text: str) -> str:
     except ValueError:
         if _INTERFACE.fullmatch(text):
             return text
-        raise ValueError(f"{text!r} is neither an IP address nor a network interface; say 192.0.2.1 or eth0") from None
+        raise ValueError(f"{text!r} is neither an IP address nor a network interface; use 192.0.2.1 or eth0") from None
     if address.is_loopback or address.is_unspecified:
-        raise ValueError(f"{text} is no address that another machine could name: give this machine's own, or eth0")
+        raise ValueError(f"{text} can't be reached from another machine: give this machine's own address, or eth0")
     return str(address)
 
 
@@ -64,7 +64,7 @@ def _network(text: str) -> str:
 
 def _advertised(text: str) -> str:
     if not _ADVERTISED.fullmatch(text):
-        raise ValueError(f"{text!r} is no place to connect to; write HOST or HOST:PORT")
+        raise ValueError(f"{text!r} is not an address; write HOST or HOST:PORT")
     return text
 
 

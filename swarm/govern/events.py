@@ -48,7 +48,7 @@ def happened(before: Look, after: Look) -> list[Event]:
     everything is new."""
     found: list[Event] = []
     if _is_another_life(before.status, after.status):
-        found.append(Event("broker_started", "the broker was started again", {"uptime_s": after.status["uptime_s"]}))
+        found.append(Event("broker_started", "the broker has restarted", {"uptime_s": after.status["uptime_s"]}))
         before = _of_former_life(before)
     found += _workers(before, after)
     found += _refused(before.nodes, after.nodes)
@@ -93,10 +93,10 @@ def _workers(before: Look, after: Look) -> Iterator[Event]:
     known, found = _by_incarnation(before.nodes), _by_incarnation(after.nodes)
     for incarnation, row in known.items():  # departures first, then arrivals under the same names
         if incarnation not in found and is_here(row):
-            yield _of_worker("worker_lost", row, "is not known any more")
+            yield _of_worker("worker_lost", row, "is unknown to the broker now")
     for incarnation, row in before.awaited.items():
         if incarnation not in found and _is_given_up(row, after):
-            yield _of_worker("worker_lost", row, "did not come back to the broker that was started again")
+            yield _of_worker("worker_lost", row, "did not return to the restarted broker")
     for incarnation, row in found.items():
         yield from _worker(known.get(incarnation, {}), row, before.awaited.get(incarnation))
 
@@ -118,7 +118,7 @@ def _worker(was: Row, row: Row, awaited: Row | None) -> Iterator[Event]:
     if row.get("verdict") != was.get("verdict", "well"):
         yield _of_worker("verdict", row, _with_reason(f"is {row.get('verdict')}", row.get("evidence")), "verdict")
     if (row.get("steered") or "") != (was.get("steered") or ""):
-        yield _of_worker("steered", row, f"is {row.get('steered') or 'free to get layers again'}", "steered")
+        yield _of_worker("steered", row, f"is {row.get('steered') or 'available for layers again'}", "steered")
 
 
 def _of_worker(name: str, row: Row, text: str, *more: str) -> Event:
@@ -132,7 +132,7 @@ def _refused(before: Json, after: Json) -> Iterator[Event]:
     for row in rows_of(after.get("refused")):
         if row.get("number") not in told:
             often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
-            text = f"{row.get('name')} was sent away (process {row.get('pid')} on {row.get('host')}){often}"
+            text = f"{row.get('name')} was refused (process {row.get('pid')} on {row.get('host')}){often}"
             fields = {"worker": row.get("name"), "reason": row.get("reason"), "times": row.get("times")}
             yield Event("worker_refused", _with_reason(text, row.get("reason")), fields)
 
@@ -171,7 +171,7 @@ def _problems(before: Json, after: Json) -> Iterator[Event]:
         if problem and problem != was:
             yield Event("problem", f"{what}: {problem}", {"of": what})
         elif was and not problem:
-            yield Event("problem_over", f"{what}: all is well again", {"of": what})
+            yield Event("problem_over", f"{what}: resolved", {"of": what})
 
 
 def _with_reason(text: str, reason: object) -> str:

@@ -54,7 +54,7 @@ def _checked(message: Steer | Suppose) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(message), type(message))
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"that can't be said to the broker: {error}", code="invalid") from error
+        raise InvalidRequest(f"invalid command: {error}", code="invalid") from error
 
 
 def plain_id(request: str) -> str:

@@ -50,7 +50,7 @@ def make_tracer(
         return None
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"the traces' endpoint {endpoint!r} is no address like http://127.0.0.1:4318")
+        raise ConfigError(f"the traces' endpoint {endpoint!r} is not an address like http://127.0.0.1:4318")
     if address.path in ("", "/"):
         endpoint = f"{endpoint.rstrip('/')}/v1/traces"
     return Tracer(_provider(endpoint), ask, share, wall_clock)

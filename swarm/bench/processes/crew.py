@@ -86,14 +86,16 @@ class Helper:
             async with asyncio.timeout(timeout_s):
                 told = await stdout.readline()
         except TimeoutError:
-            raise SwarmError(f"a process of this tool ({self._module}) says nothing for {timeout_s:.0f} s") from None
+            raise SwarmError(
+                f"a process of this tool ({self._module}) has sent nothing for {timeout_s:.0f} s"
+            ) from None
         if not told:
             code = await self._running.wait()
-            raise SwarmError(f"a process of this tool ({self._module}) ended with code {code}; stderr says why")
+            raise SwarmError(f"a process of this tool ({self._module}) ended with code {code}; see its stderr")
         try:
             report: Report = read_report(told)
         except msgspec.DecodeError as error:
-            raise SwarmError(f"a process of this tool ({self._module}) said {told[:80]!r}: {error}") from None
+            raise SwarmError(f"a process of this tool ({self._module}) sent {told[:80]!r}: {error}") from None
         return report
 
     @property

@@ -113,7 +113,7 @@ class Exchange:
             async with asyncio.timeout(self._target.timeout_s):
                 await self._until_answered(body(self._target, job), record, gaps, Random(f"retry:{job.index}"))
         except TimeoutError:
-            record.outcome, record.detail = "timeout", f"no whole answer within {self._target.timeout_s:g} s"
+            record.outcome, record.detail = "timeout", f"no complete answer within {self._target.timeout_s:g} s"
         except Refused as error:
             record.outcome, record.detail = f"http_{error.status}", str(error)[:DETAIL]
         except (BadStream, aiohttp.ClientPayloadError) as error:

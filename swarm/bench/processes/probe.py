@@ -48,7 +48,7 @@ async def first_model(url: str, key: str | None) -> str:
     except msgspec.DecodeError:
         models = []
     if not models:
-        raise SwarmError(f"{url}/models (status {status}) names no model: is the URL right? Else give --model")
+        raise SwarmError(f"{url}/models (status {status}) lists no model: is the URL right? Otherwise give --model")
     return models[0].id
 
 
