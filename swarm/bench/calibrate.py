@@ -1,14 +1,14 @@
-"""How many tokens a server makes of our words. Pure: what probes have shown goes in."""
+"""Number of tokens that a server makes from our words, estimated from probe requests. Pure."""
 
 from __future__ import annotations
 
 from swarm.bench.plan import ASSUMED, Scale
 
-PROBES = (16, 144)  # words of the two prompts that are tried
+PROBES = (16, 144)  # lengths of the two probe prompts, in words
 
 
 def scale_of(told: list[tuple[int, int | None]]) -> Scale:
-    """Lay a line through (words, ``usage.prompt_tokens``) of the probes that were answered."""
+    """Fit a line through (words, ``usage.prompt_tokens``) of the answered probes."""
     known = [(words, tokens) for words, tokens in told if tokens is not None and tokens > 0]
     if not known:
         return ASSUMED
@@ -16,7 +16,7 @@ def scale_of(told: list[tuple[int, int | None]]) -> Scale:
     if len(known) > 1:
         more_words, more_tokens = known[-1]
         per_word = (more_tokens - tokens) / (more_words - words)
-        if per_word <= 0:  # the same figure for every prompt is none
+        if per_word <= 0:  # the server reports the same number for every prompt
             return ASSUMED
         base = max(0.0, tokens - words * per_word)
         return Scale(round(base, 2), round(per_word, 4), _how(base, per_word))

@@ -1,5 +1,5 @@
-"""The document of a run: what was asked, what was measured, what must be known to believe it. Reports are made of it;
-as JSON it is what ``--json`` prints. Pure."""
+"""The document of a run: its options, its results, and what a reader must consider. Reports are made from it;
+``--json`` prints it as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from swarm.bench.figures import Figures, Series
 from swarm.bench.plan import Point
 from swarm.bench.sweep import Measured, Verdict
 
-BUSY = 0.8  # of a core: a client process that uses more may be what is measured
+BUSY = 0.8  # of a core: a busier client process may be the bottleneck itself
 NEAR = 0.5  # of the ceiling
-LATE_MS = 10.0
+LATE_MS = 10.0  # delay of sending that is worth a note
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """The machine on which the load generator ran."""
+
     processor: str
     cores: int
     memory_gib: float
@@ -28,7 +30,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What this tool measured against a server that answers at once, with the same client processes."""
+    """Highest load that the same client processes measured against a null server, which answers immediately."""
 
     tokens_per_s: float
     requests_per_s: float
@@ -40,10 +42,10 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One point: its load, its figures, and what share of a core each client process used."""
+    """One measured point: its load, its figures, and each client process's share of a core."""
 
-    concurrency: int | None
-    rate: float | None
+    concurrency: int | None  # requests in flight, in a closed loop
+    rate: float | None  # requests per second, in an open loop
     figures: Figures
     series: Series
     cpu: list[float]
@@ -53,7 +55,7 @@ class Result:
         return f"{self.concurrency} in flight" if self.rate is None else f"{self.rate:g} requests/s"
 
     def measured(self) -> Measured:
-        """Say what the sweep needs."""
+        """Return the values that the sweep needs."""
         figures = self.figures
         return Measured(
             self.concurrency or 0,
@@ -65,8 +67,7 @@ class Result:
 
 @dataclass(slots=True)
 class Document:
-    """A run. ``ended``: done, interrupted (Ctrl-C) or deadline; the latter two have what was measured until then.
-    ``asked``: options by name, as they were meant."""
+    """A run."""
 
     version: str
     title: str
@@ -75,7 +76,7 @@ class Document:
     model: str
     api: str
     stream: bool
-    asked: dict[str, object]
+    asked: dict[str, object]  # options by name, after defaults were applied
     num_processes: int
     machine: Machine
     prompt_lengths: str
@@ -83,6 +84,7 @@ class Document:
     ceiling: Ceiling | None = None
     points: list[Result] = field(default_factory=list)
     sweep: Verdict | None = None
+    # interrupted (Ctrl-C), deadline: the results are those until then
     ended: Literal["done", "interrupted", "deadline"] = "done"
     notes: list[str] = field(default_factory=list)
 
@@ -95,7 +97,7 @@ class Document:
 
 
 def figures_only(document: Document) -> dict[str, object]:
-    """The document for programs: all but the thousands of points that plots are drawn of."""
+    """Return the document for programs, without the thousands of values for plots."""
     told: dict[str, object] = msgspec.to_builtins(document)
     points = [msgspec.to_builtins(point) for point in document.points]
     told["points"] = [{name: value for name, value in point.items() if name != "series"} for point in points]
@@ -103,10 +105,10 @@ def figures_only(document: Document) -> dict[str, object]:
 
 
 def notes(document: Document) -> list[str]:
-    """Say what a reader must know before believing the figures."""
+    """Return notes on what limits the figures, for readers."""
     found: list[str] = []
     if document.ended != "done":
-        why = "was ended by Ctrl-C" if document.ended == "interrupted" else "met its deadline (--deadline)"
+        why = "was ended by Ctrl-C" if document.ended == "interrupted" else "reached its deadline (--deadline)"
         found.append(f"The run {why}: these are the figures until then.")
     for point in document.points:
         found += [f"{point.load}: {text}" for text in _about(point, document)]
@@ -121,7 +123,7 @@ def _about(point: Result, document: Document) -> list[str]:
         some = "for some answers " if figures.counted_by == "mixed" else ""
         found.append(f"{some}the server gave no usage figures; pieces that carried text were counted as tokens.")
     if 0 < figures.succeeded < 100 and point is document.best:
-        found.append(f"p99 rests on {figures.succeeded} requests: it is about the slowest of them.")
+        found.append(f"p99 is based on {figures.succeeded} requests: it is close to the slowest one.")
     if point.cpu and max(point.cpu) > BUSY:
         found.append(f"a client process used {max(point.cpu):.0%} of a core: give more with --processes.")
     if ceiling is not None and document.stream and figures.tokens_per_s > NEAR * ceiling.tokens_per_s:
@@ -133,7 +135,7 @@ def _about(point: Result, document: Document) -> list[str]:
 
 
 def describe(point: Point) -> str:
-    """Say what load a point is, for people."""
+    """Return a point's load as text."""
     load = f"{point.concurrency} in flight" if point.rate is None else f"{point.rate:g} requests/s"
     until = f"{point.duration_s:g} s" if point.duration_s is not None else f"{point.count} requests"
     return f"{load} for {until}"

@@ -1,7 +1,7 @@
-"""Make figures of records. Pure.
+"""Figures computed from records. Pure.
 
-Latencies are those of requests that were due within the window and succeeded. Rates are what came within the window,
-whoever asked for it and when: so neither the start nor the end of a run bends them.
+Latencies are those of requests that were due within the window and succeeded. Rates count what arrived within the
+window, whichever request it belongs to: so neither the start nor the end of a run distorts them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from swarm.bench.plan import Limits
 from swarm.bench.records import CUT, Gathered, Histogram, Record
 
-SHARES = (50, 90, 95, 99)
+SHARES = (50, 90, 95, 99)  # percentiles
 CURVE = 200  # points of a distribution's curve
-SAMPLES = 1500  # requests that a report shows one by one
+SAMPLES = 1500  # requests that a report shows individually
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure's distribution, in milliseconds."""
+    """Distribution of a latency, in milliseconds."""
 
     num: int
     mean: float
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What kept every limit: the share of the requests that were due, and how many a second came within the window."""
+    """Requests that met every limit: their share of the requests that were due, and their rate within the window."""
 
     limits: str
     share: float
@@ -43,7 +43,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How often a kind of error came, and what the first one said."""
+    """Count of one kind of error, and the text of the first one."""
 
     count: int
     example: str
@@ -51,43 +51,43 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One point's figures. ``counted_by``: whether tokens are the server's figures (``usage``) or pieces that carried
-    text (``pieces``). ``send_delay_ms``: how much later than due requests were sent."""
+    """Figures of one point."""
 
     seconds: float
     requests: int
     succeeded: int
     failed: int
-    cut: int
+    cut: int  # requests ended by the load generator itself
     retries: int
     requests_per_s: float
     tokens_per_s: float
     tokens: int
     tokens_of_failed: int
     prompt_tokens: int | None
-    counted_by: str
+    counted_by: str  # "usage": the server's figures; "pieces": chunks with text; "mixed"
     ttft_ms: Spread | None
     inter_token_ms: Spread | None
     tpot_ms: Spread | None
     e2e_ms: Spread | None
-    send_delay_ms: Spread | None
+    send_delay_ms: Spread | None  # how long after their due times requests were sent
     goodput: Goodput | None
     errors: dict[str, Errors]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What plots show: curves of distributions as (milliseconds, share), rates and medians by time, single requests."""
+    """Values for plots."""
 
-    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # distributions as (milliseconds, share)
     bin_s: float = 1.0
-    tokens_per_s: list[tuple[float, float]] = field(default_factory=list)
+    tokens_per_s: list[tuple[float, float]] = field(default_factory=list)  # (seconds, rate)
+    # (due, first token or None, end) of single requests
     requests: list[tuple[float, float | None, float]] = field(default_factory=list)
-    failures: list[float] = field(default_factory=list)
+    failures: list[float] = field(default_factory=list)  # due times of failed requests
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Read a percentile of ordered values, between two of them by a straight line, as numpy does."""
+    """Return a percentile of ordered values, with linear interpolation as in numpy."""
     if not ordered:
         raise ValueError("no values")
     at = (len(ordered) - 1) * share / 100
@@ -106,7 +106,7 @@ def spread(seconds: Iterable[float]) -> Spread | None:
 
 
 def spread_of(gaps: Histogram) -> Spread | None:
-    """Summarise a histogram: percentiles within half a percent, the mean and the greatest exact."""
+    """Summarise a histogram: percentiles within half a percent; mean and maximum are exact."""
     if not gaps.num:
         return None
     p50, p90, p95, p99 = (_ms(gaps.quantile(share / 100)) for share in SHARES)
@@ -114,7 +114,7 @@ def spread_of(gaps: Histogram) -> Spread | None:
 
 
 def figures(gathered: Gathered, seconds: float, limits: Limits | None = None) -> Figures:
-    """Make the figures of a window of ``seconds``, which opened at 0."""
+    """Compute the figures of a window of ``seconds`` that opened at 0."""
     inside = measured(gathered.records, seconds)
     good = [record for record in inside if record.is_ok]
     failed = [record for record in inside if not record.is_ok and record.outcome != CUT]
@@ -145,23 +145,25 @@ def figures(gathered: Gathered, seconds: float, limits: Limits | None = None) ->
 
 
 def measured(records: Iterable[Record], seconds: float) -> list[Record]:
-    """Choose the requests that were due within the window."""
+    """Return the requests that were due within the window."""
     return [record for record in records if 0 <= record.due <= seconds]
 
 
 def tokens_inside(record: Record) -> float:
-    """Count a request's tokens that came within the window; pieces of more than one token have equal parts."""
+    """Return a request's tokens within the window. If a chunk has several tokens, they are divided equally among
+    chunks."""
     return record.num_tokens * record.pieces_inside / record.num_pieces if record.num_pieces else 0.0
 
 
 def keeps(record: Record, limits: Limits) -> bool:
-    """Whether a request succeeded within every limit. What it has no time for (one token has no next) it keeps."""
+    """Return whether a request succeeded within every limit. A limit without a time (a single token has no next) is
+    met."""
     pairs = ((record.ttft, limits.ttft), (record.tpot, limits.tpot), (record.e2e, limits.e2e))
     return record.is_ok and all(limit is None or time is None or time <= limit for time, limit in pairs)
 
 
 def series(gathered: Gathered, seconds: float, bin_s: float) -> Series:
-    """Collect what plots show."""
+    """Collect the values for plots."""
     inside = sorted(measured(gathered.records, seconds), key=lambda record: record.due)
     good = [record for record in inside if record.is_ok]
     step = max(1, math.ceil(len(good) / SAMPLES))
@@ -189,7 +191,7 @@ def series(gathered: Gathered, seconds: float, bin_s: float) -> Series:
 
 
 def curve(values: list[float]) -> list[tuple[float, float]]:
-    """The distribution's curve: what share is no greater than so many milliseconds."""
+    """Return the cumulative distribution as (milliseconds, share)."""
     if not values:
         return []
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Draw lengths of prompts and answers: fixed, uniform, lognormal, or from a file's lines. Pure."""
+"""Distributions of lengths of prompts and answers: fixed, uniform, lognormal, or from a file's lines. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from random import Random
 
 from swarm.errors import InvalidRequest
 
-MOST = 1_000_000  # tokens; more is a slip of the keyboard
+MOST = 1_000_000  # tokens; a larger number is a typing error
 MOST_LINES = 100_000
 FORMS = "N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA[:MOST] or file:PATH (a whole number a line)"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of whole numbers. ``numbers``: the one, both ends, median and sigma and the most, or all lines."""
+    """A distribution of whole numbers."""
 
     kind: str
+    # fixed: the value; uniform: both ends; lognormal: median, sigma, maximum; file: all lines
     numbers: tuple[float, ...]
-    text: str
+    text: str  # as given on the command line
 
     def draw(self, chance: Random) -> int:
         if self.kind == "fixed":
@@ -34,7 +35,7 @@ class Lengths:
 
     @property
     def average(self) -> float:
-        """The mean; a lognormal's without its bound."""
+        """The mean; for lognormal, without its maximum."""
         if self.kind == "uniform":
             return (self.numbers[0] + self.numbers[1]) / 2
         if self.kind == "lognormal":
@@ -43,7 +44,7 @@ class Lengths:
 
 
 def parse(text: str, read: Callable[[str], str]) -> Lengths:
-    """Read a distribution from an option. ``read`` gives a file's text. Raises InvalidRequest for what is none."""
+    """Parse a distribution from an option. ``read`` returns a file's text. Raises InvalidRequest."""
     kind, _, rest = text.partition(":")
     try:
         if kind == "file":

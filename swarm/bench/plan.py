@@ -1,4 +1,4 @@
-"""What is to be run: plain values, which travel to the client processes as JSON."""
+"""The run to be measured: plain values, which are sent to the client processes as JSON."""
 
 from __future__ import annotations
 
@@ -16,76 +16,72 @@ Api = Literal["chat", "completions"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked, and how. ``url`` ends in what ``/models`` is put behind; ``key_env`` names the variable that holds
-    the key, which itself is never written anywhere. ``asks_usage``: whether streams are asked for a usage chunk."""
+    """The server, and how requests are sent to it."""
 
-    url: str
+    url: str  # base URL, to which ``/models`` is appended
     model: str
     api: Api = "chat"
     stream: bool = True
-    key_env: str | None = None
-    extra: dict[str, object] = field(default_factory=dict)
+    key_env: str | None = None  # variable that holds the API key; the key itself is never written anywhere
+    extra: dict[str, object] = field(default_factory=dict)  # further fields of each request's body
     timeout_s: float = 120.0
     max_retries: int = 3
-    asks_usage: bool = True
+    asks_usage: bool = True  # streams ask for a usage chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What requests look like. ``shared_prefix``: tokens that each prompt begins with, beside its own length, one of
-    ``num_prefixes`` texts. ``token_ids``: prompts are ids from this range instead of words."""
+    """Lengths and contents of requests."""
 
     prompt: Lengths
     output: Lengths
     seed: int = 0
-    shared_prefix: int = 0
-    num_prefixes: int = 1
-    token_ids: tuple[int, int] | None = None
+    shared_prefix: int = 0  # tokens of a common beginning, in addition to the prompt's own length
+    num_prefixes: int = 1  # number of different common beginnings
+    token_ids: tuple[int, int] | None = None  # prompts are ids from this range instead of words
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many tokens a server makes of our words: ``base`` for the template around them, ``per_word`` for each."""
+    """Relation between words and a server's tokens."""
 
-    base: float
+    base: float  # tokens of the template around the words
     per_word: float
-    how: str
+    how: str  # how it was determined, for reports
 
     def words(self, num_tokens: int) -> int:
-        """Count the words that come nearest to so many tokens: one at least."""
+        """Return the number of words closest to this number of tokens, at least one."""
         return max(1, round((num_tokens - self.base) / self.per_word))
 
     def further_words(self, num_tokens: int) -> int:
-        """The same for words beside others: the template is paid for already."""
+        """Return the same for words after others, without the template's tokens."""
         return max(1, round(num_tokens / self.per_word))
 
 
-ASSUMED = Scale(0.0, 1.3, "assumed: 1.3 tokens a word; the server does not say how long prompts are")
+ASSUMED = Scale(0.0, 1.3, "assumed: 1.3 tokens a word; the server does not report prompt lengths")
 EXACT = Scale(0.0, 1.0, "exact: prompts are token ids")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load: ``concurrency`` requests at any time (closed loop), or ``rate`` a second whatever becomes of them (open
-    loop); for ``duration_s`` or ``count`` requests, after ``warmup_s`` of the same load, or ``warmup_count``
-    requests (None: as many as will be in flight)."""
+    """One load, held for a duration or for a number of requests, after a warm-up."""
 
-    concurrency: int | None = None
-    rate: float | None = None
+    concurrency: int | None = None  # closed loop: requests in flight at any time
+    rate: float | None = None  # open loop: requests per second, independent of the answers
     duration_s: float | None = None
-    count: int | None = None
-    warmup_s: float = 0.0
-    warmup_count: int | None = None
-    max_in_flight: int = 4096
+    count: int | None = None  # number of requests
+    warmup_s: float = 0.0  # warm-up with the same load
+    warmup_count: int | None = None  # or warm-up with this number of requests; None: as many as will be in flight
+    max_in_flight: int = 4096  # bound of an open loop
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must keep to count as good, in seconds: first token, each further one on average, the whole."""
+    """Latency limits of a good request, in seconds."""
 
-    ttft: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
+    ttft: float | None = None  # time to first token
+    tpot: float | None = None  # mean time per further token
+    e2e: float | None = None  # time to the end
 
     def __bool__(self) -> bool:
         return any(value is not None for value in (self.ttft, self.tpot, self.e2e))
@@ -96,7 +92,7 @@ class Limits:
 
 
 def base_url(url: str) -> str:
-    """Complete a server's URL: ``http://host:8000`` gets ``/v1``; a path that is there stays, but for an endpoint's."""
+    """Complete a server's URL: ``http://host:8000`` gets ``/v1``; another path stays, without an endpoint's name."""
     try:
         parts = urlsplit(url)
         is_fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -113,7 +109,7 @@ def base_url(url: str) -> str:
 
 
 def parse_limits(text: str) -> Limits:
-    """Read ``ttft=500ms,tpot=50ms,e2e=10s``. Raises InvalidRequest for anything else."""
+    """Parse ``ttft=500ms,tpot=50ms,e2e=10s``. Raises InvalidRequest."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -126,7 +122,7 @@ def parse_limits(text: str) -> Limits:
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Read a time: ``250ms``, ``1.5s``, ``2m``, or seconds without a unit."""
+    """Parse a time: ``250ms``, ``1.5s``, ``2m``, or seconds without a unit. Raises InvalidRequest."""
     for unit, factor in (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("", 1.0)):
         if text.endswith(unit):
             try:
@@ -140,14 +136,14 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 def parse_extras(texts: list[str]) -> dict[str, object]:
-    """Read ``key=json`` pairs that go into each body as they are. Raises InvalidRequest for what is none."""
+    """Parse ``key=json`` pairs, which are added to each request's body. Raises InvalidRequest."""
     found: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise InvalidRequest(f"--extra {text!r}: give a field and its JSON value, such as ignore_eos=true")
         if name in ("stream", "model", "messages", "prompt"):
-            raise InvalidRequest(f"--extra {name}: has an option of its own, or is made by this tool")
+            raise InvalidRequest(f"--extra {name}: it has its own option, or is set by this tool")
         try:
             found[name] = msgspec.json.decode(value)
         except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""What requests say. Pure, seeded: a request's number decides its text and lengths, whoever sends it.
+"""Texts of requests. Pure, seeded: a request's number determines its text and lengths, whichever process sends it.
 
-A prompt is words from a pool that is shuffled once; its first words are drawn for it alone, so no two prompts share a
-beginning by accident, and a cache of prefixes helps only where a shared prefix was asked for.
+A prompt is words from a pool that is shuffled once. Its first words are drawn for it alone, so no two prompts share a
+beginning by accident, and a prefix cache helps only where a shared prefix was configured.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from random import Random
 
 from swarm.bench.plan import Scale, Shape
 
-POOL = 8192
-OWN_WORDS = 4  # 256 ** 4 beginnings
+POOL = 8192  # words in the pool
+OWN_WORDS = 4  # first words drawn for each prompt alone: 256 ** 4 beginnings
 _TEXT = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were all her she there would their we him been has when who will no more if out so up said what its about "
@@ -30,17 +30,17 @@ WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: how long, and what it says. ``prompt_tokens``: as far as known."""
+    """One request: its text and its lengths."""
 
     index: int
     prompt: str | list[int]
-    prompt_tokens: int
+    prompt_tokens: int  # expected, as far as the scale is right
     output_tokens: int
 
 
 @dataclass(slots=True)
 class Prompts:
-    """Make the requests of a run by their numbers."""
+    """Generator of the requests of a run, by their numbers."""
 
     shape: Shape
     scale: Scale
@@ -60,11 +60,11 @@ class Prompts:
         return Job(index, self._text(chance, self.scale.words(own)), tokens, output)
 
     def words(self, count: int, name: str) -> str:
-        """Write so many words, the same for the same name."""
+        """Return this number of words, the same for the same name."""
         return self._text(Random(f"{self.shape.seed}:{name}"), count)
 
     def _text(self, chance: Random, count: int) -> str:
-        """Draw the first words, take the rest from the pool: a long prompt costs next to nothing to make."""
+        """Draw the first words, and take the rest from the pool, which makes long prompts cheap."""
         if not self._pool:
             self._pool = Random(f"{self.shape.seed}:pool").choices(WORDS, k=POOL)
         begin = chance.choices(WORDS, k=min(OWN_WORDS, count))

@@ -1,5 +1,8 @@
-"""Write the bodies that servers get, and read what they answer. Pure. A token is counted only where a server says that
-it generated one: by its usage figures, or, without them, by pieces that carry text, which the report then says."""
+"""Request bodies, and decoding of answers. Pure.
+
+A token counts only if the server reports that it generated one: in its usage figures or, without them, as a chunk with
+text; the report then mentions that.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def body(target: Target, job: Job) -> bytes:
-    """Write a request. What ``extra`` names stands above what this tool would say."""
+    """Encode a request. Fields of ``extra`` override this tool's own."""
     asked: dict[str, object] = {"model": target.model, "max_tokens": job.output_tokens, "stream": target.stream}
     if target.api == "chat":
         asked["messages"] = [{"role": "user", "content": job.prompt}]
@@ -63,7 +66,8 @@ Piece = Literal["token", "other", "done"]
 
 
 class Reading:
-    """What is known of one answer so far. Feed it the data of each event, or the whole body of a plain answer."""
+    """State of one answer while it is read. Feed it the data of each event, or the whole body of an answer that is not
+    streamed."""
 
     __slots__ = ("completion_tokens", "done", "finished", "num_pieces", "prompt_tokens")
 
@@ -75,20 +79,20 @@ class Reading:
         self.completion_tokens: int | None = None
 
     def take(self, data: bytes) -> Piece:
-        """Take one event. Raises BadStream for an error in the stream and for what is no chunk of an answer."""
+        """Decode one event. Raises BadStream for an error in the stream, or data that is no chunk of an answer."""
         if data == b"[DONE]":
             self.done = True
             return "done"
         return "token" if self._read(data) else "other"
 
     def take_whole(self, data: bytes) -> None:
-        """Take a plain answer. Raises BadStream if it is none."""
+        """Decode an answer that is not streamed. Raises BadStream."""
         self._read(data)
         if not self.finished:
             raise BadStream(f"an answer without an end: {_shown(data)}")
 
     def check_end(self) -> None:
-        """The stream is over. Raises BadStream if it was cut: neither ``[DONE]`` nor a reason to finish came."""
+        """Check the end of a stream. Raises BadStream if neither ``[DONE]`` nor a finish reason has arrived."""
         if not (self.done or self.finished):
             raise BadStream(f"cut after {self.num_pieces} pieces: no [DONE], no finish_reason")
 
@@ -99,10 +103,10 @@ class Reading:
     def _read(self, data: bytes) -> bool:
         try:
             answer = _decoder.decode(data)
-        except msgspec.DecodeError:  # a ValidationError is one too
+        except msgspec.DecodeError:  # a ValidationError is one, too
             raise BadStream(f"no chunk of an answer: {_shown(data)}") from None
         if answer.error is not None:
-            raise BadStream(f"the server says: {_shown(data)}")
+            raise BadStream(f"the server reports: {_shown(data)}")
         if answer.usage is not None and answer.usage.completion_tokens is not None:
             self.completion_tokens = answer.usage.completion_tokens
             self.prompt_tokens = answer.usage.prompt_tokens

@@ -1,5 +1,8 @@
-"""What is kept of requests: a record of each, and a histogram of the times between their tokens. Plain values, which
-travel from the client processes as JSON; a million gaps take no more room than a thousand."""
+"""Records of requests, and a histogram of the times between their tokens.
+
+Plain values, which are sent from the client processes as JSON; a histogram of a million values is as small as one of a
+thousand.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 OK = "ok"
-CUT = "cut"  # we ended it: Ctrl-C, or the run's deadline. No error of the server's
-STEP = math.log(1.01)  # a histogram's bins: a value is known within half a percent
+CUT = "cut"  # ended by the load generator: Ctrl-C, or the run's deadline. Not an error of the server
+STEP = math.log(1.01)  # relative width of a histogram's bins: a value is known within half a percent
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are seconds since the point's window opened. ``due``: when it should have been sent; ``sent``:
-    when it first was; ``first``: when its first token came; ``outcome``: ``ok``, ``cut`` or the kind of its error.
-    ``pieces_inside``: how many pieces with text came within the window."""
+    """One request. Times are seconds since the point's window opened."""
 
     index: int
-    due: float
-    sent: float
+    due: float  # when it should have been sent
+    sent: float  # when it was sent for the first time
     end: float = 0.0
-    first: float | None = None
-    outcome: str = OK
+    first: float | None = None  # when its first token arrived
+    outcome: str = OK  # "ok", "cut", or the kind of error
     detail: str = ""
     num_tokens: int = 0
-    num_pieces: int = 0
-    pieces_inside: int = 0
+    num_pieces: int = 0  # chunks with text
+    pieces_inside: int = 0  # chunks with text within the window
     prompt_tokens: int | None = None
     has_usage: bool = False
     num_retries: int = 0
@@ -46,7 +47,7 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Time per token after the first, on average."""
+        """Mean time per token after the first one."""
         if self.first is None or self.num_tokens < 2:
             return None
         return (self.end - self.first) / (self.num_tokens - 1)
@@ -54,12 +55,12 @@ class Record:
 
 @dataclass(slots=True)
 class Histogram:
-    """Positive values, in bins that grow by one percent each. ``bins``: from a bin's number to its count."""
+    """Positive values, in bins whose bounds grow by one percent."""
 
     num: int = 0
     total: float = 0.0
-    most: float = 0.0
-    bins: dict[int, int] = field(default_factory=dict)
+    most: float = 0.0  # the largest value
+    bins: dict[int, int] = field(default_factory=dict)  # bin number -> count
 
     def add_all(self, values: Iterable[float]) -> None:
         bins, log = self.bins, math.log
@@ -79,7 +80,7 @@ class Histogram:
             self.bins[number] = self.bins.get(number, 0) + count
 
     def quantile(self, share: float) -> float:
-        """The least value that so great a share does not exceed, within half a percent; 0 if there are none."""
+        """Return the smallest value that at least this share does not exceed, within half a percent; 0 if empty."""
         wanted, seen = max(1, math.ceil(share * self.num)), 0
         for number in sorted(self.bins):
             seen += self.bins[number]
@@ -97,13 +98,12 @@ _LEAST = int(math.log(1e-6) // STEP)
 
 @dataclass(slots=True)
 class Gathered:
-    """All that is known of a point when it has ended. ``pieces``: how many came in each bin of the window; ``cpu``:
-    what share of a core each client process used."""
+    """Records of a point, from all client processes."""
 
     records: list[Record] = field(default_factory=list)
-    gaps: Histogram = field(default_factory=Histogram)
-    pieces: dict[int, int] = field(default_factory=dict)
-    cpu: list[float] = field(default_factory=list)
+    gaps: Histogram = field(default_factory=Histogram)  # times between tokens
+    pieces: dict[int, int] = field(default_factory=dict)  # bin of the window -> chunks with text
+    cpu: list[float] = field(default_factory=list)  # each client process's share of a core
 
     def merge(self, other: Gathered) -> None:
         self.records += other.records

@@ -1,4 +1,4 @@
-"""When a refused request is tried again. Pure."""
+"""Time until a rejected request is sent again. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import Random
 
-AGAIN = (429, 503)  # "come again"; every other status is an answer
+AGAIN = (429, 503)  # rejections that ask for a retry; every other status is an answer
 FIRST_S = 0.25
 MOST_S = 20.0
 
 
 def wait_s(attempt: int, retry_after: float | None, chance: Random) -> float:
-    """How long to wait before attempt ``attempt + 1``. What the server asks for is kept; else the wait doubles, and
-    half of it is chance, so that the refused do not come back all at once."""
+    """Return the seconds to wait before attempt ``attempt + 1``.
+
+    The server's own value counts. Without one, the wait doubles each time, and half of it is random, so that rejected
+    requests do not return simultaneously.
+    """
     if retry_after is not None:
         return retry_after
     most = min(MOST_S, FIRST_S * 2 ** (attempt - 1))
@@ -21,7 +24,7 @@ def wait_s(attempt: int, retry_after: float | None, chance: Random) -> float:
 
 
 def retry_after_s(header: str | None, now: datetime) -> float | None:
-    """Read a Retry-After header: seconds or a date. None if there is none that makes sense."""
+    """Parse a Retry-After header: seconds or a date. Return None if it is missing or invalid."""
     if not header:
         return None
     try:
@@ -29,6 +32,6 @@ def retry_after_s(header: str | None, now: datetime) -> float | None:
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(header) - now).total_seconds()
-        except (ValueError, TypeError):  # no date; or one without a zone
+        except (ValueError, TypeError):  # not a date, or one without a time zone
             return None
     return max(0.0, seconds) if seconds < 86400 else None

@@ -1,4 +1,5 @@
-"""Do a whole run: probe the server, measure our own ceiling, then the points. A thin shell around what decides."""
+"""A whole run: probe the server, measure the load generator's own ceiling, then the points. A thin shell around pure
+parts."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from swarm.bench.records import Gathered
 from swarm.bench.sweep import Verdict, following
 from swarm.version import __version__
 
-CEILING_S = 2.0
+CEILING_S = 2.0  # duration of the measurement
 CEILING_TOKENS = 512
-CEILING_IN_FLIGHT = 32  # unless the load says otherwise: enough that the client never waits
+CEILING_IN_FLIGHT = 32  # unless the load needs more: enough that the client never waits
 NUM_BINS = 100
-OPEN_WARM_UP = 4  # requests, where the load is a rate
+OPEN_WARM_UP = 4  # requests, if the load is a rate
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """From ``first`` to ``most`` requests in flight, until a doubling gains less than ``gain``."""
+    """A sweep from ``first`` to ``most`` requests in flight, until doubling gains less than ``gain``."""
 
     first: int = 1
     most: int = 256
@@ -41,22 +42,22 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A run as it was asked for. ``point`` is the load, or, in a sweep, each load but for its concurrency."""
+    """Options of a run."""
 
     title: str
     target: Target
     shape: Shape
-    point: Point
+    point: Point  # the load or, in a sweep, each load without its concurrency
     sweep: Sweep | None
     limits: Limits
     num_processes: int
     measures_ceiling: bool
     deadline_s: float
-    asked: dict[str, object]
+    asked: dict[str, object]  # options by name, for reports
 
 
 class View(Protocol):
-    """Shows what is going on."""
+    """Display of a run's progress."""
 
     def stage(self, text: str) -> None: ...
 
@@ -68,7 +69,7 @@ class View(Protocol):
 
 
 class Bench:
-    """One run. :meth:`stop` ends it with what was measured so far."""
+    """One run. :meth:`stop` ends it with the results so far."""
 
     def __init__(self, wanted: Wanted, view: View) -> None:
         self._wanted = wanted
@@ -96,7 +97,7 @@ class Bench:
         self._crew.stop()
 
     async def run(self) -> Document:
-        """Do everything; return the document. Raises SwarmError if the server can't be measured at all."""
+        """Run everything and return the document. Raises SwarmError if the server can't be measured at all."""
         document = self.document
         try:
             async with self._crew:
@@ -118,7 +119,7 @@ class Bench:
         return document
 
     async def _calibrated(self) -> tuple[Target, Scale]:
-        """Probe the server, unless we are stopped first."""
+        """Probe the server, unless the run is stopped first."""
         probing = asyncio.create_task(calibrate(self._wanted.target, self._wanted.shape))
         stopped = asyncio.create_task(self._crew.until_stopping(self._deadline))
         try:
@@ -145,7 +146,7 @@ class Bench:
             await self._measure(target, scale, replace(self._wanted.point, concurrency=step))
 
     async def _measure(self, target: Target, scale: Scale, point: Point) -> None:
-        """Measure a point, after its warm-up, and put it into the document."""
+        """Measure a point after its warm-up, and add it to the document."""
         if num_warm := warm_up_requests(point):
             self._view.stage(f"warming up: {num_warm} requests")
             warm_up = Point(min(num_warm, point.concurrency or OPEN_WARM_UP), count=num_warm)
@@ -168,7 +169,7 @@ class Bench:
         )
 
     async def _ceiling(self) -> Ceiling | None:
-        """Measure against a server that answers at once, one for each client process, as the processes are."""
+        """Measure against null servers, which answer immediately: one per client process."""
         wanted = self._wanted
         self._view.stage("measuring this tool's own ceiling against a null server")
         tokens = max(1, min(CEILING_TOKENS, round(wanted.shape.output.average)))
@@ -208,18 +209,18 @@ class Bench:
 
 
 class _Stopped(Exception):
-    """The run was stopped before there was anything to measure."""
+    """The run was stopped before any measurement."""
 
 
 def warm_up_requests(point: Point) -> int:
-    """How many requests go before a point; where nothing was said, one for each that will be in flight."""
+    """Return the number of warm-up requests of a point; by default one for each request that will be in flight."""
     if point.warmup_count is None:
         return 0 if point.warmup_s else point.concurrency or OPEN_WARM_UP
     return point.warmup_count
 
 
 def window(gathered: Gathered, point: Point, was_stopped: bool) -> float:
-    """How long a point's window was open: as planned, or until the last answer."""
+    """Return the length of a point's window: as planned, or until the last answer."""
     last = max((record.end for record in gathered.records), default=0.0)
     if point.duration_s is None:
         return last
@@ -227,7 +228,7 @@ def window(gathered: Gathered, point: Point, was_stopped: bool) -> float:
 
 
 def machine() -> Machine:
-    """Say what this tool runs on."""
+    """Describe the machine on which this tool runs."""
     gib = psutil.virtual_memory().total / 1024**3
     system = f"{platform.system()} {platform.release()}"
     return Machine(_processor(), psutil.cpu_count() or 1, round(gib, 1), system, platform.python_version())
@@ -239,6 +240,6 @@ def _processor() -> str:
             for text in file:
                 if text.startswith("model name"):
                     return text.partition(":")[2].strip()
-    except OSError:  # not on Linux
+    except OSError:  # not Linux
         pass
     return platform.processor() or platform.machine()

@@ -1,5 +1,5 @@
-"""When requests are sent, and who sends them. Pure, seeded: the same seed gives the same load, however many processes
-send it."""
+"""Send times of requests, and their division among processes. Pure, seeded: the same seed gives the same load, whatever
+the number of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Share:
 
 
 def shares(point: Point, num_processes: int) -> list[Share]:
-    """Split a point among processes as evenly as it goes. With fewer requests at a time than processes, some rest."""
+    """Divide a point among processes as evenly as possible. With fewer concurrent requests than processes, some stay
+    idle."""
     most = point.concurrency if point.concurrency is not None else num_processes
     active = min(num_processes, most, point.count or num_processes)
     return [Share(number, active, _part(point, number, active)) for number in range(active)]
@@ -39,7 +40,7 @@ def _part(point: Point, number: int, active: int) -> Point:
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yield the seconds at which requests are due: a Poisson process of ``rate`` a second, without end."""
+    """Yield due times in seconds: a Poisson process of ``rate`` per second, without end."""
     chance, at = Random(f"{seed}:arrivals"), 0.0
     while True:
         at += chance.expovariate(rate)
@@ -47,7 +48,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 def own_arrivals(rate: float, seed: int, share: Share) -> Iterator[tuple[int, float]]:
-    """Yield what one process sends: each request's number, and when it is due."""
+    """Yield one process's part of the arrivals: number and due time of each request."""
     for index, at in enumerate(arrivals(rate, seed)):
         if index % share.step == share.first:
             yield index, at

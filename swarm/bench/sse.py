@@ -1,16 +1,17 @@
-"""Cut a stream of server-sent events into the data of its events. Pure; bytes may come in any pieces."""
+"""Parser of server-sent events. Pure; the stream may arrive in pieces of any size."""
 
 from __future__ import annotations
 
-MOST_BYTES = 16 * 1024 * 1024  # of one event; more is no answer of a language model
+MOST_BYTES = 16 * 1024 * 1024  # of one event; a larger one is no answer of a language model
 
 
 class BadStream(Exception):
-    """What came is not what was announced; the text says what is wrong."""
+    """The stream is not what its headers announced; the text describes the error."""
 
 
 class Events:
-    """Take pieces of a stream, give the data of each event that is complete. Comments and other fields are skipped."""
+    """Parser that takes pieces of a stream and returns the data of each complete event. Comments and other fields are
+    skipped."""
 
     __slots__ = ("_rest",)
 
@@ -18,10 +19,10 @@ class Events:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take what came. Raises BadStream if an event has no end."""
+        """Add a piece. Raises BadStream if an event grows without end."""
         text = self._rest + piece if self._rest else piece
         if b"\r" in text:
-            # A line may end in CRLF or CR; a CR at the very end may be the half of one, so it waits.
+            # A line may end in CRLF or CR; a CR at the end of a piece may be half of a CRLF, so it waits.
             held = text.endswith(b"\r")
             text = (text[:-1] if held else text).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             *whole, rest = text.split(b"\n\n")
@@ -33,15 +34,15 @@ class Events:
         return [data for event in whole if (data := _data(event)) is not None]
 
     def end(self) -> list[bytes]:
-        """The stream has ended: give what stands without its empty line, as many servers leave it out at the end."""
+        """Return the data of a last event without its empty line, which many servers omit."""
         rest, self._rest = self._rest.replace(b"\r", b"\n"), b""
         data = _data(rest.rstrip(b"\n"))
         return [] if data is None else [data]
 
 
 def _data(event: bytes) -> bytes | None:
-    """The data lines of an event, joined; None if it has none."""
-    if event.startswith(b"data: ") and b"\n" not in event:  # nearly always
+    """Return the data lines of an event, joined; None if it has none."""
+    if event.startswith(b"data: ") and b"\n" not in event:  # the usual case
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None

@@ -1,9 +1,9 @@
-"""One checked settings object from a TOML file, the environment and flags, in rising precedence.
+"""The validated settings, from a TOML file, the environment and flags, in rising precedence.
 
-``load()`` reads the file that ``--config`` or ``SWARM_CONFIG`` names (else ``config/swarm.toml`` under the working
-directory, if there is one), then variables such as ``SWARM_BROKER__PORT``, then the flags that a command passes on. An
+``load()`` reads the file that ``--config`` or ``SWARM_CONFIG`` names (otherwise ``config/swarm.toml`` under the working
+directory, if it exists), then variables such as ``SWARM_BROKER__PORT``, then the flags that a command passes on. An
 unknown key, a wrong type or a value out of range is a :class:`~swarm.errors.ConfigError` that names the key, the value,
-where it came from and what to do.
+its origin and the remedy.
 
 Every field states its unit, its default and the reason; ``python -m swarm.config`` prints them as a commented file.
 """

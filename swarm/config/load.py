@@ -1,4 +1,4 @@
-"""Make one checked object of file, environment and flags. An error names key, value, origin and remedy."""
+"""Loading of the settings from file, environment and flags. An error names key, value, origin and remedy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DEFAULT_FILE = Path("config/swarm.toml")
 OTHER_VARIABLES = frozenset(
     {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_INVITATION", "SWARM_PARENT_FD"}
     | {"SWARM_FAILPOINTS", "SWARM_FAILPOINTS_TRACE", "SWARM_FAILPOINTS_FROM"}
-)  # ours, but not names of settings
+)  # our variables that are not settings
 _ENVIRONMENT = "the environment"
-DEFAULTS = "the defaults"  # where a value comes from that nobody has set
+DEFAULTS = "the defaults"  # the origin of a value that is not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,22 @@ class _Layer:
 def load(path: Path | str | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
     """Load the settings of this process.
 
-    ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
-    means that the flag was not given. Raises :class:`ConfigError`.
+    ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; None: the
+    flag was not given. Raises :class:`ConfigError`.
     """
     return _loaded(_layers(path, overrides))
 
 
 def load_file(path: Path) -> Settings:
-    """The settings as this file alone has them, for another process than this one. Raises ConfigError."""
+    """Load the settings from this file alone, for another process. Raises ConfigError."""
     return _loaded([_from_file(path)])
 
 
 def origins(
     path: Path | str | None = None, overrides: Mapping[str, object] | None = None
 ) -> dict[str, tuple[object, str]]:
-    """Each setting's value, ready for JSON, and in words where it comes from. Takes and raises what :func:`load`
-    does."""
+    """Return each setting's value, ready for JSON, and its origin as text. Parameters and errors are those of
+    :func:`load`."""
     layers = _layers(path, overrides)
     values = _loaded(layers).model_dump(mode="json")
     return {name: (get(values, name), _source(name, layers)) for name in setting_names()}
@@ -72,13 +72,13 @@ def _loaded(layers: list[_Layer]) -> Settings:
     except ValidationError as error:
         raise ConfigError(_explain(error.errors()[0], layers)) from None
     for rule in _broken_rules(settings):
-        key = next(key for key in rule if get(merged, key) is not None)  # the defaults keep every rule
+        key = next(key for key in rule if get(merged, key) is not None)  # the defaults satisfy every rule
         raise ConfigError(_complaint(key, get(merged, key), rule[key], layers))
     return settings
 
 
 def file_in_use(path: Path | str | None = None) -> Path | None:
-    """Find the file that :func:`load` reads, if any."""
+    """Return the file that :func:`load` reads, if any."""
     chosen = path or os.environ.get("SWARM_CONFIG")
     if chosen is None and not DEFAULT_FILE.is_file():
         return None
@@ -120,7 +120,7 @@ def _from_flags(overrides: Mapping[str, object]) -> _Layer:
 
 
 def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay ``high`` over ``low``, tables key by key."""
+    """Merge ``high`` over ``low``, tables key by key."""
     merged = dict(low)
     for key, value in high.items():
         below = merged.get(key)
@@ -129,7 +129,7 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
-    """Check rules between settings: say for each key in them what is wrong; the first that somebody set is to blame."""
+    """Yield the violated rules between settings: for each key, the error. The first key that is set gets the blame."""
     chunk, step = settings.broker.prefill_chunk, settings.broker.step_tokens
     if chunk > step:
         yield {
@@ -153,7 +153,7 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
     own = settings.gateway
     if not is_loopback(own.host) and own.keys_file is None:
         yield {
-            "gateway.host": "other machines can reach it, and without keys only this one is served; set "
+            "gateway.host": "other machines can reach it, and without keys only this machine is served; set "
             "gateway.keys_file, and make a key with swarmctl keys add",
         }
     for upstream in settings.upstream:
@@ -194,12 +194,13 @@ def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> s
 def _unknown(key: str, source: str) -> str:
     known, last = sorted({*setting_names(), *sections()}), key.rpartition(".")[2]
     near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists all settings"
     return f"there is no setting {key} (from {source}); {remedy}"
 
 
 def _source(key: str, layers: list[_Layer]) -> str:
-    """Find who set the value that counts; for a part of one (``plan.exclude.0``), who set the whole."""
+    """Return the origin of the effective value; for a part of a value (``plan.exclude.0``), the origin of the whole
+    value."""
     key = next((known for known in setting_names() if key.startswith(f"{known}.")), key)
     for layer in reversed(layers):
         if get(layer.values, key) is not None:
@@ -208,8 +209,8 @@ def _source(key: str, layers: list[_Layer]) -> str:
 
 
 def _variable(key: str) -> str:
-    """Name the environment's variable that sets this key."""
+    """Return the environment variable that sets this key."""
     variable = f"SWARM_{key.upper().replace('.', '__')}"
-    if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the other name of the URL
+    if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the alias for the URL
         variable = "SWARM_URL" if key == "client.url" else variable.partition("__")[0]
     return f"the environment variable {variable}"

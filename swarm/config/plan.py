@@ -1,4 +1,4 @@
-"""Which worker holds which layers: what that is decided for, and what is decided by hand. Pure."""
+"""Settings of the plan, which assigns layers to workers: objective, constraints, and an operator's decisions. Pure."""
 
 from __future__ import annotations
 
@@ -10,67 +10,68 @@ from swarm.config.values import Layers, Seconds, Section
 
 
 class PlanSettings(Section):
-    """The plan: what load it is made for, what it must keep to, what is decided by hand."""
+    """The plan: the load that it is made for, its constraints, and an operator's decisions."""
 
     objective: Literal["auto", "throughput", "latency"] = Field(
         default="auto",
-        description="throughput: the most tokens for all together, so the slowest stage counts. latency: the quickest "
-        "single answer, so the sum over stages counts, and fewer workers may be better. auto: latency after a time "
-        "in which at most one sequence was under way (plan.quiet_s), throughput as soon as there are more. Either "
-        "counts for what a change must gain (plan.margin). Where all stages share the cores of one machine it makes "
-        "no difference.",
+        description="throughput: the most tokens for all requests together, so the slowest stage counts. latency: the "
+        "fastest single answer, so the sum over stages counts, and fewer workers may be better. auto: "
+        "latency after a time with at most one running sequence (plan.quiet_s), throughput as soon as there"
+        " are more. The objective also decides what a change must gain (plan.margin). It makes no "
+        "difference where all stages share the cores of one machine.",
     )
     quiet_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
         default=60.0,
-        description="Seconds with at most one sequence under way after which objective auto is latency. They are "
-        "doubled, up to an hour, each time that it was soon busy again, so that layers don't move to and fro. 0: auto "
-        "is always throughput.",
+        description="Seconds with at most one running sequence after which objective auto means latency. The time "
+        "doubles, up to an hour, whenever the load soon rises again, so that layers do not move back and "
+        "forth. 0: auto always means throughput.",
     )
     rows: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=8, description="Sequences that decode together in one step of the load that is planned for."
+        default=8, description="Sequences that decode together in one step of the planned load."
     )
     context: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
-        default=512, description="Positions that each of them has; long ones make attention count for more."
+        default=512, description="Positions of each of these sequences; long ones give attention more weight."
     )
     prompt: Annotated[float, Field(ge=0, le=10_000)] = Field(
-        default=1.0, description="Positions of prompt for every token that is generated; 1 is an even mixture."
+        default=1.0, description="Prompt positions per generated token; 1 is an even mixture."
     )
     kv_positions: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=4096,
-        description="Positions of keys and values that every stage should have room for, all sequences together. Where "
-        "memory doesn't allow it, the plan does without and says so.",
+        description="Positions of keys and values that every stage should have memory for, all sequences together. If "
+        "memory is too small, the plan goes without and notes it.",
     )
     margin: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.1,
-        description="How much quicker, as a part, another plan must be before layers are moved for speed alone. "
+        description="Fraction by which another plan must be faster before layers are moved for speed alone. "
         "Measurements differ by a few percent, and moving costs seconds.",
     )
     cooldown_s: Seconds = Field(
         default=30.0,
-        description="Seconds between two looks at how quick workers really are, beside what they measured at their "
-        "start; so layers are moved for that no more often. What joins, leaves or dies is acted on at once.",
+        description="Seconds between two comparisons of the workers' actual speed with what they measured at their "
+        "start; layers are not moved more often for that. Joins, departures and losses are handled without "
+        "delay.",
     )
     standby: Literal["none", "neighbours", "all"] = Field(
         default="neighbours",
-        description="Which layers a worker keeps loaded beside its own, for the case that their holder dies. "
-        "neighbours: half of what the stage before it and the one behind it hold, so that nothing is loaded after a "
-        "death; it costs the memory of the weights once more, in all, and never more than half of what a worker's own "
-        "weights leave. all: as much as fits. none: nothing, and a death costs a load. Whoever has no part in the plan "
-        "keeps what fits.",
+        description="Which layers a worker keeps loaded in addition to its own, in case their worker is lost. "
+        "neighbours: half of the layers of the previous and the next stage, so that nothing is loaded after"
+        " a loss; it costs the memory of the weights once more, in total, and never more than half of what "
+        "a worker's own weights leave free. all: as many as fit. none: no layers, and a loss costs a load. "
+        "A worker without a part in the plan keeps what fits.",
     )
     min_memory: ByteSize = Field(
-        default=ByteSize(0), description="Bytes that a worker must have for the model; one with less is turned away."
+        default=ByteSize(0), description="Bytes that a worker must have for the model; one with less is refused."
     )
     min_layers_per_s: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="Layers that a worker must compute in a second for a single sequence, as it measured itself; a "
-        "slower one is turned away. 0: none is.",
+        description="Layers that a worker must compute per second for a single sequence, as measured by itself; a "
+        "slower one is refused. 0: no limit.",
     )
     pins: dict[str, Layers] = Field(
-        default={}, description='Layers that a worker gets whatever else, by its name: { "big-one" = "0-10" }.'
+        default={}, description='Layers that a worker gets in any case, by its name: { "big-one" = "0-10" }.'
     )
     caps: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default={}, description='The most layers that a worker gets, by its name: { "laptop" = 8 }.'
+        default={}, description='Largest number of layers that a worker gets, by its name: { "laptop" = 8 }.'
     )
     exclude: tuple[str, ...] = Field(
         default=(), description='Names of workers that get no layers, though they may join: ["old-one"].'

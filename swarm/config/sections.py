@@ -1,4 +1,5 @@
-"""Every setting together. Those of commands, gateway and log stand here, others in modules of their own. Pure."""
+"""All settings together. The sections of clients, gateway and log are defined here, the others in modules of their own.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from swarm.config.worker import WorkerSettings
 
 
 class ClientSettings(Section):
-    """The commands that talk to a broker. A program passes the same to ``Client`` and ``AsyncClient``."""
+    """The commands that connect to a broker. A program passes the same to ``Client`` and ``AsyncClient``."""
 
     url: Endpoint = Field(
-        default="tcp://127.0.0.1:5700", description="Where the broker is. SWARM_URL says the same for one shell."
+        default="tcp://127.0.0.1:5700", description="Address of the broker. SWARM_URL sets the same for one shell."
     )
     connect_timeout_s: Seconds = Field(
         default=5.0,
-        description="Seconds to wait for the broker's first answer: long enough for a busy one, short for a person.",
+        description="Seconds to wait for the broker's first answer: long enough for a busy broker, short for a person.",
     )
     reconnect_timeout_s: Seconds = Field(
         default=600.0,
-        description="Seconds that a request waits for a broker that went away or stands still, once the broker has "
-        "accepted it: long enough for a machine that starts again or sleeps. What it has not accepted yet waits 30 at "
+        description="Seconds that an accepted request waits for a broker that went away or stands still: long enough "
+        "for a machine that restarts or sleeps. A request that is not accepted yet waits 30 seconds at "
         "most.",
     )
 
@@ -37,24 +38,24 @@ class GatewaySettings(Section):
 
     host: Address = Field(
         default="127.0.0.1",
-        description="Address to listen on. What other machines can reach needs API keys (keys_file): without keys "
-        "anybody could use it up.",
+        description="Address to listen on. An address that other machines can reach needs API keys (keys_file): without"
+        " keys, anyone could use up the swarm.",
     )
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the HTTP server.")
     keys_file: HomePath | None = Field(
         default=None,
         examples=["~/.config/swarm/keys.json"],
         description="File of the API keys, which swarmctl keys writes. Unset: keys.json in the state directory, if "
-        "there is one. While there is no such file, whoever is on this machine needs no key.",
+        "there is one. While the file does not exist, clients on this machine need no key.",
     )
     cors_origins: list[str] = Field(
         default=[],
-        description="Web pages that may read answers: origins such as https://example.org. *: any. None is usual, "
-        "since pages have no business with a key.",
+        description="Web pages that may read answers: origins such as https://example.org. *: any. Usually none, since "
+        "a web page should not hold a key.",
     )
     max_body: ByteSize = Field(
         default=ByteSize(16 << 20),
-        description="Bytes of a request's body. Far above any prompt; below what would hurt when many come at once.",
+        description="Bytes of a request's body. Far above any prompt; below what would hurt when many arrive together.",
     )
     head_timeout_s: Seconds = Field(
         default=10.0, description="Seconds that a client may take to send the head of a request."
@@ -64,30 +65,30 @@ class GatewaySettings(Section):
     )
     write_timeout_s: Seconds = Field(
         default=75.0,
-        description="Seconds that a client may take nothing of what waits for it, until its connection is ended.",
+        description="Seconds without a byte read by a client that has data waiting, until its connection is closed.",
     )
     max_connections: Count = Field(
         default=1024, description="Connections at a time; beyond, they are refused with 503. Each costs a descriptor."
     )
     console: bool = Field(
         default=True,
-        description="Serve the console, a page that shows the swarm, at /. It costs nothing while nobody looks, and "
-        "needs a key where answers do.",
+        description="Serve the console, a page that shows the swarm, at /. It costs nothing while no page is open, and "
+        "requires a key where answers do.",
     )
     aliases: list[str] = Field(
         default=[],
-        description="Other names that clients may call the model by, since many programs have one built in. *: any.",
+        description="Other names that clients may use for the model, since many programs have one built in. *: any.",
     )
     parse_special_tokens: bool = Field(
         default=False,
-        description="Whether special tokens that stand in messages, in results of tools and in their descriptions are "
-        "read as such, as most servers do. Users could end their message with one, and go on as the assistant. Prompts "
-        "of /v1/completions have theirs in any case.",
+        description="Whether special tokens in messages, in tool results and in tool descriptions are parsed as such, "
+        "as most servers do. Users could then end their message with one and continue as the assistant. In "
+        "prompts of /v1/completions they are always parsed.",
     )
     traces: str | None = Field(
         default=None,
         examples=["http://127.0.0.1:4318"],
-        description="Where traces go, as OpenTelemetry's OTLP over HTTP. Unset: nowhere, and they cost nothing.",
+        description="Where traces are sent, as OpenTelemetry's OTLP over HTTP. Unset: traces are off and cost nothing.",
     )
 
 
@@ -102,18 +103,18 @@ class UpstreamSettings(Section):
     )
     models: dict[str, str] = Field(
         default={},
-        description="Names that clients call models by, and what this server calls them. Such requests go there in any "
-        "case.",
+        description="Model names that clients use, each with this server's own name. Such requests are always passed to"
+        " it.",
     )
     overflow_model: str = Field(
         default="",
-        description="Its name for the model that answers what was meant for ours. Empty: our model's own name, so "
+        description="Its name for the model that answers requests for our model. Empty: our model's own name, so "
         "nothing is passed on before our swarm has served once.",
     )
     when: Literal["never", "busy", "down"] = Field(
         default="never",
-        description="When it gets requests meant for our model: busy, when the swarm is full or down; down, when "
-        "nothing serves; never, only what names one of its models.",
+        description="When it gets requests for our model: busy, when the swarm is full or down; down, when nothing "
+        "serves; never, only requests that name one of its models.",
     )
     connect_timeout_s: Seconds = Field(default=5.0, description="Seconds to wait for a connection.")
     timeout_s: Seconds = Field(default=600.0, description="Seconds for a whole answer.")
@@ -121,24 +122,24 @@ class UpstreamSettings(Section):
 
 
 class LogSettings(Section):
-    """What is logged, to stderr."""
+    """The log, written to stderr."""
 
     level: Literal["debug", "info", "warning", "error", "off"] = Field(
-        default="info", description="The least that is logged: debug, info, warning, error or off."
+        default="info", description="Lowest level that is logged: debug, info, warning, error or off."
     )
     format: Literal["auto", "console", "json"] = Field(
         default="auto",
-        description="auto: readable lines on a terminal, JSON lines elsewhere. console, json: always that.",
+        description="auto: readable lines on a terminal, JSON lines elsewhere. console, json: always this format.",
     )
     profile_every: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         default=0,
         description="Steps between two profile lines (mean times and sizes since the last one) of the broker and of "
-        "each worker. 0: none, as swarmctl stats shows the same when it is wanted.",
+        "each worker. 0: none; swarmctl stats shows the same on demand.",
     )
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. ``Settings()`` is the defaults; :func:`load` reads the file and the environment."""
+    """All settings. ``Settings()`` has the defaults; :func:`load` reads the file and the environment."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, env_prefix="SWARM_")
 
@@ -151,7 +152,7 @@ class Settings(BaseSettings):
         default=None,
         examples=["~/.local/state/swarm"],
         description="Directory of the state and, under swarm up, the logs; one broker at a time uses it. Unset: swarm "
-        "up uses one of its own that is gone at the end, swarm broker none.",
+        "up uses a temporary one, swarm broker none.",
     )
     broker: BrokerSettings = BrokerSettings()
     plan: PlanSettings = PlanSettings()
@@ -164,9 +165,9 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     upstream: list[UpstreamSettings] = Field(
         default=[],
-        description="Other OpenAI-compatible servers to which the gateway passes requests on, the first that is fit "
-        "first. Each is a table [[upstream]] with url, when (never, busy, down), models, overflow_model, key_env or "
-        "key_file, connect_timeout_s, timeout_s, quiet_timeout_s; docs/gateway.md says more.",
+        description="Other OpenAI-compatible servers to which the gateway passes requests: the first available one gets"
+        " it. Each is a table [[upstream]] with url, when (never, busy, down), models, overflow_model, "
+        "key_env or key_file, connect_timeout_s, timeout_s, quiet_timeout_s; see docs/gateway.md.",
     )
 
     @classmethod
@@ -178,7 +179,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read no sources here: ``load`` reads them one by one, so that an error can say where a value came from."""
+        """Read no sources here: ``load`` reads them one by one, so that an error can name a value's origin."""
         return (init_settings,)
 
 

@@ -1,4 +1,4 @@
-"""Settings as they are told to people: each with its value and where that comes from, and no password. Pure."""
+"""Settings for display: each with its value and its origin, without passwords. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from swarm.config.sections import Settings, get, setting_names
 
 Process = Literal["broker", "worker", "gateway"]
 
-ITSELF: Final = "the process itself, at its start"  # a name or an address that it found out
-# The sections, and the settings without one, that a process reads.
+ITSELF: Final = "the process itself, at its start"  # the origin of a name or an address that the process determined
+# The sections, and the settings without a section, that each process reads.
 _READ_BY: Final[Mapping[Process, frozenset[str]]] = {
     "broker": frozenset({"state_dir", "broker", "plan", "worker", "health", "recovery", "journal", "log"}),
     "worker": frozenset({"model", "state_dir", "worker", "client", "log"}),
@@ -21,7 +21,7 @@ _USER: Final = re.compile(r"://[^/@\s]+@")
 
 
 class Shown(NamedTuple):
-    """``value`` is ready for JSON."""
+    """A setting for display. ``value`` is ready for JSON."""
 
     name: str
     value: object
@@ -29,8 +29,11 @@ class Shown(NamedTuple):
 
 
 def shown(settings: Settings, origins: Mapping[str, tuple[object, str]], process: Process) -> tuple[Shown, ...]:
-    """All that a process of this kind reads. ``origins``: as the settings were loaded (``config.origins``); what is
-    otherwise by now the process has found out itself."""
+    """Return all settings that a process of this kind reads.
+
+    ``origins``: as the settings were loaded (``config.origins``). A value that differs from the loaded one was
+    determined by the process itself.
+    """
     return tuple(_shown(settings, origins, _READ_BY[process]))
 
 
@@ -44,7 +47,7 @@ def _shown(settings: Settings, origins: Mapping[str, tuple[object, str]], read: 
 
 
 def hidden(value: object) -> object:
-    """The same without names and passwords in addresses."""
+    """Return the value without user names and passwords in addresses."""
     if isinstance(value, str):
         return _USER.sub("://…@", value)
     if isinstance(value, Mapping):
@@ -53,6 +56,6 @@ def hidden(value: object) -> object:
 
 
 def report(process: str, settings: Iterable[Shown]) -> dict[str, object]:
-    """As it is told on: a row for each, with its value and where that comes from."""
+    """Return a report with a row for each setting: name, value and origin."""
     rows = [{"name": each.name, "value": each.value, "from": each.origin} for each in settings]
     return {"process": process, "settings": rows}

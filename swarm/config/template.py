@@ -1,4 +1,4 @@
-"""Write the commented file: config/swarm.toml is what ``python -m swarm.config`` prints."""
+"""The commented settings file: config/swarm.toml is the output of ``python -m swarm.config``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.config.values import Section
 
 
 def template() -> str:
-    """Write a TOML file that names every setting with its default, commented out."""
+    """Return a TOML file with every setting and its default, commented out."""
     lines = [
         "# The settings of Swarm. Every key is shown with its default: uncomment what you want to change.",
         "# The environment overrides this file (SWARM_BROKER__PORT=5800), flags override both.",

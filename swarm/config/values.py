@@ -1,4 +1,4 @@
-"""Kinds of values that settings have, and what each must look like: addresses, ports, seconds, counts. Pure."""
+"""Types of settings' values, with their validation: addresses, ports, seconds, counts. Pure."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _listened(text: str) -> str:
     except ValueError:
         if _INTERFACE.fullmatch(text):
             return text
-        raise ValueError(f"{text!r} is neither an IP address nor a network interface; say 192.0.2.1 or eth0") from None
+        raise ValueError(f"{text!r} is neither an IP address nor a network interface; use 192.0.2.1 or eth0") from None
     if address.is_loopback or address.is_unspecified:
-        raise ValueError(f"{text} is no address that another machine could name: give this machine's own, or eth0")
+        raise ValueError(f"{text} can't be reached from another machine: give this machine's own address, or eth0")
     return str(address)
 
 
@@ -64,12 +64,12 @@ def _network(text: str) -> str:
 
 def _advertised(text: str) -> str:
     if not _ADVERTISED.fullmatch(text):
-        raise ValueError(f"{text!r} is no place to connect to; write HOST or HOST:PORT")
+        raise ValueError(f"{text!r} is not an address; write HOST or HOST:PORT")
     return text
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
+    """Whether only this machine can reach the address."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
@@ -121,6 +121,6 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Section(BaseModel):
-    """Refuse unknown keys, and changes after loading: common to all sections."""
+    """Base of all sections: rejects unknown keys, and changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The embedded demonstration model: a Llama of under 5 MB that knows a little village.
+"""The embedded demonstration model: a Llama of under 5 MB that writes stories of a little village.
 
 ``tools/train_demo.py`` makes it.
 """

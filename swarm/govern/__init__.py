@@ -1,5 +1,5 @@
-"""Governing a swarm, whoever does it: ``swarmctl`` and the gateway's console share what is here. Pure.
+"""Operation of a swarm, shared by ``swarmctl`` and the gateway's console. Pure.
 
-``rows`` reads tables of reports, ``events`` tells what happened between two looks, ``orders`` makes the broker's
-messages of words, and says what is wrong with them.
+``report_rows`` reads tables of the broker's reports, ``events`` finds what happened between two snapshots, ``orders``
+turns an operator's words into messages for the broker, and validates them.
 """

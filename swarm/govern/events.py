@@ -1,11 +1,11 @@
-"""What happened between two looks at a swarm. Pure.
+"""Events of a swarm, found by comparing two snapshots. Pure.
 
-The broker is asked how things are, and what is different from the last time has happened in between. So it goes on
-over a restart of the broker, and costs nothing while nobody looks. What came and went between two looks is told only
-where the broker remembers it: recoveries, workers that are gone, and newcomers that it has sent away.
+The broker is asked for its state, and each difference from the last snapshot is an event. So events continue over a
+restart of the broker, and cost nothing while no one watches. Something that came and went between two snapshots appears
+only if the broker remembers it: recoveries, workers that have gone, and rejected workers.
 
-A broker that was started again knows its workers only as they come back. Until then they are no longer known, and not
-lost: ``remembered`` keeps who is still to come.
+A restarted broker gets its workers back one by one. Until then they are awaited, not lost: ``carry_over`` carries them
+over.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from swarm.wire.messages import Json
 
 
 class Look(NamedTuple):
-    """The broker's answers to three questions, asked at about the same time."""
+    """Snapshot: the broker's answers to three questions, asked at about the same time."""
 
     status: Json
     nodes: Json
     recoveries: Json
-    awaited: Mapping[object, Row] = {}  # workers of before the broker's restart that have not come back, by incarnation
+    # workers from before the broker's restart that have not returned, by incarnation
+    awaited: Mapping[object, Row] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``name``: for programs. ``text``: the same in words. ``fields``: of what or whom."""
+    """An event: ``name`` and ``fields`` for programs, ``text`` for people."""
 
     name: str
     text: str
@@ -39,14 +40,15 @@ class Event:
 AWAY = Event("broker_away", "the broker does not answer; waiting for it", {})
 BACK = Event("broker_back", "the broker answers again", {})
 NOTHING = Look({}, {}, {})
-AWAITED_S: Final = 15.0  # of a broker's life: who is not back by then, does not come
+AWAITED_S: Final = 15.0  # after the broker's start: a worker that has not returned by then is lost
 
 
 def happened(before: Look, after: Look) -> list[Event]:
-    """Tell what is new, in the order: broker, workers, recoveries, plan, problems. ``NOTHING`` before: all is new."""
+    """Return the events between two snapshots: broker, workers, recoveries, plan, problems. After ``NO_SNAPSHOT``,
+    everything is new."""
     found: list[Event] = []
     if _is_another_life(before.status, after.status):
-        found.append(Event("broker_started", "the broker was started again", {"uptime_s": after.status["uptime_s"]}))
+        found.append(Event("broker_started", "the broker has restarted", {"uptime_s": after.status["uptime_s"]}))
         before = _of_former_life(before)
     found += _workers(before, after)
     found += _refused(before.nodes, after.nodes)
@@ -57,12 +59,12 @@ def happened(before: Look, after: Look) -> list[Event]:
 
 
 def after_absence(found: list[Event]) -> list[Event]:
-    """What to tell when the broker answers again, with ``found`` since: that it was started anew says it as well."""
+    """Return the events to report when the broker answers again. A restart of the broker implies that it answers."""
     return found if any(event.name == "broker_started" for event in found) else [BACK, *found]
 
 
 def remembered(before: Look, after: Look) -> Look:
-    """What the next look is to be compared with: this one, and who was here before the broker was started again."""
+    """Return the snapshot for the next comparison: ``after``, with the workers that a restarted broker still awaits."""
     if _is_another_life(before.status, after.status):
         before = _of_former_life(before)
     known = _by_incarnation(after.nodes)
@@ -76,31 +78,31 @@ def _is_another_life(before: Json, after: Json) -> bool:
 
 
 def _of_former_life(look: Look) -> Look:
-    """Everybody is awaited, and what was told of others than workers is told anew."""
+    """Return a snapshot after which everything but the workers is new, and the workers are awaited."""
     here = {i: row for i, row in _by_incarnation(look.nodes).items() if is_here(row)}
     return look._replace(recoveries={}, nodes={}, awaited={**look.awaited, **here})
 
 
 def _is_given_up(awaited: Row, after: Look) -> bool:
-    """Whether it is of no use to wait for this worker any longer: another process has its name, or it is late."""
+    """Whether to stop waiting for this worker: another process has its name, or it is late."""
     named = (row for row in rows_of(after.nodes.get("workers")) if row.get("name") == awaited.get("name"))
     return any(map(is_here, named)) or number(after.status, "uptime_s") > AWAITED_S
 
 
 def _workers(before: Look, after: Look) -> Iterator[Event]:
     known, found = _by_incarnation(before.nodes), _by_incarnation(after.nodes)
-    for incarnation, row in known.items():  # whoever is gone went before its next life came
+    for incarnation, row in known.items():  # departures first, then arrivals under the same names
         if incarnation not in found and is_here(row):
-            yield _of_worker("worker_lost", row, "is not known any more")
+            yield _of_worker("worker_lost", row, "is unknown to the broker now")
     for incarnation, row in before.awaited.items():
         if incarnation not in found and _is_given_up(row, after):
-            yield _of_worker("worker_lost", row, "did not come back to the broker that was started again")
+            yield _of_worker("worker_lost", row, "did not return to the restarted broker")
     for incarnation, row in found.items():
         yield from _worker(known.get(incarnation, {}), row, before.awaited.get(incarnation))
 
 
 def _worker(was: Row, row: Row, awaited: Row | None) -> Iterator[Event]:
-    """``awaited``: what was known of it before the broker was started again."""
+    """Yield the events of one worker. ``awaited``: its row before the broker's restart."""
     state = row.get("state")
     if awaited is not None:
         was = awaited
@@ -116,7 +118,7 @@ def _worker(was: Row, row: Row, awaited: Row | None) -> Iterator[Event]:
     if row.get("verdict") != was.get("verdict", "well"):
         yield _of_worker("verdict", row, _with_reason(f"is {row.get('verdict')}", row.get("evidence")), "verdict")
     if (row.get("steered") or "") != (was.get("steered") or ""):
-        yield _of_worker("steered", row, f"is {row.get('steered') or 'free to get layers again'}", "steered")
+        yield _of_worker("steered", row, f"is {row.get('steered') or 'available for layers again'}", "steered")
 
 
 def _of_worker(name: str, row: Row, text: str, *more: str) -> Event:
@@ -125,12 +127,12 @@ def _of_worker(name: str, row: Row, text: str, *more: str) -> Event:
 
 
 def _refused(before: Json, after: Json) -> Iterator[Event]:
-    """Newcomers that were sent away; of one that comes again and again, the broker tells now and then."""
+    """Yield the rejected workers. The broker repeats a worker that keeps trying only now and then."""
     told = {row.get("number") for row in rows_of(before.get("refused"))}
     for row in rows_of(after.get("refused")):
         if row.get("number") not in told:
             often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
-            text = f"{row.get('name')} was sent away (process {row.get('pid')} on {row.get('host')}){often}"
+            text = f"{row.get('name')} was refused (process {row.get('pid')} on {row.get('host')}){often}"
             fields = {"worker": row.get("name"), "reason": row.get("reason"), "times": row.get("times")}
             yield Event("worker_refused", _with_reason(text, row.get("reason")), fields)
 
@@ -169,7 +171,7 @@ def _problems(before: Json, after: Json) -> Iterator[Event]:
         if problem and problem != was:
             yield Event("problem", f"{what}: {problem}", {"of": what})
         elif was and not problem:
-            yield Event("problem_over", f"{what}: all is well again", {"of": what})
+            yield Event("problem_over", f"{what}: resolved", {"of": what})
 
 
 def _with_reason(text: str, reason: object) -> str:

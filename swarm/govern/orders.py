@@ -1,4 +1,5 @@
-"""Words to what the broker is told; who keeps what, from what it tells. Raises InvalidRequest, which names the word."""
+"""An operator's words turned into messages for the broker, and the standby report. Raises InvalidRequest, which names
+the word."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from swarm.wire.messages import ByHand, Cap, Json, Pin, Steer, Suppose
 
 Objective = Literal["", "auto", "throughput", "latency"]
 OBJECTIVES: Final = ("", "auto", "throughput", "latency")
-_ANSWER: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32}(?:-[0-9]{1,3})?)")  # ids that gateways give
+_ANSWER: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32}(?:-[0-9]{1,3})?)")  # ids that gateways assign
 
 
 def worker_named(name: object) -> str:
@@ -30,13 +31,13 @@ def of_worker(verb: Literal["cordon", "uncordon", "drain"], worker: object) -> S
 def by_hand(
     pins: Sequence[Pin], caps: Sequence[Cap], exclude: Sequence[str], objective: str, *, dry_run: bool
 ) -> Steer:
-    """Plans by these wishes from now on; ``dry_run``: only what plan would be made."""
+    """Return the order to plan with these constraints. ``dry_run``: only compute the plan."""
     wanted = ByHand(tuple(pins), tuple(caps), tuple(map(worker_named, exclude)), _objective(objective))
     return cast(Steer, _checked(Steer(verb="plan", by_hand=wanted, dry_run=dry_run)))
 
 
 def supposition(without: Sequence[str], objective: str, more: int, like: str) -> Suppose:
-    """What if these were gone, and ``more`` workers like that one were here?"""
+    """Return the question which plan there would be without some workers, or with ``more`` workers like ``like``."""
     left = tuple(map(worker_named, without))
     found = Suppose(without=left, objective=_objective(objective), more=more or int(bool(like)), like=like)
     return cast(Suppose, _checked(found))
@@ -49,22 +50,25 @@ def _objective(text: str) -> Objective:
 
 
 def _checked(message: Steer | Suppose) -> Any:
-    """Raise for what the message's bounds forbid: a program's own values are checked as a peer's are."""
+    """Validate a message against its own bounds, as a peer's message is validated. Raises InvalidRequest."""
     try:
         return msgspec.convert(msgspec.to_builtins(message), type(message))
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"that can't be said to the broker: {error}", code="invalid") from error
+        raise InvalidRequest(f"invalid command: {error}", code="invalid") from error
 
 
 def plain_id(request: str) -> str:
-    """The broker's id of a request, of the one in its answer over HTTP as well: that has a prefix."""
+    """Return the broker's id of a request, also for the id in an HTTP answer, which has a prefix."""
     answer = _ANSWER.fullmatch(request)
     return request if answer is None else answer[1]
 
 
 def kept(nodes: Json) -> Json:
-    """Who keeps what besides its own layers, what would have to be loaded if its holder died, and of that, what nobody
-    else may load: the others are held back by hand, or there are none."""
+    """Return the standby layers of each worker, the served layers that no standby has, and of those, the ones that no
+    other worker may load.
+
+    In the last case all other workers are held back by an operator, or there are none.
+    """
     workers = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     may = [row for row in workers if may_have_layers(row)]
     warm = {layer for row in may for layer in _layers(row.get("standby"))}

@@ -1,4 +1,4 @@
-"""Tables in the broker's reports, read as they are: what is missing or strange is left out."""
+"""Tables in the broker's reports. Missing or unexpected values are left out."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import Any
 from swarm.wire.messages import LayerRange
 
 Row = Mapping[str, object]
-GONE = ("left", "out")  # states of workers that are no members any more
+GONE = ("left", "out")  # states of workers that are not members any more
 
 
 def rows_of(value: object) -> list[Row]:
-    """The rows of a table; none where there is no table."""
+    """Return the rows of a table; none if it is not a table."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return []
     return [item for item in value if isinstance(item, Mapping)]
 
 
 def is_here(worker: Row) -> bool:
-    """Is this row of the report ``nodes`` about a worker that has neither left nor been put out?"""
+    """Whether this worker in the report ``nodes`` has neither left nor been excluded."""
     return worker.get("state") not in GONE
 
 
 def may_have_layers(worker: Row) -> bool:
-    """May a plan give layers to this worker of the report ``nodes``? Not to one that leaves, or is held back by hand.
-    An older broker does not tell of either."""
+    """Whether a plan may give layers to this worker in the report ``nodes``.
+
+    A worker that is leaving, or held back by an operator, gets none. An older broker reports neither.
+    """
     return worker.get("state", "member") in ("member", "refused") and not worker.get("steered")
 
 
 def held_back(workers: Iterable[Row]) -> str:
-    """``w0, w1 are drained, w2 is cordoned``; empty if nobody is held back by hand."""
+    """Return ``w0, w1 are drained, w2 is cordoned``; empty if an operator holds no worker back."""
     by_state: dict[str, list[str]] = {}
     for row in workers:
         if row.get("steered"):
@@ -41,7 +43,7 @@ def held_back(workers: Iterable[Row]) -> str:
 
 
 def lets_them(workers: Iterable[Row]) -> str:
-    """What an operator says so that those who are held back by hand may have layers again."""
+    """Return the commands with which an operator lets the held-back workers have layers again."""
     held = [row for row in workers if row.get("steered")]
     names = [str(row.get("name")) for row in held if row.get("steered") != "excluded"]
     others = f" (or {', '.join(names[1:])})" if names[1:] else ""
@@ -50,21 +52,21 @@ def lets_them(workers: Iterable[Row]) -> str:
 
 
 def number(row: Row, key: str) -> float:
-    """A figure; 0 where there is none."""
+    """Return a number; 0 if it is missing."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 def layers_in_words(layers: Sequence[Any]) -> str:
-    """``[3, 6]`` → ``layers 3–5``; ``[5, 6]`` → ``layer 5``."""
+    """Format ``[3, 6]`` as ``layers 3–5``, and ``[5, 6]`` as ``layer 5``."""
     return LayerRange(*layers).in_words
 
 
 def layers_in_brief(layers: Sequence[Any]) -> str:
-    """``[3, 6]`` → ``3–5``; ``[5, 6]`` → ``5``."""
+    """Format ``[3, 6]`` as ``3–5``, and ``[5, 6]`` as ``5``."""
     return str(LayerRange(*layers))
 
 
 def counted(count: object, one: str) -> str:
-    """``1 stage``, ``2 stages``."""
+    """Format ``1 stage``, ``2 stages``."""
     return f"{count} {one}" if count == 1 else f"{count} {one}s"

@@ -1,8 +1,8 @@
-"""Numbers for those who watch a swarm: what Prometheus scrapes, and traces for OpenTelemetry.
+"""Observability of a swarm: metrics for Prometheus, and traces for OpenTelemetry.
 
-``http`` counts what a gateway serves. ``catalogue`` names every figure of the swarm itself and says where it stands in
-the broker's reports, ``families`` makes metrics of the two, ``exposition`` asks the broker and writes all of it as
-Prometheus reads it. ``spans`` tells where a request's time went. All names are explained in ``docs/metrics.md``.
+``http`` counts what a gateway serves. ``catalogue`` lists every figure of the swarm itself and its place in the
+broker's reports, ``collectors`` turns both into metrics, ``exposition`` queries the broker and writes everything in
+Prometheus' format. ``tracing`` exports where a request's time went. All names are explained in ``docs/metrics.md``.
 
-Labels are bounded: workers, parts, doors, outcomes, APIs and models; never a request or who sent it.
+Labels are bounded: workers, parts, listeners, outcomes, APIs and models; never a request or its client.
 """

@@ -1,7 +1,7 @@
-"""Every figure of the swarm itself, and where it stands in the broker's reports.
+"""Catalogue of every figure of the swarm itself, and its place in the broker's reports.
 
-``stats`` and ``status`` are taken as they are; of ``nodes``, :func:`reports` makes what has a number. A worker that is
-gone tells nothing more than that, until the broker has forgotten it or another one comes by its name.
+``stats`` and ``status`` are used unchanged; :func:`combine_reports` converts the texts of ``nodes`` to numbers. A
+worker that has gone exports nothing else, until the broker has dropped it or a process with the same name joins.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from swarm.wire.messages import Json
 VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied", "failed")
 GONE = ("left", "out")
 
-UP = Figure("swarm_up", "gauge", "1 if the broker answered in time, else 0 and nothing else is known of the swarm", ())
+UP = Figure(
+    "swarm_up", "gauge", "1 if the broker answered in time, otherwise 0 without any other figure of the swarm", ()
+)
 
 
 def reports(answers: Mapping[str, Json]) -> Json:
-    """Make one tree of the answers to ``stats``, ``status`` and ``nodes``, with numbers where words say yes or no."""
+    """Combine the answers to ``stats``, ``status`` and ``nodes`` into one tree, with numbers in place of texts and
+    flags."""
     status, nodes = answers.get("status", {}), answers.get("nodes", {})
     rows = nodes.get("workers")
     known: Json = {
@@ -34,7 +37,7 @@ def reports(answers: Mapping[str, Json]) -> Json:
 
 
 def _workers(rows: list[Json]) -> Json:
-    """By name; of two with the same one, the one that is there."""
+    """Return the workers by name; of two with the same name, the present one."""
     found: Json = {}
     for row in sorted(rows, key=lambda row: row.get("state") not in GONE):
         name, is_gone = str(row.get("name")), row.get("state") in GONE
@@ -53,7 +56,7 @@ def _held(row: Json) -> Json:
     return {"num_layers": stop - first, "first_layer": first}
 
 
-# --- ways to write a line of the catalogue ----------------------------------------------------------------------------
+# --- helpers that define an entry of the catalogue --------------------------------------------------------------------
 
 
 def _counter(name: str, text: str, path: str, scale: float = 1.0) -> Figure:
@@ -69,12 +72,12 @@ def _histogram(name: str, text: str, path: str) -> Figure:
 
 
 def _split(name: str, text: str, label: str, *sources: Source) -> Figure:
-    """A counter with a label that is no worker."""
+    """Return a counter with a label other than a worker."""
     return Figure(f"swarm_{name}_total", "counter", text, sources, (label,))
 
 
 def _stage(name: str, text: str, path: str, scale: float = 1.0, *, is_counter: bool = False) -> Figure:
-    """A worker's own figure; ``path`` is what it calls it in its statistics."""
+    """Return a figure of each worker; ``path`` is its place in the worker's statistics."""
     source = Source(f"stats.stages.*.{path}", ("*",))
     if is_counter:
         return Figure(f"swarm_{name}_total", "counter", text, (source,), ("worker",), scale)
@@ -86,7 +89,7 @@ def _seconds(name: str, text: str, path: str) -> Figure:
 
 
 def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float = 1.0) -> Figure:
-    """A worker's figure for what comes in, and what goes out."""
+    """Return a counter of each worker with a direction: in and out."""
     sources = tuple(
         Source(f"stats.stages.*.{kind}.{path}.total", ("*", way))
         for way, path in zip(("in", "out"), paths, strict=True)
@@ -95,48 +98,46 @@ def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float 
 
 
 def _worker(name: str, text: str, path: str) -> Figure:
-    """Tell what the broker says of a worker."""
+    """Return a figure of each worker from the broker's report about it."""
     return Figure(f"swarm_worker_{name}", "gauge", text, (Source(f"workers.*.{path}", ("*",)),), ("worker",))
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 WHOLE = (
-    _gauge("serving", "1 while a plan serves, else 0: requests wait", "status.serving"),
+    _gauge("serving", "1 while a plan serves, otherwise 0: requests wait", "status.serving"),
     _gauge("uptime_seconds", "Seconds since the broker's process started", "status.uptime_s"),
     _gauge("epoch", "The plan's number, which only grows", "status.epoch"),
     _gauge("stages", "Stages of the plan in force", "status.num_stages"),
-    _gauge("workers", "Workers that are there, with layers or without", "status.num_workers"),
-    _gauge("doors_closed", "1 while a door lets nobody in, for want of descriptors", "status.doors_closed"),
-    _counter("plans", "Plans that were made", "stats.pipeline.plans"),
-    _counter(
-        "own_pauses", "Times that the broker's process itself stood still for over 0.25 s", "stats.pipeline.own_pauses"
-    ),
-    _counter("broken_rules", "Rules of the broker's state that did not hold: a bug", "stats.pipeline.rules_broken"),
+    _gauge("workers", "Workers that are present, with layers or without", "status.num_workers"),
+    _gauge("doors_closed", "1 while a listener accepts no connections, for lack of descriptors", "status.doors_closed"),
+    _counter("plans", "Plans made", "stats.pipeline.plans"),
+    _counter("own_pauses", "Pauses of the broker's own process of over 0.25 s", "stats.pipeline.own_pauses"),
+    _counter("broken_rules", "Violated invariants of the broker's state: a bug", "stats.pipeline.rules_broken"),
 )
 
 REQUESTS = (
     _split(
         "requests",
-        "Requests that ended, by the worst of their ends",
+        "Ended requests, by the worst outcome of their continuations",
         "outcome",
         Source("stats.requests.ended.*", ("*",)),
     ),
     _split(
         "sequences",
-        "Continuations that ended, by how; a request with n=4 has four",
+        "Ended continuations, by outcome; a request with n=4 has four",
         "outcome",
         *(Source(f"stats.pipeline.sequences_{each}", (each,)) for each in ("stop", "length", "cancelled", "failed")),
     ),
-    _split("rejected", "Requests that were not let in, by why", "reason", Source("stats.pipeline.rejected_*", ("*",))),
+    _split("rejected", "Rejected requests, by reason", "reason", Source("stats.pipeline.rejected_*", ("*",))),
     _counter(
         "late_sequences",
-        "Requests that failed because their deadline could not be kept",
+        "Requests that failed because their deadline could not be met",
         "stats.pipeline.sequences_too_late",
     ),
     _gauge("requests_known", "Requests in the broker's memory, ended ones among them", "status.num_requests"),
-    _gauge("running_sequences", "Continuations with room in the stages", "status.num_running"),
-    _gauge("waiting_sequences", "Continuations that wait for room", "status.num_queued"),
+    _gauge("running_sequences", "Continuations with KV memory in the stages", "status.num_running"),
+    _gauge("waiting_sequences", "Continuations that wait for KV memory", "status.num_queued"),
     _histogram("queue_seconds", "Seconds from a request's arrival to its first step", "stats.histograms.queue_s"),
     _histogram(
         "first_token_seconds", "Seconds from a request's arrival to its first token", "stats.histograms.first_token_s"
@@ -146,132 +147,139 @@ REQUESTS = (
     ),
     _histogram(
         "request_seconds",
-        "Seconds from the arrival to the end of requests that were finished",
+        "Seconds from the arrival to the end of finished requests",
         "stats.histograms.request_s",
     ),
-    _counter("prompt_tokens", "Tokens of prompts whose first answer's token has come", "stats.requests.prompt_tokens"),
+    _counter(
+        "prompt_tokens", "Tokens of prompts whose first answer token has been generated", "stats.requests.prompt_tokens"
+    ),
     _counter(
         "cached_prompt_tokens",
-        "Of the prompts' tokens, those that the prefix cache had",
+        "Prompt tokens found in the prefix cache",
         "stats.requests.cached_prompt_tokens",
     ),
-    _counter("generated_tokens", "Tokens that were drawn", "stats.pipeline.tokens"),
+    _counter("generated_tokens", "Generated tokens", "stats.pipeline.tokens"),
     _counter(
-        "prefix_hits", "Times that a sequence began as a copy of another's beginning", "stats.pipeline.prefix_hits"
+        "prefix_hits", "Sequences that began as a copy of another sequence's beginning", "stats.pipeline.prefix_hits"
     ),
-    _counter("preemptions", "Times that a sequence gave its room to another", "stats.pipeline.preemptions"),
+    _counter("preemptions", "Preemptions of a sequence by another one", "stats.pipeline.preemptions"),
 )
 
 STEPS = (
-    _counter("steps", "Steps that were sent through the stages", "stats.pipeline.steps"),
-    _counter("overlapped_steps", "Steps that were sent while others were in flight", "stats.pipeline.overlapped_calls"),
+    _counter("steps", "Steps sent through the stages", "stats.pipeline.steps"),
+    _counter("overlapped_steps", "Steps sent while others were in flight", "stats.pipeline.overlapped_calls"),
     _gauge("steps_in_flight", "Steps in the stages now", "status.steps_in_flight"),
     _histogram(
         "micro_batches",
-        "Steps in flight when one is sent, itself counted: stages at work",
+        "Steps in flight when one is sent, including itself: stages at work",
         "stats.histograms.micro_batches",
     ),
     _counter(
         "positions",
-        "Positions in those steps: prompts' tokens and drawn ones, computed or computed again",
+        "Positions in these steps: prompt tokens and generated ones, computed for the first time or again",
         "stats.pipeline.positions",
     ),
     _histogram("step_rows", "Sequences in a step", "stats.histograms.step_rows"),
     _histogram("step_positions", "Positions in a step", "stats.histograms.step_positions"),
     _histogram("batch_rows", "Sequences in all steps in flight when one is sent", "stats.histograms.batch_rows"),
-    _histogram("queue_depth", "Sequences that wait for room when a step is sent", "stats.histograms.queue_depth"),
-    _histogram("step_seconds", "Seconds of a step's way through all stages and back", "stats.histograms.step_s"),
+    _histogram("queue_depth", "Sequences that wait for KV memory when a step is sent", "stats.histograms.queue_depth"),
+    _histogram("step_seconds", "Seconds of a step through all stages and back", "stats.histograms.step_s"),
     _counter(
         "wire_seconds",
-        "Seconds of steps' ways outside the stages: encoding, sockets, networks",
+        "Seconds of steps outside the stages: encoding, sockets, networks",
         "stats.pipeline.microseconds.bridge.total",
         1e-6,
     ),
     _counter("wire_bytes", "Bytes of steps between stages", "stats.pipeline.sizes.bytes_bridged.total"),
     _gauge(
         "kv_used_positions",
-        "Positions of keys and values that running sequences have room for",
+        "Positions of keys and values reserved for running sequences",
         "stats.scheduler.kv_used",
     ),
-    _gauge("kv_cached_positions", "Positions that are kept for prompts that begin alike", "stats.scheduler.kv_cached"),
-    _gauge("kv_capacity_positions", "Positions that the plan has room for", "stats.scheduler.kv_capacity"),
+    _gauge("kv_cached_positions", "Positions kept for prompts with a common beginning", "stats.scheduler.kv_cached"),
+    _gauge("kv_capacity_positions", "Positions that fit into the plan's stages", "stats.scheduler.kv_capacity"),
 )
 
 STAGES = (
-    _stage("stage_steps", "Steps that the stage computed", "steps", is_counter=True),
-    _stage("stage_positions", "Positions that the stage computed", "positions", is_counter=True),
+    _stage("stage_steps", "Steps computed by the stage", "steps", is_counter=True),
+    _stage("stage_positions", "Positions computed by the stage", "positions", is_counter=True),
     _stage(
         "stage_overlapped_steps",
-        "Steps that the stage computed while others were in flight",
+        "Steps computed by the stage while others were in flight",
         "overlapped_calls",
         is_counter=True,
     ),
     _stage(
         "stage_queued_steps",
-        "Steps that waited at the stage when it began one, added up over all that it computed",
+        "Steps waiting at the stage when it began one, summed over all computed steps",
         "sizes.queue_depth.total",
         is_counter=True,
     ),
-    _seconds("busy", "Seconds from a step's arrival at the stage to handing it on", "total"),
+    _seconds("busy", "Seconds from a step's arrival at the stage to sending it on", "total"),
     _seconds("idle", "Seconds that the stage waited for a step", "idle"),
     _seconds("wait", "Seconds that steps waited at the stage for others", "wait"),
     _seconds("compute", "Seconds of computing layers, norm and head", "compute"),
     _seconds("head", "Seconds of norm and head, a part of computing, on the last stage", "head"),
-    _seconds("copy", "Seconds of bringing outputs to the host, a part of computing, on the other stages", "copy"),
+    _seconds("copy", "Seconds of copying outputs to the host, a part of computing, on the other stages", "copy"),
     _seconds("sample", "Seconds of drawing tokens, on the last stage", "sample"),
     _ways(
         "serialize_seconds",
-        "Seconds of decoding and checking (in), of encoding and handing to the socket (out)",
+        "Seconds of decoding and checking (in), of encoding and sending to the socket (out)",
         "microseconds",
         ("bridge_in", "bridge_out"),
         1e-6,
     ),
-    _ways("wire_bytes", "Bytes of steps that came in, and went out", "sizes", ("bytes_in", "bytes_out")),
-    _stage("stage_kv_used_positions", "Positions of keys and values that the stage holds", "kv_used"),
-    _stage("stage_kv_capacity_positions", "Positions that the stage has room for", "kv_capacity"),
-    _stage("stage_sequences", "Sequences that the stage holds something of", "sequences"),
-    _stage("stage_log_bytes", "Memory that the log of outputs takes, from which lost stages are rebuilt", "log_bytes"),
-    _stage("stage_log_evicted", "Entries of the log that had to go for want of memory", "log_evicted", is_counter=True),
+    _ways("wire_bytes", "Bytes of steps received, and sent", "sizes", ("bytes_in", "bytes_out")),
+    _stage("stage_kv_used_positions", "Positions of keys and values stored in the stage", "kv_used"),
+    _stage("stage_kv_capacity_positions", "Positions that fit into the stage", "kv_capacity"),
+    _stage("stage_sequences", "Sequences stored in the stage", "sequences"),
+    _stage("stage_log_bytes", "Memory of the activation log, from which lost stages are rebuilt", "log_bytes"),
+    _stage(
+        "stage_log_evicted",
+        "Entries evicted from the activation log for lack of memory",
+        "log_evicted",
+        is_counter=True,
+    ),
     _stage("stage_weight_bytes", "Weights in memory", "weight_bytes"),
     _stage(
         "stage_refused_frames",
-        "Messages between stages that were damaged, and refused",
+        "Damaged messages between stages, which were refused",
         "refused_frames",
         is_counter=True,
     ),
     _stage(
         "stage_refused_connections",
-        "Strangers that were sent away from the stage's door",
+        "Connections refused by the stage's listener",
         "knockers_refused",
         is_counter=True,
     ),
 )
 
 WORKERS = (
-    _worker("up", "1 while the worker is there, 0 when it was put out or has left", "up"),
+    _worker("up", "1 while the worker is present, 0 when it is out or has left", "up"),
     Figure(
         "swarm_worker_verdict",
         "gauge",
-        "1 for what the broker thinks of the worker, 0 for all else",
+        "1 for the broker's verdict on the worker, 0 for all others",
         (Source("workers.*.verdicts.*", ("*", "*")),),
         ("worker", "verdict"),
     ),
-    _worker("layers", "Layers of the plan in force that the worker holds; 0: it is a spare", "num_layers"),
+    _worker("layers", "The worker's layers of the plan in force; 0: it is a spare", "num_layers"),
     _worker("first_layer", "The first of them", "first_layer"),
-    _worker("beat_age_seconds", "Seconds since the worker's last beat was heard", "beat_age_s"),
+    _worker("beat_age_seconds", "Seconds since the worker's last heartbeat", "beat_age_s"),
     _worker("loop_lag_seconds", "Seconds by which the worker's control loop is late", "loop_lag_s"),
     _worker("pace_ratio", "How many times longer than predicted the worker's last steps took", "pace"),
-    _worker("lies", "Times that what the worker sent was proven wrong", "lies"),
-    _worker("faults", "Times of late that the worker's steps, or a test of its device, failed", "faults"),
+    _worker("lies", "Proven wrong results of the worker", "lies"),
+    _worker("faults", "Recent failures of the worker's steps, or of its device's tests", "faults"),
     _stage("worker_resident_bytes", "Memory of the worker's process", "resident_bytes"),
-    _stage("worker_device_bytes", "Memory that is taken on the worker's device", "device_memory_bytes"),
+    _stage("worker_device_bytes", "Used memory of the worker's device", "device_memory_bytes"),
     _stage("worker_cpu_seconds", "Processor time of the worker's process", "cpu_s", is_counter=True),
     _stage("worker_descriptors", "Descriptors that the worker has open", "descriptors"),
     _stage("worker_descriptor_limit", "Descriptors that the worker may have open", "descriptor_limit"),
     _stage("worker_threads", "Threads of the worker's interpreter", "threads"),
-    _counter("beats", "Beats of workers that were heard", "stats.pipeline.beats"),
-    _counter("workers_lost", "Workers that were put out or vanished", "stats.pipeline.workers_lost"),
-    _counter("failed_steps", "Steps that raised at a worker", "stats.pipeline.steps_failed"),
+    _counter("beats", "Heartbeats received from workers", "stats.pipeline.beats"),
+    _counter("workers_lost", "Workers that were lost", "stats.pipeline.workers_lost"),
+    _counter("failed_steps", "Steps that raised an error at a worker", "stats.pipeline.steps_failed"),
     _stage(
         "stage_memory_shortages",
         "Steps for which the device had too little memory at first",
@@ -281,9 +289,13 @@ WORKERS = (
 )
 
 TROUBLES = (
-    _counter("recoveries", "Recoveries that have ended", "stats.recoveries.ended"),
+    _counter("recoveries", "Ended recoveries", "stats.recoveries.ended"),
     _gauge("recovery_under_way", "1 while the swarm recovers from a loss", "stats.recoveries.under_way"),
-    _gauge("recovery_under_way_seconds", "For how long it has, 0 if it does not", "stats.recoveries.under_way_s"),
+    _gauge(
+        "recovery_under_way_seconds",
+        "Seconds since the current recovery began; 0: none is under way",
+        "stats.recoveries.under_way_s",
+    ),
     Figure(
         "swarm_recovery_seconds",
         "histogram",
@@ -293,12 +305,12 @@ TROUBLES = (
     ),
     _counter(
         "replayed_layer_positions",
-        "Layers times positions that were computed again from logs",
+        "Layers times positions computed again from logs",
         "stats.pipeline.replayed_layer_positions",
     ),
     _split(
         "refused_frames",
-        "Messages at the broker's doors that could not be understood, and were refused",
+        "Messages at the broker's listeners that could not be decoded, and were refused",
         "door",
         *(
             Source(f"stats.pipeline.malformed_{door}", (name,))
@@ -307,7 +319,7 @@ TROUBLES = (
     ),
     _counter(
         "damaged_messages",
-        "Damaged messages on the way of steps, each of which had a new epoch made",
+        "Damaged messages on the path of steps, each of which caused a new epoch",
         "stats.pipeline.damaged_messages",
     ),
     _counter(
@@ -316,15 +328,13 @@ TROUBLES = (
 )
 
 PROCESSES = (
-    _gauge(
-        "journal_broken", "1 while nothing can be written to the journal: nobody is let in", "status.journal_broken"
-    ),
+    _gauge("journal_broken", "1 while the journal can't be written: requests are rejected", "status.journal_broken"),
     _histogram("journal_write_seconds", "Seconds of the journal's transactions", "stats.histograms.journal_write_s"),
-    _counter("journal_writes", "Facts that were written to the journal", "stats.journal.writes"),
-    _counter("journal_failures", "Times that the journal could not be written", "stats.journal.failures"),
+    _counter("journal_writes", "Facts written to the journal", "stats.journal.writes"),
+    _counter("journal_failures", "Failed writes to the journal", "stats.journal.failures"),
     _counter(
         "journal_renewals",
-        "Times that the journal was begun anew because it could not be believed",
+        "Times that a new journal replaced one that could not be trusted",
         "stats.journal.renewals",
     ),
     _gauge("journal_bytes", "Size of the journal's files", "stats.journal.bytes"),

@@ -1,4 +1,4 @@
-"""Metrics made of the broker's reports: a figure of the catalogue says where its values stand. Pure."""
+"""Metrics from the broker's reports: an entry of the catalogue names the place of its values. Pure."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from swarm.wire.messages import Json
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where values stand: keys with dots between them. ``*`` stands for any key, or for any part of one, and what it
-    stands for is the value of the label whose place in ``labels`` has a ``*`` (the first for the first)."""
+    """Place of values in a report."""
 
-    path: str
+    path: str  # keys with dots between them; ``*`` stands for any key, or for any part of a key
+    # values of the metric's labels; a ``*`` here takes what the star in ``path`` matched (the first for the first)
     labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One metric. ``scale``: base units for one unit of the report's. A counter whose place is empty has not been
-    counted up yet: it is 0, if what it belongs to is there; any other is left out then."""
+    """One metric of the catalogue.
+
+    A counter without a value has not been incremented yet: it is 0 if the object that it belongs to exists. Any other
+    figure without a value is left out.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     text: str
     sources: tuple[Source, ...]
     labels: tuple[str, ...] = ()
-    scale: float = 1.0
+    scale: float = 1.0  # base units per unit of the report
 
 
-Labelled = tuple[tuple[str, ...], object]  # the labels' values, and what stands there; None: nothing
+Labelled = tuple[tuple[str, ...], object]  # the labels' values, and the value; None: missing
 
 
 def family(figure: Figure, reports: Json) -> Metric | None:
-    """Make a metric of what the reports say; None if they have nothing of it."""
+    """Build a metric from the reports; return None if they have no values for it."""
     values = [found for source in figure.sources for found in _found(source, reports)]
     if not values:
         return None
@@ -58,7 +61,7 @@ def family(figure: Figure, reports: Json) -> Metric | None:
 def histogram_family(
     name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], Mapping[str, object]]]
 ) -> HistogramMetricFamily:
-    """Make a histogram of what ``swarm.series.Histogram`` reports: Prometheus wants every bucket with all below it."""
+    """Build a histogram from ``swarm.series.Histogram`` bodies. Prometheus needs cumulative buckets."""
     made = HistogramMetricFamily(name, text, labels=labels)
     for where, body in values:
         bounds, counts, total = body["bounds"], body["counts"], body["total"]
@@ -77,7 +80,7 @@ def _found(source: Source, reports: Json) -> Iterator[Labelled]:
 
 
 def _walk(path: Sequence[str], place: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Find what the path leads to, with what its stars stand for. The last key alone may be missing."""
+    """Yield the values at a path, each with the texts that its stars matched. Only the last key may be missing."""
     if not path:
         yield (), place
         return

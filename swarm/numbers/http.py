@@ -1,7 +1,7 @@
-"""What a gateway serves, counted: requests, tokens, and how long clients waited.
+"""Metrics of a gateway: requests, tokens, and the waiting times of clients.
 
-All of it happens on the gateway's event loop: counting is plain arithmetic without locks, 0.4 µs a token. It becomes
-metrics when somebody asks.
+Counting runs on the gateway's event loop: plain arithmetic without locks, 0.4 µs per token. Metrics are built when they
+are collected.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from swarm.clock import Clock, SystemClock
 from swarm.numbers.families import histogram_family
 from swarm.series import LONG_S, SHORT_S, Histogram
 
-MOST_NAMES = 32  # of APIs, and of models; whatever comes after them is counted as "other"
+MOST_NAMES = 32  # of APIs, and of models; later ones are counted as "other"
 OTHER = "other"
-CONNECTION = "connection"  # in the place of an API: what came was no request
+CONNECTION = "connection"  # takes the place of an API: a connection without a valid request
 TOKENS = ("prompt", "cached", "answer")
 
 
 class Watch:
-    """One request: when its tokens came, and how it ended."""
+    """Timer of one request: the arrival of its tokens, and its end."""
 
     __slots__ = ("_api", "_began", "_gaps", "_last", "_model", "_now", "_numbers", "_over")
 
@@ -41,14 +41,14 @@ class Watch:
         self._over = False
 
     def first(self) -> None:
-        """The first token is there. Said once; a later time is none."""
+        """Record the first token. Further calls have no effect."""
         if self._last is None:
             self._last = self._now()
             self._numbers.first_token[self._api].add(self._last - self._began)
 
     def token(self, count: int = 1) -> None:
-        """One more token is there, or several at once: then all but one of them came without a gap. The first token
-        may be told by this, too."""
+        """Record one or several further tokens. Several tokens have no gaps between them; the first call may be the
+        first token."""
         if self._last is None:
             self.first()
             count -= 1
@@ -61,14 +61,16 @@ class Watch:
             self._gaps.add(0.0)
 
     def refused(self) -> None:
-        """It was none that will be answered: it is counted among the refused instead."""
+        """Remove a request that will not be answered; it is counted as refused instead."""
         if not self._over:
             self._over = True
             self._numbers.open_requests[self._api] -= 1
 
     def ended(self, outcome: str, prompt: int = 0, cached: int = 0, answer: int = 0) -> None:
-        """The request is over, with so many tokens; ``outcome`` is one of few names. Counted once, so that it may be
-        said in a ``finally``, too."""
+        """Record the end of the request and its numbers of tokens. ``outcome``: one of few names.
+
+        Only the first call counts, so that a ``finally`` may call it, too.
+        """
         if self._over:
             return
         self._over = True
@@ -81,36 +83,39 @@ class Watch:
 
 
 class HttpNumbers(Collector):
-    """Counts, and tells them to ``registry``, which holds nothing else but the gateway's process."""
+    """Counters of a gateway. ``registry`` holds them and the figures of the gateway's process, nothing else."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
         self.open_requests: Counter[str] = Counter()
         self.ended: Counter[tuple[str, str, str]] = Counter()
         self.tokens: Counter[tuple[str, str, str]] = Counter()
-        self.turned_away: Counter[tuple[str, str]] = Counter()
-        self.upstream: Counter[tuple[str, str]] = Counter()  # by server and how it did
+        self.turned_away: Counter[tuple[str, str]] = Counter()  # refused requests, by API and status
+        self.upstream: Counter[tuple[str, str]] = Counter()  # by server and outcome
         self.first_token: dict[str, Histogram] = {}
         self.between_tokens: dict[str, Histogram] = {}
-        self.whole: dict[str, Histogram] = {}
+        self.whole: dict[str, Histogram] = {}  # seconds from arrival to end, by API
         self._models: set[str] = set()
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.registry.register(GatewayProcess())
 
     def began(self, api: str, model: str) -> Watch:
-        """A request came in that will be answered. ``api``: "chat", "completions" and so on; ``model``: one that is
-        served, not whatever a client writes."""
+        """Start the timer of a request that will be answered.
+
+        ``api``: "chat", "completions" and so on. ``model``: the name of a served model, never a client's arbitrary
+        text.
+        """
         api = self._api(api)
         self.open_requests[api] += 1
         return Watch(self, api, self._model(model))
 
     def refused(self, api: str, status: int) -> None:
-        """A request was answered with an error before anything ran."""
+        """Count a request that was answered with an error before anything ran."""
         self.turned_away[api if api == CONNECTION else self._api(api), str(status)] += 1
 
     def refused_connection(self, status: int) -> None:
-        """What came over a connection was never whole, or was no HTTP: no API was asked."""
+        """Count a connection without a complete or valid HTTP request."""
         self.refused(CONNECTION, status)
 
     def _api(self, api: str) -> str:
@@ -128,11 +133,11 @@ class HttpNumbers(Collector):
             self._models.add(model)
         return model
 
-    # --- told --------------------------------------------------------------------------------------------------------
+    # --- collecting --------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
-            "swarm_http_requests_total", "Requests that were answered, by how they ended", labels=NAMES["outcome"]
+            "swarm_http_requests_total", "Answered requests, by outcome", labels=NAMES["outcome"]
         )
         for labels, count in self.ended.items():
             ended.add_metric(labels, count)
@@ -145,7 +150,7 @@ class HttpNumbers(Collector):
         yield turned_away
         upstream = CounterMetricFamily(
             "swarm_http_upstream_requests_total",
-            "Requests that other servers were asked to answer, by how they did",
+            "Requests passed to other servers, by outcome",
             labels=("upstream", "outcome"),
         )
         for pair, count in self.upstream.items():
@@ -153,14 +158,14 @@ class HttpNumbers(Collector):
         yield upstream
         tokens = CounterMetricFamily(
             "swarm_http_tokens_total",
-            "Tokens of requests that ended: of prompts, of those what the prefix cache had, of answers",
+            "Tokens of ended requests: of prompts, of prompts in the prefix cache, of answers",
             labels=NAMES["kind"],
         )
         for labels, count in self.tokens.items():
             tokens.add_metric(labels, count)
         yield tokens
         under_way = GaugeMetricFamily(
-            "swarm_http_open_requests", "Requests being answered, streams among them", labels=("api",)
+            "swarm_http_open_requests", "Requests being answered, including streams", labels=("api",)
         )
         for api, count in self.open_requests.items():
             under_way.add_metric((api,), count)
@@ -170,8 +175,12 @@ class HttpNumbers(Collector):
     def _times(self) -> Iterator[Metric]:
         for name, text, histograms in (
             ("first_token", "Seconds from a request's arrival to its first token", self.first_token),
-            ("inter_token", "Seconds between two tokens of a request, as its client gets them", self.between_tokens),
-            ("request", "Seconds from a request's arrival to its end, whatever that was", self.whole),
+            (
+                "inter_token",
+                "Seconds between two tokens of a request, as its client receives them",
+                self.between_tokens,
+            ),
+            ("request", "Seconds from a request's arrival to its end, with any outcome", self.whole),
         ):
             values = [((api,), histogram.body()) for api, histogram in histograms.items()]
             yield histogram_family(f"swarm_http_{name}_seconds", text, ("api",), values)
@@ -181,7 +190,7 @@ NAMES = {last: ("api", "model", last) for last in ("outcome", "kind")}
 
 
 class GatewayProcess(Collector):
-    """Looks when it is asked. What can't be read, as when no descriptor is left for it, is left out."""
+    """Collector of the gateway process's figures. Unreadable ones, as when no descriptor is left, are left out."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

@@ -1,16 +1,16 @@
-"""Traces for OpenTelemetry: where a request's time went, as spans that any collector understands (OTLP over HTTP).
+"""Traces for OpenTelemetry: spans that show where a request's time went (OTLP over HTTP).
 
-Off unless an endpoint is given: then nothing of OpenTelemetry is even imported. While requests run nothing is done for
-them; when one has ended, the broker is asked for its trace, which it keeps anyway, and spans are made of that:
+Off unless an endpoint is set: then OpenTelemetry is not even imported. While a request runs, nothing is done for its
+trace. When it has ended, the broker is asked for its own record of the request, and spans are made from it:
 
     swarm.request        from its arrival at the broker to its end there
     └── swarm.step       one per token: from the dispatch of its step to the answer (the chunks of a prompt are one)
         └── swarm.stage  one per stage: waiting, computing and drawing there
 
 Machines' clocks are not compared: a step's beginning and end are the broker's, the stages within it have their own
-durations, in their order, and what is left of the step (the wire) lies between them in equal parts.
+durations, in their order, and the rest of the step (the wire) is divided equally between them.
 
-A request with a ``traceparent`` belongs to its sender's trace, and is left out if its sender leaves it out.
+A request with a ``traceparent`` belongs to its sender's trace, and is left out if the sender does not sample it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
-MAX_TOKENS = 128  # of one continuation: the first ones, which tell most
-MAX_ASKED = 8  # questions to the broker at a time; beyond, requests stay without a trace
+MAX_TOKENS = 128  # of one continuation: the first ones, which are the most informative
+MAX_ASKED = 8  # simultaneous questions to the broker; further requests stay without a trace
 DEADLINE_S = 2.0
 MAX_WAITING = 8192  # spans that wait for the collector; beyond, the newest are dropped
 EXPORT_TIMEOUT_S = 5.0
@@ -42,20 +42,22 @@ Attributes = Mapping[str, str | int | float | bool]
 def make_tracer(
     endpoint: str | None, ask: AskTrace, *, share: float = 1.0, wall_clock: Callable[[], float] = time.time
 ) -> Tracer | None:
-    """Make one that sends to this collector, as ``http://host:4318``; None if there is no endpoint. ``ask`` is
-    ``AsyncClient.trace``. ``share``: of the requests that come without a ``traceparent``, as many are traced."""
+    """Return a tracer that sends to this collector, such as ``http://host:4318``; None without an endpoint.
+
+    ``get_trace`` is ``AsyncClient.trace``. ``share``: part of the requests without a ``traceparent`` that are traced.
+    """
     if not endpoint:
         return None
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"the traces' endpoint {endpoint!r} is no address like http://127.0.0.1:4318")
+        raise ConfigError(f"the traces' endpoint {endpoint!r} is not an address like http://127.0.0.1:4318")
     if address.path in ("", "/"):
         endpoint = f"{endpoint.rstrip('/')}/v1/traces"
     return Tracer(_provider(endpoint), ask, share, wall_clock)
 
 
 def _provider(endpoint: str) -> TracerProvider:
-    """Export in a thread of its own, with bounds."""
+    """Return a provider that exports in a thread of its own, with bounds."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (an extra)
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
@@ -70,7 +72,7 @@ def _provider(endpoint: str) -> TracerProvider:
 
 
 class Tracer:
-    """``num_missing``: requests without a trace, since the broker did not tell one or too many asked at once."""
+    """Exporter of request traces."""
 
     def __init__(self, provider: TracerProvider, ask: AskTrace, share: float, wall_clock: Callable[[], float]) -> None:
         self._provider = provider
@@ -79,11 +81,13 @@ class Tracer:
         self._share = share
         self._wall_clock = wall_clock
         self._num_asking = 0
-        self.num_missing = 0
+        self.num_missing = 0  # requests without a trace: the broker had none, or too many questions were open
 
     async def request_ended(self, request_id: str, traceparent: str | None, attributes: Attributes) -> None:
-        """Ask where the time of this request went, and send it on. Never raises for the broker's sake; takes at most
-        ``DEADLINE_S``, so whoever is in a hurry makes a task of it."""
+        """Ask the broker for the request's trace and export it.
+
+        Never raises because of the broker. Takes at most ``DEADLINE_S``; callers that must not wait run it as a task.
+        """
         parent = self._parent(traceparent)
         if parent is None:
             return
@@ -99,14 +103,15 @@ class Tracer:
             return
         finally:
             self._num_asking -= 1
-        await asyncio.to_thread(self._make, trace, self._wall_clock(), parent, attributes)  # 20 µs for each span
+        # in a thread: 20 µs per span
+        await asyncio.to_thread(self._make, trace, self._wall_clock(), parent, attributes)
 
     async def close(self) -> None:
-        """Send what waits, and end."""
+        """Export waiting spans, and shut down."""
         await asyncio.to_thread(self._provider.shutdown)
 
     def _parent(self, traceparent: str | None) -> Context | None:
-        """Whose trace the request belongs to; None: it is to have none."""
+        """Return the context of the sender's trace, or an empty one; None: the request is not sampled."""
         from opentelemetry.context import Context  # noqa: PLC0415 (an extra)
         from opentelemetry.trace import get_current_span  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
@@ -119,7 +124,7 @@ class Tracer:
         return found if is_wanted else None
 
     def _make(self, trace: Mapping[str, Any], now: float, parent: Context, attributes: Attributes) -> None:
-        """``now`` is the moment of the answer, by the wall's clock: all times count back from it."""
+        """Make the request's spans. ``now``: wall-clock time of the answer, from which all times count back."""
         if trace.get("age_s") is None:
             self.num_missing += 1
             return
@@ -133,7 +138,8 @@ class Tracer:
         request[0].end(_ns(ended))
 
     def _make_step(self, arrived: float, token: Mapping[str, Any], parent: tuple[Any, Context], of: Attributes) -> None:
-        """The time before the dispatch is the queue's, and that after the answer the journal's and the reader's."""
+        """Make the spans of one token. The time before the dispatch is the queue's; after the answer, the journal's and
+        reader's."""
         began = arrived + token["began_s"] + token["queue_s"]
         ended = arrived + token["began_s"] + token["total_s"] - token["broker_s"]
         about = {**of, "swarm.token": token["index"], "swarm.steps": token["num_steps"]}
@@ -147,7 +153,7 @@ class Tracer:
         step[0].end(_ns(ended))
 
     def _span(self, name: str, start: float, parent: Context, attributes: Attributes) -> tuple[Any, Context]:
-        """The span, and the context of what is below it."""
+        """Start a span; return it with the context of its children."""
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 (an extra)
 
         span = self._tracer.start_span(name, context=parent, start_time=_ns(start), attributes=dict(attributes))
@@ -157,7 +163,8 @@ class Tracer:
 def placed(
     stages: list[Mapping[str, Any]], began: float, ended: float
 ) -> Iterator[tuple[Mapping[str, Any], float, float]]:
-    """Lay the stages of a step one behind the other, with what is left of its time before, between and behind them."""
+    """Yield the stages of a step with start and end, the rest of the step's time divided before, between and after
+    them."""
     durations = [stage["wait_s"] + stage["compute_s"] + stage["sample_s"] for stage in stages]
     gap = max(0.0, ended - began - sum(durations)) / (len(stages) + 1)
     at = began

@@ -1,5 +1,7 @@
-"""Doors that systemd holds open and hands to the process (sd_listen_fds(3)): while it starts again, who knocks waits
-in the kernel's queue, and nobody is refused."""
+"""Socket activation: listening sockets that systemd holds open and passes to the process (sd_listen_fds(3)).
+
+While the process restarts, new connections wait in the kernel's queue, and none is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ import socket
 from collections.abc import MutableMapping
 from typing import Final
 
-_FIRST: Final = 3  # descriptors come from here on
+_FIRST: Final = 3  # the first passed descriptor
 
 _Place = tuple[str, int]
 _doors: dict[_Place, socket.socket] = {}
 
 
 def take_all(environment: MutableMapping[str, str]) -> list[str]:
-    """Take what is handed to this process, once, at its start. Where they listen. The variables are taken away: they
-    mean nothing to a child."""
+    """Take the sockets passed to this process, once, at its start; return their addresses.
+
+    The variables are removed, since they do not concern child processes.
+    """
     count, of = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if not count.isdecimal() or of != str(os.getpid()):
@@ -33,7 +37,7 @@ def take_all(environment: MutableMapping[str, str]) -> list[str]:
 
 
 def take(host: str, port: int) -> socket.socket | None:
-    """The door that listens there, if it was handed over and is not taken yet."""
+    """Return the socket that listens there, if it was passed and is not taken yet."""
     try:
         door = _doors.pop(_place(host.strip("[]"), port), None)
     except ValueError:  # a name, not an address
@@ -44,7 +48,7 @@ def take(host: str, port: int) -> socket.socket | None:
 
 
 def left() -> list[str]:
-    """Close those that nobody took; where they listened."""
+    """Close the sockets that were not taken; return their addresses."""
     unused = [f"{host} port {port}" for host, port in _doors]
     for door in _doors.values():
         door.close()

@@ -1,5 +1,8 @@
-"""What ``swarm systemd install`` puts where, as plain values: units made to fit this installation and this systemd.
-Writing and removing is the command's."""
+"""The files that ``swarm systemd install`` writes, as plain values: units adapted to this installation and this systemd
+version.
+
+The command itself writes and removes them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from swarm.config.template import template
 
 UNITS: Final = ("swarm-broker.service", "swarm-broker.socket", "swarm-gateway.service", "swarm-worker@.service")
 TARGET: Final = "swarm.target"
-USERS: Final = ("swarm", "swarm-broker", "swarm-gateway")  # of workers, the broker, gateways
-_NOTIFY_RELOAD: Final = 253  # the systemd that has Type=notify-reload
-_BACKOFF: Final = 254  # ... and RestartSteps=
-_PROGRAM: Final = "/usr/local/bin/swarm"  # as the units as they are shipped have it
+USERS: Final = ("swarm", "swarm-broker", "swarm-gateway")  # of workers, of the broker, of gateways
+_NOTIFY_RELOAD: Final = 253  # systemd version that introduced Type=notify-reload
+_BACKOFF: Final = 254  # … and RestartSteps=
+_PROGRAM: Final = "/usr/local/bin/swarm"  # the path in the shipped units
 _PORTS: Final = 2  # of the broker for its own machine: clients, workers' control
-_PORTS_FOR_OTHERS: Final = 5  # with other machines, also beats, finished steps and the relay, beside those two
-_SLACK_BYTES: Final = 512 << 20  # above a worker's limit; from half of it on it is pushed to give memory back
-# What a user's own manager may not do, or does with other directories.
+_PORTS_FOR_OTHERS: Final = 5  # with other machines: also heartbeats, finished steps and the relay
+_SLACK_BYTES: Final = 512 << 20  # above a worker's limit; from half of it on, the kernel reclaims memory
+# Options that a user's own manager may not set, or applies to other directories.
 _SYSTEM_ONLY: Final = re.compile(
     r"^(User|Group|OOMScoreAdjust|CapabilityBoundingSet|AmbientCapabilities|LoadCredential|RemoveIPC|Private\w+"
     r"|Protect\w+|ProcSubset|RestrictNamespaces|LimitNOFILE)=.*\n",
@@ -31,11 +34,11 @@ _SYSTEM_ONLY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``root``: below which all is put. ``is_user``: for one user's own manager, whose home is ``home``."""
+    """Destination of the files."""
 
-    root: Path = Path("/")
-    is_user: bool = False
-    home: Path = Path("/root")
+    root: Path = Path("/")  # directory below which everything is installed
+    is_user: bool = False  # for one user's own manager
+    home: Path = Path("/root")  # that user's home
 
     @property
     def units(self) -> Path:
@@ -49,19 +52,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``program``: this installation's ``swarm``. ``version``: of systemd; 0: not known, as in an
-    image. ``memory_bytes``: for each worker; None: as
-    much as there is. ``gpu``: workers see GPUs. ``doors``: where the broker listens, see :func:`doors`."""
+    """Options of an installation."""
 
-    program: Path
-    version: int
-    memory_bytes: int | None = None
-    gpu: bool = False
-    doors: tuple[str, ...] = ()
+    program: Path  # this installation's ``swarm``
+    version: int  # of systemd; 0: unknown, as in an image
+    memory_bytes: int | None = None  # for each worker; None: no limit
+    gpu: bool = False  # workers have access to GPUs
+    doors: tuple[str, ...] = ()  # listening addresses of the broker, see :func:`listen_addresses`
 
 
 def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
-    """Every file but the settings, and what is in it."""
+    """Return every file except the settings, with its content."""
     found = {target.units / name: _fitted(_shipped(name), target, wanted) for name in (*UNITS, TARGET)}
     for name, text in _drop_ins(wanted).items():
         found[target.units / name] = _fitted(text, target, wanted)
@@ -72,18 +73,20 @@ def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
 
 
 def settings_file(target: Target) -> tuple[Path, str]:
-    """The settings, every one commented out."""
+    """Return the settings file, with every setting commented out."""
     return target.settings / "swarm.toml", template()
 
 
 def may_be_there(target: Target) -> list[Path]:
-    """All that an installation with any options may have put there, but the settings."""
+    """Return every file that an installation with any options may have written, except the settings."""
     return list(planned(target, Wanted(Path(_PROGRAM), _BACKOFF, memory_bytes=1, gpu=True, doors=("",))))
 
 
 def doors(host: str, port: int, others: Sequence[str]) -> tuple[str, ...]:
-    """Where the broker's doors are, as systemd names them: at ``host`` for its own machine, and at ``others`` for other
-    machines, which makes it more doors at both."""
+    """Return the broker's listening addresses, in systemd's notation.
+
+    ``host`` serves its own machine, ``others`` other machines; the latter need more ports at every address.
+    """
     ports = range(port, port + (_PORTS_FOR_OTHERS if others else _PORTS))
     return tuple(f"{_bracketed(address)}:{each}" for address in (host, *others) for each in ports)
 
@@ -114,18 +117,20 @@ def _shipped_doors() -> tuple[str, ...]:
 
 
 def _held_open(doors: tuple[str, ...]) -> str:
-    """An address that is not there yet at boot comes later, and must not keep the others shut."""
+    """Return the drop-in with these addresses. An address that is missing at boot must not keep the other sockets
+    closed."""
     lines = "".join(f"ListenStream={door}\n" for door in doors)
     return (
-        "# Where the broker listens by its settings, when swarm systemd install read them.\n"
+        "# The broker's addresses in the settings, as read by swarm systemd install.\n"
         f"[Socket]\nListenStream=\n{lines}FreeBind=yes\n"
     )
 
 
 def _memory(limit: int) -> str:
-    """A worker's limit is that of its whole process, by its own reckoning; the kernel ends it a little above that."""
+    """Return the drop-in with a worker's memory limits. The worker keeps its own limit; the kernel's is a little above
+    it."""
     return (
-        "# Of each worker, in step with what it is told that it may use.\n[Service]\n"
+        "# Of each worker, in line with its own memory limit.\n[Service]\n"
         f"Environment=SWARM_WORKER__MEMORY_LIMIT={limit}\n"
         f"MemoryHigh={limit + _SLACK_BYTES // 2}\nMemoryMax={limit + _SLACK_BYTES}\n"
     )
@@ -140,7 +145,7 @@ def _fitted(text: str, target: Target, wanted: Wanted) -> str:
 
 
 def _quoted(program: Path) -> str:
-    """A path as systemd reads it: it may have spaces and signs that mean something there."""
+    """Quote a path for a unit file: it may contain spaces and special characters."""
     escaped = str(program).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if re.search(r"[^\w/.@%+-]", escaped) else escaped
 

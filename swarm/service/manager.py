@@ -1,7 +1,7 @@
-"""What a process tells the service manager that started it: that it serves, how it is, that it is still at it.
+"""Notifications to the service manager: the process is ready, its status, and signs of life for the watchdog.
 
-A datagram each, to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)); it is never waited for. A watchdog hears
-only what is proof: whoever calls :meth:`Manager.alive` has just seen that work goes on.
+Each is a datagram to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)), sent without waiting. The watchdog gets
+only proof: the caller of :meth:`ServiceManager.send_alive` has just seen that work goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Final
 from swarm.clock import Clock, SystemClock
 
 _MAX_STATUS: Final = 300
-_SIGNS: Final = 4  # of life within the time that the watchdog waits
+_SIGNS: Final = 4  # signs of life within the watchdog's timeout
 
 
 class Manager:
-    """``address``: the manager's socket; None: there is none, and nothing is said. ``watchdog_s``: for how long it
-    waits for a sign of life; None: it doesn't."""
+    """Connection to the service manager.
+
+    ``address``: the manager's socket; None: there is none, and nothing is sent. ``watchdog_s``: timeout of its
+    watchdog; None: it has none.
+    """
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None, clock: Clock | None = None) -> None:
         self._address = address
@@ -36,7 +39,8 @@ class Manager:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str], clock: Clock | None = None) -> Manager:
-        """The one that started this process. Its variables are taken away: a child's words are not this process's."""
+        """Return the manager that started this process. Its variables are removed, so that child processes don't use
+        them."""
         address = environment.pop("NOTIFY_SOCKET", None)
         wait_us, of = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(os.getpid()))
         watchdog_s = int(wait_us) / 1e6 if wait_us.isdecimal() and of == str(os.getpid()) else None
@@ -49,24 +53,24 @@ class Manager:
         return self._socket is not None
 
     def ready(self, status: str = "") -> None:
-        """It does what it is for; once is enough, and more do no harm."""
+        """Report that the process is ready. Further calls only update the status."""
         said = [] if self._is_ready else ["READY=1"]
         self._is_ready = True
         self._say(*said, *self._changed(status))
 
     def status(self, text: str) -> None:
-        """How it is, in a line."""
+        """Report the status, in one line."""
         self._say(*self._changed(text))
 
     def alive(self) -> None:
-        """Work goes on. Said as often as the watchdog needs it, however often it is seen."""
+        """Report that work goes on. Sent only as often as the watchdog needs it."""
         if self._watchdog_s is None or self._clock.now() - self._said_alive_at < self._watchdog_s / _SIGNS:
             return
         self._said_alive_at = self._clock.now()
         self._say("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """It reads its settings again; :meth:`ready` ends that."""
+        """Report that the settings are being reloaded; :meth:`send_ready` ends that."""
         self._is_ready = False
         self._say("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.now() * 1e6)}")
 
@@ -89,17 +93,18 @@ class Manager:
             return
         assert self._address is not None
         where = "\0" + self._address[1:] if self._address[0] == "@" else self._address
-        with contextlib.suppress(OSError):  # it is being replaced, or has no room: the next word comes soon
+        # the manager is being replaced, or its queue is full: another notification follows soon
+        with contextlib.suppress(OSError):
             self._socket.sendto("\n".join(lines).encode(), where)
 
 
 class Progress:
-    """Whether somebody who works was seen to be at it since the last look."""
+    """Detector of progress since the last check."""
 
     def __init__(self) -> None:
         self._seen: tuple[object, ...] | None = None
 
     def is_made(self, *signs: object) -> bool:
-        """``signs``: what changes with work, a counter say, or when somebody last went round."""
+        """Return whether a sign has changed. ``signs``: values that change with work, such as counters or times."""
         moved, self._seen = signs != self._seen, signs
         return moved

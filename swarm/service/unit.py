@@ -1,5 +1,8 @@
-"""A process as a unit of systemd: its manager, and its settings, which are read again while it runs (``systemctl
-reload``, which is SIGHUP): which were changed, which of them are in force at once, and which want a restart."""
+"""A process as a systemd unit: its manager, and its settings, which can be reloaded while it runs.
+
+``systemctl reload`` sends SIGHUP. A reload determines which settings have changed, which of them apply immediately, and
+which need a restart.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,22 @@ if TYPE_CHECKING:
 
 Origins = Mapping[str, tuple[object, str]]
 
-AT_ONCE: Final = frozenset({"log.level", "log.format"})  # in every process
-_BROKERS: Final = "plan"  # a section that nobody else reads
+AT_ONCE: Final = frozenset({"log.level", "log.format"})  # settings that every process applies without a restart
+_BROKERS: Final = "plan"  # a section that only the broker reads
 
 log = get_logger(__name__)
 
 
 @dataclass
 class Unit:
-    """``load``: reads flags, environment and file again, as the process did at its start; ``origins``: where each value
-    comes from then (``config.origins``)."""
+    """Settings of a process, and its service manager."""
 
-    settings: Settings
-    load: Callable[[], Settings]
+    settings: Settings  # current settings
+    load: Callable[[], Settings]  # reads flags, environment and file again, as at the start of the process
     manager: Manager = field(default_factory=Manager)
-    origins: Callable[[], Origins] = dict
-    _live: frozenset[str] = AT_ONCE
-    _told: Callable[[Settings], None] | None = None
+    origins: Callable[[], Origins] = dict  # origin of each value (``config.origins``)
+    _live: frozenset[str] = AT_ONCE  # settings, or sections, that apply without a restart
+    _told: Callable[[Settings], None] | None = None  # called with all settings when one of ``_live`` has changed
     _origins: dict[str, tuple[object, str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,13 +49,13 @@ class Unit:
 
     @classmethod
     def begun(cls, settings: Settings, load: Callable[[], Settings], origins: Callable[[], Origins]) -> Unit:
-        """This process, as systemd started it, if it did."""
+        """Return this process as a unit, whether systemd started it or not."""
         handed.take_all(os.environ)
         return cls(settings, load, Manager.of(os.environ), origins)
 
     @classmethod
     def nobodys(cls, settings: Settings) -> Unit:
-        """A process that no manager looks after."""
+        """Return a process without a service manager."""
         return cls(settings, lambda: settings)
 
     def listen(
@@ -62,15 +64,18 @@ class Unit:
         live: frozenset[str] = frozenset(),
         told: Callable[[Settings], None] | None = None,
     ) -> None:
-        """Obey SIGHUP, if there is a manager; elsewhere it says that a terminal is gone, and ends the process.
-        ``live``: settings, or sections of them, that this process can take while it runs; ``told`` gets all settings,
-        as they count then, when one of these has changed."""
+        """Reload the settings at SIGHUP, if there is a manager. (Elsewhere SIGHUP means that the terminal is gone, and
+        ends the process.)
+
+        ``live``: settings, or sections, that this process applies while it runs. ``on_change`` is called with all
+        current settings when one of them has changed.
+        """
         self._live, self._told = AT_ONCE | live, told
         if self.manager.is_there:
             loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     def reload(self) -> None:
-        """Read them again. What is wrong in the file changes nothing."""
+        """Reload the settings. An error in the file changes nothing."""
         self.manager.reloading()
         try:
             new, origins = self.load(), self.origins()
@@ -83,7 +88,7 @@ class Unit:
         self.manager.ready()
 
     def shown(self, process: Process, settings: Settings | None = None) -> tuple[Shown, ...]:
-        """By which settings it runs now, for people. ``settings``: as the process has completed them, if it has."""
+        """Return the current settings, for people. ``settings``: as completed by the process, if it has."""
         return shown(settings or self.settings, self._origins, process)
 
     def _take(self, news: News) -> None:
@@ -96,17 +101,18 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has changed in the settings, by names. ``settings``: those that count from now on, in which what needs a
-    restart is as it was."""
+    """Changes of the settings, by name."""
 
-    at_once: tuple[str, ...]
+    at_once: tuple[str, ...]  # applied without a restart
     need_a_restart: tuple[str, ...]
-    settings: Settings
+    settings: Settings  # the settings from now on; those that need a restart have their old values
 
 
 def sorted_out(old: Settings, new: Settings, live: frozenset[str]) -> News:
-    """Find what of the new settings a process takes that can take those which are ``live``. Those that only a broker
-    reads are told of by no other process."""
+    """Divide the changed settings into those in ``live`` and those that need a restart.
+
+    Settings that only a broker reads are not reported by other processes.
+    """
     changed = [name for name in changes(old.model_dump(), new.model_dump()) if _is_read(name, live)]
     at_once = tuple(name for name in changed if _section(name) in live or name in live)
     counts = old
@@ -126,7 +132,7 @@ def _section(name: str) -> str:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """The names of settings that differ."""
+    """Yield the names of settings that differ."""
     for key in new:
         name = f"{within}{key}"
         if isinstance(new[key], Mapping) and isinstance(old.get(key), Mapping) and not within:

@@ -1,4 +1,4 @@
-"""How a process is, in a line: what ``systemctl status`` shows, in the words of ``swarmctl status``."""
+"""Status of a process in one line, for ``systemctl status``, in the terms of ``swarmctl status``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 
 def of_broker(status: Mapping[str, object]) -> str:
-    """From the report that ``swarmctl status`` shows."""
+    """Return the broker's status line, from the report of ``swarmctl status``."""
     if status["state"] != "serving":
-        return f"{status['state']}: {status['waits_for'] or 'a plan is made'}"
+        return f"{status['state']}: {status['waits_for'] or 'making a plan'}"
     stages = status["num_stages"]
     said = [f"serving {status['model']} on {stages} {'stage' if stages == 1 else 'stages'}"]
     said.append(f"{status['num_running']} running, {status['num_queued']} queued")
@@ -16,11 +16,11 @@ def of_broker(status: Mapping[str, object]) -> str:
 
 
 def of_worker(*, is_welcome: bool, broker: str, epoch: int | None, layers: str, condition: str) -> str:
-    """``layers``: those that are computed here, in words; empty: none. ``epoch``: of the plan in force."""
+    """Return a worker's status line. ``layers``: its layers as text; empty: none. ``epoch``: of the plan in force."""
     if not is_welcome:
-        return f"knocking at the broker's door, {broker}"
+        return f"connecting to the broker at {broker}"
     if not layers:
-        return f"a member without a part; {condition}"
+        return f"member without layers; {condition}"
     return f"{layers} of epoch {epoch}; {condition}"
 
 

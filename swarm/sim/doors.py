@@ -1,4 +1,4 @@
-"""Doors that go by keys: every process has one of its own, new per life, and a door hears those it was told to."""
+"""Listeners that check keys: each process life has a key of its own, and a listener accepts an allow-list."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import hashlib
 
 
 def key_of(incarnation: str) -> str:
-    """Make up the public key of a process: nobody else's is the same."""
+    """Return the public key of a process, unique to its incarnation."""
     return hashlib.sha256(incarnation.encode()).hexdigest()
 
 
 class Door:
-    """``uses_keys``: nobody is heard as long as it was not told of anybody; without keys everybody is."""
+    """Allow-list of a listener.
+
+    With ``uses_keys``, no key is accepted until the first list arrives; without, every sender is accepted.
+    """
 
     __slots__ = ("_keys",)
 

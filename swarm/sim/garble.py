@@ -1,4 +1,4 @@
-"""What a bit that flips on the way does to a step: it goes through the codec of production, and is refused there."""
+"""Damage of a step on its way: it goes through the production codec, which must refuse it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def garbled(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
-    """The step as it is understood at the other end, after a bit of its tensor flipped or its end was lost; in
-    words, why it is refused."""
+    """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
     spec, data = tensors.pack(hidden)
     header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
     spoilt = bytearray(payload)

@@ -1,10 +1,10 @@
-"""The journal of a simulated broker: a disk that outlives it, and the thread that writes.
+"""The journal of a simulated broker: a disk that survives the broker, and the thread that writes.
 
-As in ``broker.journal.writer``, what waits is written together; acceptances and epochs are synced before their facts
-are told, the rest is not. What a death of the process loses is what waited in its memory. What a power cut loses is,
-beside that, any number of the last transactions since the last sync: a half-written one is dropped by its checksum, so
-nothing is ever missing in the middle. A full disk has room set aside for some epochs. A file that was deleted or
-damaged, or whose sync failed, is noticed by the rules of ``broker.journal.doubts``, and begun anew.
+As in ``broker.journal.writer``, waiting writes are committed together; acceptances and epochs are synced before their
+facts are reported, other writes are not. A process that dies loses the writes that wait in its memory. A power cut also
+loses any number of the last transactions since the last sync; a half-written one is dropped by its checksum, so nothing
+is ever missing in the middle. A full disk has a reserve for some epochs. A file that was deleted or damaged, or whose
+sync failed, is detected by the rules of ``broker.journal.integrity``, and a new file is started.
 """
 
 from __future__ import annotations
@@ -34,40 +34,43 @@ if TYPE_CHECKING:
     from swarm.sim.world import World
 
 RETRY_S = 1.0
-LOOK_S = 0.5
-RESERVE = 4  # epochs for which there is room on a full disk
-MAX_TOGETHER = 64  # writes in one transaction: enough for any disk here, few enough that deaths fall between
+LOOK_S = 0.5  # between two checks of the file
+RESERVE = 4  # epochs that still fit on a full disk
+# writes in one transaction: large enough for any simulated disk, small enough that deaths fall between two of them
+MAX_TOGETHER = 64
 
 Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed
 
 
 class Disk:
-    """What was written, in order. ``ledger``: what a reader finds there now; ``safe``: what a power cut leaves at
-    least.
+    """The written transactions, in order.
 
-    The file may be lost under the broker that runs (``lose``). From then on until another one has all that the broker
-    knows, whoever starts would not find it all: that is not promised. So a broker that dies meanwhile finds the file as
-    it would be without that accident (``_whole``)."""
+    The file may be lost while the broker runs (``lose_file``). From then on, until a new file has everything that the
+    broker knows, a restarted broker would not find everything, and nothing is promised about that. So a broker that
+    dies meanwhile finds the file as it would be without the accident (``_whole``).
+    """
 
     def __init__(self, world: World, number: int = 0) -> None:
         self._world = world
-        self.ledger, self.safe = Ledger(), Ledger()
+        self.ledger, self.safe = Ledger(), Ledger()  # what a reader finds now, and what a power cut leaves at least
         self.is_full = self.fails_to_sync = self.fails_to_read = False
         self.reserve = RESERVE
         self.doubts = Doubts(Path("journal.db"))
-        self._number = 0  # which file is in the place
-        self._whole: Ledger | None = None
-        self.was_lost = False  # ever: what only the file had may be gone
-        self.forgotten: set[str] = set()  # requests that had ended, nobody was reading, and only the lost file knew
-        self._base = Ledger()  # what the file began with
+        self._number = 0  # number of the current file; a new file gets another one
+        self._whole: Ledger | None = None  # the content without the accident; None: no file is lost
+        self.was_lost = False  # ever; entries that only the file had may be gone
+        self.forgotten: set[str] = set()  # requests that had ended, without a reader, and that only the lost file had
+        self._base = Ledger()  # what the current file began with
+        # committed transactions that are not synced, with their times
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
-        self._safe_writes: list[tuple[float, Sequence[Write]]] = []
-        self._openings: list[tuple[int, Lineage]] = [(0, NOBODYS)]  # how much there was, and whose life began
+        self._safe_writes: list[tuple[float, Sequence[Write]]] = []  # synced transactions, with their times
+        # number of synced transactions at each start of a broker, and its lineage
+        self._openings: list[tuple[int, Lineage]] = [(0, NOBODYS)]
         self._chance = Random(f"journal {number}")
         self.doubts.left(self._seen)
 
     def heal(self) -> None:
-        """End the disk's faults: there is room, and what is read comes."""
+        """End the disk's faults: there is space, and reads succeed."""
         self.is_full = self.fails_to_read = False
 
     @property
@@ -79,12 +82,13 @@ class Disk:
         return {"journal.db": FileSeen((0, self._number), 0, 0)}
 
     def look(self) -> bool:
-        """Whether the file can be believed."""
+        """Check the file, and return whether it can be trusted."""
         self.doubts.find(self._seen)
         return not self.doubts.reason
 
     def lose(self, how: str) -> None:
-        """Deleted, it still gives all to whoever has it open; damaged, it gives some; garbled, nothing."""
+        """Lose the file. Deleted, it stays complete for the process that has it open; damaged, it gives a part;
+        garbled, nothing."""
         if self.is_hurt:
             return
         self._whole, self.ledger, self.was_lost = self.ledger, deepcopy(self.ledger), True
@@ -98,27 +102,28 @@ class Disk:
             self.ledger = Ledger()
 
     def renew(self) -> None:
-        """Another file has what this one still gives, synced."""
+        """Start a new file with what the current one still gives, synced."""
         if self._whole is None:
             self._whole = deepcopy(self.ledger)
         self._begin_with(self.ledger)
 
     def rewritten(self) -> None:
-        """And now all that the broker knows."""
+        """Record that the new file has everything that the broker knows."""
         for request_id, kept in self._whole.requests.items() if self._whole is not None else ():
             if kept.ended_at is not None and request_id not in self.ledger.requests:
                 self.forgotten.add(request_id)
         self._whole = None
 
     def commit(self, writes: Sequence[Write]) -> set[int]:
-        """It is in the file, and perhaps only in the machine's memory. The sequences whose ends were not taken."""
+        """Append writes to the file, perhaps only in the machine's memory. Return the sequences whose ends were not
+        accepted."""
         if self._whole is not None:
             self._whole.write(writes, self._world.now)
         self._unsafe.append((self._world.now, writes))
         return self.ledger.write(writes, self._world.now)
 
     def sync(self) -> bool:
-        """All that was committed lasts; False: nobody knows that, from now on."""
+        """Make all commits durable. Returns False if that is uncertain from now on."""
         if self.fails_to_sync:
             self.fails_to_sync = False
             self.doubts.failed(UnsyncedJournal("a sync failed"))
@@ -131,7 +136,7 @@ class Disk:
         return True
 
     def lose_power(self) -> int:
-        """Any number of the last transactions that were not synced are gone. How many."""
+        """Drop a random number of the last unsynced transactions, and return it."""
         if self.is_hurt:
             return 0
         keep = self._world.random.randint(0, len(self._unsafe))
@@ -143,7 +148,7 @@ class Disk:
         return lost
 
     def put_back(self, share: float) -> None:
-        """A backup takes its place, of when there was so much of what there is now."""
+        """Replace the file with a backup that has this share of its transactions."""
         self._settle()
         del self._safe_writes[round(share * len(self._safe_writes)) :]
         self._openings = [opening for opening in self._openings if opening[0] <= len(self._safe_writes)]
@@ -158,13 +163,13 @@ class Disk:
             self.ledger.write(writes, at)
 
     def open(self, retained_s: float) -> Past:
-        """Return what a broker finds; whatever it builds on that lasts from here on."""
+        """Return what a broker finds at its start. From here on, everything it builds on is durable."""
         self._settle()
         self.doubts.left(self._seen)
         return self.ledger.past(self._world.now, retained_s)
 
     def _settle(self) -> None:
-        """Nobody has it open any more."""
+        """Close the file: no process has it open any more."""
         self.fails_to_sync = False
         if self._whole is not None:
             self._begin_with(self._whole)
@@ -182,15 +187,18 @@ class Disk:
         self.doubts.left(self._seen)
 
     def begin(self) -> Lineage:
-        """The broker's life begins."""
+        """Start the lineage of a new broker process."""
         lineage = following(self._openings[-1][1], self._chance)
         self._openings.append((len(self._safe_writes), lineage))
         return lineage
 
 
 class Journal:
-    """The threads of one broker's process that write and read. ``news`` carries their facts to its loop, ``take`` is
-    what happens to them there; ``reached`` is told how far a transaction has come, and may be the process's end."""
+    """The threads of one broker process that read and write its journal.
+
+    ``link`` carries their facts to the process's loop, where ``on_facts`` handles them. ``on_point`` is called at
+    points of a transaction and returns whether the process dies there.
+    """
 
     def __init__(
         self, disk: Disk, news: Link, take: Callable[[Sequence[Fact]], None], reached: Callable[[str, str], bool]
@@ -201,9 +209,9 @@ class Journal:
         self._take = take
         self._reached = reached
         self._waiting: deque[Write] = deque()
-        self._epochs: list[Write] = []  # those that must not wait behind what the disk refuses
-        self._batch: list[Write] = []
-        self._open_still: set[int] = set()
+        self._epochs: list[Write] = []  # epochs, which must not wait behind writes that the disk refuses
+        self._batch: list[Write] = []  # the transaction being written
+        self._open_still: set[int] = set()  # sequences of the transaction whose ends were not accepted
         self._is_broken = self._awaits_rewrite = self._is_renewing = False
         self.ever_broke = False
         self.num_renewed = 0
@@ -220,11 +228,11 @@ class Journal:
             self._epochs.append(write)
         else:
             self._waiting.append(write)
-        if not self._batch and not refuses:  # else the next attempt takes it along
+        if not self._batch and not refuses:  # otherwise the next attempt includes it
             self._begin()
 
     def read(self, ask: ReadRequest | ReadList, take: Callable[[RequestRead | ListRead], None]) -> None:
-        """As the file is when the reader's thread gets round to it."""
+        """Answer a question from the file, as it is when the reader thread runs."""
 
         def answer() -> None:
             if self.alive:
@@ -245,16 +253,16 @@ class Journal:
         ended = [record for record in ledger.ended(now, LISTED) if may_see(ask.account, record.tenant)]
         return ListRead(ask.client, ask.query, tuple(map(row_of, ended)), account=ask.account)
 
-    # --- whether the file can be believed ----------------------------------------------------------------------------
+    # --- integrity of the file ---------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Called all the time; it looks now and then, whether there is anything to write or not."""
+        """Check the file now and then, whether writes are waiting or not. Called at every tick."""
         if self._world.now - self._looked_at >= LOOK_S and not self._batch and not self._is_broken:
             self._looked_at = self._world.now
             self._is_sound()
 
     def _is_sound(self) -> bool:
-        """If the file is not, it is begun anew."""
+        """Check the file, and start a new one if it is damaged. Return whether no renewal is under way."""
         if not self._disk.look() and not self._is_renewing:
             self._is_renewing = True
             self._break(self._disk.doubts.reason)
@@ -315,7 +323,7 @@ class Journal:
         self._world.at(RETRY_S, self._commit)
 
     def _commit_epochs(self) -> None:
-        """Without the rest, into what was set aside for them."""
+        """Commit epochs without the other writes, into the reserve."""
         epochs = [write for write in self._batch if isinstance(write, WriteEpoch)]
         if not epochs or not self._disk.reserve:
             return
@@ -331,7 +339,7 @@ class Journal:
         if not self.alive:
             return
         if any(isinstance(write, Lasting) for write in self._batch) and not self._disk.sync():
-            self._is_sound()  # it is not: what was to last will be written again, into another file
+            self._is_sound()  # The sync failed: writes that must be durable are repeated, into another file.
             return
         if self._reached("after", "sync"):
             return

@@ -1,14 +1,15 @@
-"""Connections between the nodes, and what may happen to them.
+"""Connections between the nodes, and their faults.
 
-A connection carries messages in order, with delays, like one of TCP. What can go wrong:
+A connection carries messages in order, with delays, as TCP does. Possible faults:
 
-* it is closed: the last of what is on its way is lost;
-* it drops and comes back between living ends: the same, and what is given to it meanwhile waits or is lost, depending
-  on who keeps what he can't send;
-* its way is blocked, in one direction or in both: nothing arrives until the way is free again, then all of it does;
-* the other end's door does not hear the sender (any more): it hangs up on what is on its way, and the rest stays with
-  the sender, who knocks again until it is let in;
-* the weather is bad: messages are late, come twice, or (between stages, where a proxy may stand) overtake each other.
+* It is closed: the last messages in flight are lost.
+* It drops and comes back between living ends: the same; messages sent meanwhile wait or are lost, depending on
+  whether the sender keeps unsent messages.
+* Its route is blocked, in one direction or in both: nothing arrives until the route is free again, then everything
+  does.
+* The other end's listener does not accept the sender (any more): messages in flight are lost, and the rest stays with
+  the sender, which retries until it is accepted.
+* Bad weather: messages are late, arrive twice or (between stages, where a proxy may stand) overtake each other.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from typing import Literal
 
 from swarm.sim.world import World
 
-LATE_BEAT_S = 0.25  # beats that came evenly are missed when they are later than that
+# delay of heartbeats: a worker with regular heartbeats is declared silent when they are later than that
+LATE_BEAT_S = 0.25
 Kind = Literal["data", "control", "beats", "client"]
 ANYBODY = "*"
-OVERTAKEN = 4  # how many messages a late one may let pass
+OVERTAKEN = 4  # number of messages that may overtake a late one
 KNOCK_AGAIN_S = 0.1
-COME_AGAIN_S = (0.0, 0.4)  # when a message comes for the second time
+COME_AGAIN_S = (0.0, 0.4)  # delay of the second arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How often (0 to 1) which message suffers. ``jitter_s``: by how much one can be late."""
+    """Shares of messages (0 to 1) that suffer each fault."""
 
     late: float = 0.0
-    jitter_s: float = 0.0
+    jitter_s: float = 0.0  # longest delay of a late message
     twice: float = 0.0
     overtaken: float = 0.0
 
@@ -42,13 +44,13 @@ CALM = Weather()
 
 
 class Network:
-    """All connections. Nodes are known by their machines' names."""
+    """All connections. Nodes are identified by their machines' names."""
 
     def __init__(self, world: World, weather: Weather = CALM) -> None:
         self.world = world
         self.weather = weather
         self._blocked: list[tuple[str, str]] = []
-        self._waiting: dict[Link, None] = {}  # connections on which messages wait for a free way
+        self._waiting: dict[Link, None] = {}  # links on which messages wait for a free route
 
     def link(
         self,
@@ -60,12 +62,15 @@ class Network:
         *,
         via: str = "",
     ) -> Link:
-        """``opens``: whether the other end's door hears this sender now; None: it hears everybody. ``via``: a machine
-        that passes on what is sent."""
+        """Return a new link.
+
+        ``opens``: whether the other end's listener accepts this sender now; None: it accepts every sender. ``via``: a
+        machine that relays the messages.
+        """
         return Link(self, source, target, kind, delay, opens=opens, via=via)
 
     def block(self, source: str, target: str) -> None:
-        """Let nothing get from one to the other any more; ``ANYBODY`` stands for all."""
+        """Block the route from one node to another; ``ANY_NODE`` stands for every node."""
         self._blocked.append((source, target))
 
     def unblock(self, source: str, target: str) -> None:
@@ -74,7 +79,7 @@ class Network:
         self._flow()
 
     def heal(self) -> None:
-        """Free all ways, and calm the weather."""
+        """Free all routes and end bad weather."""
         self.weather = CALM
         self._blocked.clear()
         self._flow()
@@ -112,16 +117,17 @@ class Link:
         self.source, self.target, self._via = source, target, via
         self.is_cut = False
         self._network = network
-        self.connected = not self.is_blocked  # once it is, a blocked way is not noticed
+        # the TCP connection is established; from then on a blocked route goes unnoticed
+        self.connected = not self.is_blocked
         self._world = network.world
         self._kind = kind
         self._delay = delay
         self._last = 0.0
         self._queue: deque[Callable[[], None]] = deque()
         self._stalled = 0  # messages that would have arrived by now
-        self._is_down = False
+        self._is_down = False  # the other end is gone
         self._opens = opens
-        self._is_in = self._knocks = False
+        self._is_in = self._knocks = False  # accepted by the listener; retrying after a refusal
 
     @property
     def is_blocked(self) -> bool:
@@ -132,14 +138,14 @@ class Link:
 
     @property
     def is_stuck(self) -> bool:
-        """The sender sees that it can't send."""
+        """Whether the sender sees that it can't send."""
         if not self._queue:
             return False
         is_refused = self._is_down or self._knocks
         return is_refused or (not self.connected and self.is_blocked)
 
     def carry(self, deliver: Callable[[], None]) -> None:
-        """Bring something to the other end, after all that was given before."""
+        """Deliver something at the other end, after everything sent before."""
         if self.is_cut:
             return
         world, weather = self._world, self._network.weather
@@ -153,14 +159,14 @@ class Link:
         world.at(arrival - world.now, self._arrive)
 
     def cut(self) -> None:
-        """Close it: a random number of the messages on their way, the last ones, are lost."""
+        """Close the link: a random number of the last messages in flight are lost."""
         self._lose()
         if self._is_down or self._knocks or self.is_blocked:
             self._queue.clear()
         self.is_cut = True
 
     def drop(self, for_s: float, *, keeps: bool) -> None:
-        """Break between two living ends for a while. ``keeps``: what is given to it meanwhile is sent later."""
+        """Break the connection between two living ends for a while. ``keeps``: the sender keeps messages meanwhile."""
         self._lose()
         if not keeps:
             self.is_cut = True
@@ -168,7 +174,7 @@ class Link:
         self._world.at(for_s, self.come_back)
 
     def break_off(self) -> None:
-        """An end died with all that it had not read, or not sent: nothing more comes of it before ``reconnect``."""
+        """Drop everything: an end died with all that it had not read or sent. Nothing arrives before ``reconnect``."""
         self._queue.clear()
         self._stalled = 0
         self.is_cut, self._is_down = True, False
@@ -178,19 +184,19 @@ class Link:
         self.connected = not self.is_blocked
 
     def go_down(self) -> None:
-        """The other end died; whoever sends keeps what he can't send, until ``come_back``."""
+        """Mark the other end as dead; the sender keeps its messages until ``restore``."""
         self._lose()
         self._is_down = True
 
     def flow(self) -> None:
-        """The way is free: what waits arrives one after the other."""
+        """Deliver the waiting messages one after the other: the route is free."""
         self.connected = True
         num, self._stalled = self._stalled, 0
         for _ in range(num):
             self._world.at(self._world.draw(self._delay), self._arrive)
 
     def come_back(self) -> None:
-        """Let it stand again: what waited arrives."""
+        """Restore the connection; waiting messages arrive."""
         self.is_cut = self._is_down = False
         if not self.is_blocked:
             self.flow()
@@ -202,7 +208,7 @@ class Link:
     def _arrive(self) -> None:
         queue, network = self._queue, self._network
         if not queue:
-            return  # it was lost
+            return  # the message was lost
         if self._is_down:
             self._stalled += 1
         elif network._blocked and self.is_blocked:
@@ -216,7 +222,10 @@ class Link:
             self._arrive_in_bad_weather(network.weather)
 
     def _is_let_in(self, opens: Callable[[], bool]) -> bool:
-        """Who was heard, and is no more, loses what was on its way; what it had not sent stays with it."""
+        """Return whether the listener accepts the sender.
+
+        A sender that was accepted and is no more loses a part of its messages in flight, and keeps the unsent ones.
+        """
         if not self._knocks and opens():
             self._is_in = True
             return True
@@ -226,7 +235,7 @@ class Link:
             self._is_in, self._knocks = False, True
             self._world.at(KNOCK_AGAIN_S, lambda: self._knock(opens))
         if self.is_cut:
-            self._queue.clear()  # there is nobody to send it again
+            self._queue.clear()  # the sender is gone and can't repeat the message
         return False
 
     def _knock(self, opens: Callable[[], bool]) -> None:
@@ -249,8 +258,8 @@ class Link:
 
 
 class LinksOfBroker:
-    """From the broker to each of its peers, by their connections; and those of its former self, on which something may
-    still arrive."""
+    """Links from the broker to each of its peers, and those of the former broker process, on which messages may still
+    arrive."""
 
     def __init__(self, network: Network, world: World) -> None:
         self._network, self._world = network, world

@@ -1,4 +1,4 @@
-"""What simulated processes, and the checks, see of each other."""
+"""Views: what simulated processes, and the checks, see of each other."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.stage.core import StageCore
 from swarm.stage.events import Event
 from swarm.testing import FakeExecutor
 
-TICK_S = 0.05  # of the broker's shell
-TRY_S = 3.5  # until the broker knows that it can't reach a door
-BEAT_S = 0.1  # between two beats of a worker
+TICK_S = 0.05  # interval of the broker's timer
+TRY_S = 3.5  # until the broker gives up on a listener that it can't reach
+BEAT_S = 0.1  # between two heartbeats of a worker
 
 
 class Worker(Protocol):
-    """A worker's process."""
+    """View of a worker's process."""
 
     name: str
     incarnation: str
@@ -28,9 +28,9 @@ class Worker(Protocol):
     alive: bool
     key: str | None
     memory_bytes: int
-    door: Door  # for steps
-    ticket: str  # by which a relay knows that
-    waits_at: str  # a relay, beside that
+    door: Door  # its listener for steps
+    ticket: str  # by which a relay identifies that listener
+    waits_at: str  # a relay at which steps arrive, too
     core: StageCore
     executor: FakeExecutor
 
@@ -40,7 +40,7 @@ class Worker(Protocol):
 
 
 class Client(Protocol):
-    """A client's process."""
+    """View of a client's process."""
 
     name: str
 
@@ -49,7 +49,7 @@ class Client(Protocol):
 
 
 class Reader(Protocol):
-    """A client that reads what another one has submitted."""
+    """View of a client that reads another client's request."""
 
     @property
     def is_done(self) -> bool: ...
@@ -58,7 +58,7 @@ class Reader(Protocol):
 
 
 class Broker(Protocol):
-    """The broker's process, the living one or the last that lived."""
+    """View of the broker's process: the current one, or the last one that lived."""
 
     core: BrokerCore
     disk: Disk
@@ -87,7 +87,7 @@ class Broker(Protocol):
 
 
 class Scene(Protocol):
-    """The world, its network and who lives in it: as much as the checks look at."""
+    """View of the world, its network and its processes, for the checks."""
 
     world: World
     network: Network

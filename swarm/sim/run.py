@@ -1,4 +1,4 @@
-"""Play a schedule: safety at every event, then quiet, then everything must have ended well."""
+"""Playing a schedule: the invariants are checked at every event; after the faults, everything must end well."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from swarm.sim.schedules.schedule import RequestSpec, Schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
-STILL_S = 80.0  # after the last fault: if nothing moves for so long, it never will. Clients may be waited for that long
-RECOVERED_S = 12.0  # after the last fault: everybody is a member again, and a plan serves
-PAUSED_S = 40.0  # for those who gave what is no number, or failed: the broker calls them back after a pause
+# after the last fault: without progress for this long, there will be none. Clients may be waited for that long
+STILL_S = 80.0
+RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
+# the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
+PAUSED_S = 40.0
 PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
-LOOK_S = 0.1  # between two looks at whether all has ended
+LOOK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
-UNSETTLED_S = 10.0  # at most, for a plan that is just being changed: what it lets go is still there
+UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
 MAX_EVENTS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one seed. ``story``: the last lines before the failure."""
+    """Result of one seed."""
 
     seed: int
     num_events: int
@@ -42,18 +44,18 @@ class Outcome:
     num_too_large: int
     num_preemptions: int
     num_too_late: int
-    num_replayed: int  # layers times positions
-    num_brokers: int  # processes, one after the other
-    num_kept: int  # positions that a broker took up again from stages that had outlived the one before it
-    faults: dict[str, int]  # what struck, how often
+    num_replayed: int  # layers × positions
+    num_brokers: int  # broker processes, one after the other
+    num_kept: int  # positions that a broker adopted from stages that had survived its predecessor
+    faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
-    story: tuple[str, ...]
+    story: tuple[str, ...]  # the last lines before a failure
 
 
 def run(seed: int, *, faults: bool = True) -> Outcome:
     """Play the schedule of this seed."""
     collects = gc.isenabled()
-    gc.disable()  # a schedule makes little that refers to itself; looking for it costs a tenth of the time
+    gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
         return _run(seed, faults=faults)
     finally:
@@ -124,7 +126,7 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
 
     def submit() -> None:
         if cluster.broker.core.state.manifest is None:
-            world.at(0.5, submit)  # nobody has joined yet: the broker would send it away
+            world.at(0.5, submit)  # no worker has joined yet: the broker would reject the request
             return
         cluster.audit.expect(spec.submit, spec.stops)
         for index, stop_at in spec.stops.items():
@@ -144,7 +146,7 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
 
 
 def _revoke(cluster: Cluster, submit: Submit) -> None:
-    """Somebody else wants it to end. Who made it is told, or finds that it is gone."""
+    """Cancel a request from another client. Its submitter is notified, or finds that the request is gone."""
     cluster.struck["revoked"] += 1
     cluster.audit.may_fail.add(submit.request_id)
     ClientNode(cluster, f"k-{submit.request_id}", (0.0, 0.0)).feed(Revoke(submit))
@@ -159,13 +161,13 @@ def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
         look_at += LOOK_S
         recovered |= cluster.has_recovered
         if not recovered and world.now > recover_by:
-            cluster.check_members()  # it says what is missing
+            cluster.check_members()  # raises, and names what is missing
         if cluster.has_recovered and _all_ended(cluster, schedule):
             break
         if moved != (moved := cluster.progress):
             moved_at = world.now
         if world.now - moved_at > STILL_S or world.num_events >= MAX_EVENTS:
-            break  # the audit says what has not ended
+            break  # the final check names what has not ended
     until, latest = world.now + SETTLE_S, world.now + UNSETTLED_S
     while world.now < until and world.step():
         if not cluster.is_settled:

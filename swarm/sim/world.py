@@ -1,4 +1,4 @@
-"""Virtual time, chance, and the story of what happened."""
+"""Virtual time, random numbers, and the story of what happened."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-STORY = 400  # lines of the story that are kept for the case of a failure
+STORY = 400  # lines of the story that are kept for a failure report
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take, in seconds: (least, most)."""
+    """Durations in seconds: (least, most)."""
 
     control: tuple[float, float] = (0.0001, 0.003)
     data: tuple[float, float] = (0.0001, 0.002)
@@ -23,25 +23,27 @@ class Pace:
 
 
 class World:
-    """Keeps what is due when, who says what, and chance. Everything happens in the order of the virtual clock."""
+    """Queue of scheduled callbacks, random numbers, and the story. Everything happens in the order of the virtual
+    clock."""
 
     def __init__(self, seed: int, pace: Pace) -> None:
         self.random = Random(seed)
-        self.at_doors = Random(f"doors {seed}")  # for itself, so that the rest of a story doesn't depend on doors
+        self.at_doors = Random(f"doors {seed}")  # separate, so that the rest of a story doesn't depend on listeners
         self.pace = pace
         self.now = 0.0
         self.num_events = 0
         self._story: deque[tuple[float, str, object]] = deque(maxlen=STORY)
+        # heap of (time, number, callback); the number keeps the order of equal times
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     def at(self, delay: float, what: Callable[[], None]) -> None:
-        """Let ``what`` happen ``delay`` seconds from now."""
+        """Call ``callback`` in ``delay`` seconds of virtual time."""
         self._count += 1
         heapq.heappush(self._due, (self.now + delay, self._count, what))
 
     def step(self) -> bool:
-        """Let the next thing happen; False if there is none."""
+        """Run the next callback; return False if there is none."""
         if not self._due:
             return False
         self.now, _, what = heapq.heappop(self._due)
@@ -50,7 +52,7 @@ class World:
         return True
 
     def play_until(self, moment: float, most: int) -> bool:
-        """Let everything happen that is due by then, up to ``most`` events in all; False if nothing is left."""
+        """Run all callbacks due by ``moment``, up to ``max_events`` events in total; return False if none is left."""
         due = self._due
         while due and due[0][0] <= moment and self.num_events < most:
             self.now, _, what = heapq.heappop(due)
@@ -62,9 +64,9 @@ class World:
         return self.random.uniform(*between)
 
     def tell(self, who: str, what: object) -> None:
-        """A line of the story. It is put into words only if somebody asks: nearly every story ends well."""
+        """Add a line to the story. It is formatted only on demand: nearly every story ends well."""
         self._story.append((self.now, who, what))
 
     def retell(self) -> tuple[str, ...]:
-        """The last lines of the story."""
+        """Return the last lines of the story."""
         return tuple(f"{now:9.4f}  {who:<10}  {what}" for now, who, what in self._story)

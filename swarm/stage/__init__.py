@@ -1,16 +1,25 @@
-"""A stage: computes its layers for every step, keeps keys and values, and logs what it sends.
+"""A stage: computes its range of layers for every step, stores keys and values, and logs the activations that it sends.
 
-``core`` decides: ``handle(event, now) -> actions``. ``membership``: what this worker is to its broker. ``epochs``:
-which plan is in force, and whose steps are taken. ``order``: which step is next. ``sequences``: what is held of each.
-``log``: what was sent, for replays. ``faults``: what follows when a step can't be computed. ``replay``: layers brought
-level. ``preparation``: the next plan, loaded beside the one in force. ``executor`` is what it needs from whoever
-multiplies. Rooms::
+``core`` decides: ``handle(event, now) -> actions``. The modules of the core::
+
+    membership     the worker's state towards its broker: introduced, welcomed, parked
+    epochs         the plan in force, and the keys whose steps are accepted
+    step_order     the order of steps, and the step that is being computed
+    sequences      the positions stored of each sequence
+    log            the activations sent, kept for replays
+    faults         retries, reports and device tests after a failed step
+    replay         rebuilding layers from a log
+    recheck        computing a sample again for a comparison
+    pending_plan   the next plan, loaded while the current one serves
+    executor       the interface to the device
+
+Packages::
 
     shell       the worker's process: threads, sockets, signals
-    native      kernels of our own, in C, and the choice among them
-    products    which kernel multiplies a matrix, and the proof that it is exact
-    attention   keys and values in blocks, and who attends to what
-    modules     modules of our own in the place of a model's
+    native      our own kernels in C, and the choice among their variants
+    matmul      the choice of a kernel for each matrix, and the proof that it is exact
+    attention   keys and values in blocks, and attention over them
+    modules     our own modules, which replace modules of a model
     model       a model's folder, and a range of its layers built from it
-    engine      the executor over torch: forward, sampling, measuring, selfcheck
+    engine      the executor over torch: forward, sampling, measuring, self-check
 """

@@ -1,7 +1,7 @@
-"""What a stage's core can ask for: orders to its shell, carried out in the order given.
+"""Actions of a stage's core: orders to its shell, which carries them out in the order given.
 
-Everything but ``Load`` happens in the compute thread; ``Compute`` is answered by Computed, ComputeFenced or
-ComputeFailed, ``Load`` by Loaded or LoadFailed, ``TestDevice`` by DeviceTested.
+All actions except ``LoadLayers`` run in the compute thread. The shell answers ``Compute`` with Computed, ComputeFenced
+or ComputeFailed, ``LoadLayers`` with Loaded or LoadFailed, and ``TestDevice`` with DeviceTested.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-EX_TEMPFAIL = 75  # the exit code that means: start again
-EX_CONFIG = 78  # the exit code that means: starting again will not help
+EX_TEMPFAIL = 75  # exit code for "start again"
+EX_CONFIG = 78  # exit code for "starting again will not help"
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """Say Hello to the broker with what is held (the shell adds what it knows of the machine)."""
+    """Send Hello to the broker, with the stored sequences. The shell adds the facts about the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send over the control connection."""
+    """Send a message over the control connection."""
 
     message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True)
 class StartBeats:
+    """Start sending heartbeats to this endpoint, or move them there."""
+
     endpoint: str
     interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """From now on steps are taken from who has one of these keys, and from nobody else. ``relay``: where they are
-    waited for beside the own door; empty: nowhere."""
+    """Accept steps only from peers with one of these keys, from now on."""
 
     keys: frozenset[str]
-    relay: str = ""
+    relay: str = ""  # the relay at which steps arrive in addition to the worker's own listener; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +58,36 @@ class SendAssets:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Try whether the next stage's door can be reached, and the relay by which steps are to come here, if they are;
-    then load and warm these layers, in the background. ``gently``: another plan serves meanwhile, so nobody waits."""
+    """Load and warm these layers in the background.
+
+    The shell first checks that it can connect to the next stage's listener and, if steps are to arrive by relay, to the
+    relay.
+    """
 
     epoch: int
     layers: LayerRange
-    standby: tuple[LayerRange, ...]
-    max_sequences: int
+    standby: tuple[LayerRange, ...]  # where the next stage listens
+    max_sequences: int  # the relay at which steps are to arrive; empty: none
     edge: Edge
     relay: str = ""
-    gently: bool = False
+    gently: bool = False  # another plan serves meanwhile, so its steps go first
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStandby:
-    """Load and warm these layers in the background, for others; forget those kept before that are not among them."""
+    """Load and warm these standby layers in the background. Drop standby layers that are not in the list."""
 
     layers: tuple[LayerRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopStandby:
-    """Something that is waited for must be loaded: come to an end with what is kept so far."""
+    """Stop loading standby layers, and keep the ones loaded so far: a plan's layers must be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class UseLayers:
-    """Compute with these layers from now on, keep those loaded; the others' memory goes back."""
+    """Compute with these layers from now on, keep the standby layers in ``kept``, and free the memory of all others."""
 
     layers: LayerRange
     kept: tuple[LayerRange, ...]
@@ -91,7 +95,7 @@ class UseLayers:
 
 @dataclass(frozen=True, slots=True)
 class OpenEdge:
-    """A fresh connection to the next stage; the one before is dropped with all that it holds."""
+    """Open a new connection to the next stage. The previous connection is dropped, with everything queued in it."""
 
     epoch: int
     edge: Edge
@@ -99,20 +103,22 @@ class OpenEdge:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Send nothing more, also of what waits to be sent, to whose door has this key."""
+    """Send nothing more to the peer whose listener has this key, including messages that are already queued."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSequence:
+    """Reserve memory for a sequence of up to ``limit`` positions."""
+
     sequence: int
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForkSequence:
-    """Open a sequence with a copy of another one's first positions."""
+    """Open a sequence with a copy of the first ``position`` positions of another sequence."""
 
     sequence: int
     source: int
@@ -122,7 +128,7 @@ class ForkSequence:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkSequence:
-    """Cut a sequence, and reserve no more than what it then holds."""
+    """Cut a sequence to ``limit`` positions, and free the memory reserved beyond them."""
 
     sequence: int
     limit: int
@@ -130,47 +136,53 @@ class ShrinkSequence:
 
 @dataclass(frozen=True, slots=True)
 class TruncateSequence:
+    """Drop a sequence's positions from ``position`` on."""
+
     sequence: int
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSequence:
+    """Drop a sequence and free its memory."""
+
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
+    """Run a batch through the layers in use."""
+
     epoch: int
     step: int
     batch: Batch
-    cause: str = ""  # for the log
-    in_pieces: bool = False  # a few positions at a time, which takes less memory and gives the same bits
+    cause: str = ""  # the broker's event from which this follows; for the log
+    in_pieces: bool = False  # compute a few positions at a time: less memory, the same bits
 
 
 @dataclass(frozen=True, slots=True)
 class DropSpare:
-    """Drop the layers kept for others, and what a comparison holds: the device is short of memory."""
+    """Free the standby layers and the memory of a recheck: the device is short of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestDevice:
-    """Compute a little through the layers in use, in a place of its own, and compare; answered by DeviceTested."""
+    """Compute a few positions through the layers in use, in scratch memory, and compare. Answered by DeviceTested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeAside:
-    """Compute a part of what is computed again for a comparison; answered by AsideComputed or AsideFailed."""
+    """Compute one chunk of a recheck. Answered by RecheckComputed or RecheckFailed."""
 
     epoch: int
     ticket: int
     batch: Batch
-    limit: int  # where it ends
+    limit: int  # the position at which the recheck ends
 
 
 @dataclass(frozen=True, slots=True)
 class SendAside:
-    """Send a step to a stage that nothing else is sent to, over a connection for this alone."""
+    """Send a recheck to another stage, over a connection that is used for this message only."""
 
     edge: Edge
     step: Step
@@ -187,14 +199,14 @@ class SendStep:
 
 @dataclass(frozen=True, slots=True)
 class SendDone:
-    """Tell the broker, over the data edge, that a step is done."""
+    """Report a finished step to the broker, over the data connection."""
 
     done: StepDone
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The process ends: in good order (code 0), or because it can never work (code 78)."""
+    """End the process: in good order (code 0), to be started again (75), or because it can never work (78)."""
 
     code: int
     reason: str
@@ -202,7 +214,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Recast:
-    """The worker introduces itself again with weights of another type, in which the swarm computes."""
+    """Restart the worker with weights of another type: the type in which the swarm computes."""
 
     dtype: str
     reason: str
@@ -210,18 +222,19 @@ class Recast:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact for the log."""
+    """Write an event to the log."""
 
     event: str
     level: str = "info"
     fields: dict[str, object] = field(default_factory=dict)
 
 
-Room = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence  # what a sequence holds
+# actions that change a sequence's memory
+Room = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence
 
 
 def arrange(executor: Executor, room: Room) -> None:
-    """Have the executor do it."""
+    """Apply the action to the executor."""
     match room:
         case OpenSequence(sequence, limit):
             executor.open(sequence, limit)

@@ -1,22 +1,24 @@
-"""The stage's core: ordering, duplicates, epochs, truncation, rooms and the sender's log.
+"""The stage's core: order of steps, duplicates, epochs, truncation, sequence memory and the sender's log.
 
-``handle(event, now) -> actions``. It lives in the compute thread and is the only one who changes what the stage holds;
+``handle(event, now) -> actions``. The core lives in the compute thread. Nothing else changes the state of the stage;
 the shell (``service``) moves bytes and calls the executor.
 
 Rules
 -----
-* *Lineage, epochs, doors* (``epochs``). What carries another life of the broker, or an epoch below the fence, is
-  dropped and counted. Steps are taken only while an epoch is in force, and only from whom its plan has send them.
-* *Order.* Steps of an epoch are numbered without a gap (``order``). If one doesn't come though later ones have, the
-  broker is told (``Trouble``).
-* *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
-  broke the protocol: Trouble, never a guess.
-* *Numbers.* Hidden states that are not finite are refused where they arrive, and their sender is named to the broker:
-  whoever computed them got finite ones, for they passed the same check.
-* *Faults.* A step that raises is told to the broker (``faults``); the worker says its next Hello after a test.
-* *One step at a time.* A step's releases, opens and truncations are done when its turn comes, then its rows are
+* *Lineage, epochs, senders* (``epochs``). A message with another lineage of the broker, or with an epoch below the
+  fence, is dropped and counted. Steps are accepted only while an epoch is in force, and only from the sender that its
+  plan names.
+* *Order.* The steps of an epoch are numbered without a gap (``step_order``). If a step is missing although later ones
+  have arrived, the stage reports it to the broker (``DataPathError``).
+* *Positions.* A row must begin exactly where its sequence ends in *every* layer of the stage. Anything else is a
+  violation of the protocol by some process: the stage reports it and never guesses.
+* *Numbers.* Hidden states that are not finite are refused on arrival, and the report to the broker names their
+  sender. The sender itself received finite ones, because they passed the same check.
+* *Faults.* A step that raises is reported to the broker (``faults``); the worker tests its device before its next
+  Hello.
+* *One step at a time.* When a step's turn comes, its releases, opens and truncations are applied, then its rows are
   computed, then its output is logged and sent.
-* What is held of a sequence (``sequences``), and how far it has come, changes in this order only.
+* The stored sequences (``sequences``) and their positions change in this order only.
 """
 
 from __future__ import annotations
@@ -84,17 +86,19 @@ from swarm.wire.tensors import not_finite
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
+    """Settings of a stage's core."""
+
     name: str
-    incarnation: str
-    num_layers: int
-    log_bytes: int = 256 << 20
-    profile_every: int = 0  # steps between two profile lines; 0: none
-    dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with, as its settings allow
+    incarnation: str  # a random name of this process's life
+    num_layers: int  # of the whole model
+    log_bytes: int = 256 << 20  # limit of the activation log
+    profile_every: int = 0  # log a profile after this number of steps; 0: never
+    dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
 
 
 @dataclass(slots=True)
 class StageCore:
-    """See the module's text."""
+    """Deciding part of a stage; the rules are in the module's docstring."""
 
     settings: StageSettings
     epochs: Epochs = field(init=False)
@@ -107,7 +111,8 @@ class StageCore:
     membership: Membership = field(init=False)
     faults: Faults = field(init=False)
     counters: dict[str, float] = field(default_factory=dict)
-    _cause: str = ""  # the broker's event that the order or step at hand follows from
+    _cause: str = ""  # the broker's event that caused the current order or step; for logs
+    # actions of the current ``handle`` call; shared with the parts below
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -173,7 +178,7 @@ class StageCore:
         return self.holdings.log
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one fact, return what is to be done, in order."""
+        """Apply one event and return the actions to carry out, in order."""
         match event:
             case StepArrived():
                 self._step_arrived(event, now)
@@ -219,7 +224,7 @@ class StageCore:
         self.epochs.tell_door()
 
     def _of_this_life(self, action: Action) -> Action:
-        """Name, in what is told, the life of the broker that it concerns."""
+        """Add the broker's current lineage to a message."""
         if isinstance(action, Tell):
             return Tell(msgspec.structs.replace(action.message, lineage=self.lineage))
         return action
@@ -272,11 +277,11 @@ class StageCore:
             self._out.extend(self.rechecks.obey(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """Tell what is held, for Activated."""
+        """Return the stored sequences, for Activated."""
         return self.holdings.inventory()
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """Tell what is held, for Hello."""
+        """Return the stored sequences with their digests, for Hello."""
         return self.holdings.introduction()
 
     # --- steps in --------------------------------------------------------------------------------------------------
@@ -286,7 +291,7 @@ class StageCore:
         if step.lineage != self.lineage:
             self._count("stale_steps")
             return
-        if step.trial is not None and step.epoch >= self.fence:  # also at workers that have no part in the plan
+        if step.trial is not None and step.epoch >= self.fence:  # workers without a part in the plan take rechecks, too
             self._out.extend(self.rechecks.arrived(step, event.hidden))
             return
         if step.epoch < self.fence or step.epoch != self.active:
@@ -309,13 +314,14 @@ class StageCore:
             self._count(dropped)
 
     def _step_refused(self, event: StepRefused) -> None:
-        """Report a step damaged on its way: it may have been the only one, with none behind it to show the gap."""
+        """Report a step that was damaged on its way. It may have been the only one, with no later step to reveal the
+        gap."""
         self._count("refused_frames")
         if self.active is not None and self.heard.sends_steps(event.sender):
             self._trouble(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _start_work(self, now: float) -> None:
-        """Begin the next step if nothing is under way, or the next replay if no step is due."""
+        """Start the next step if none is running, or the next replay if no step is due."""
         while self.turn.work is None and self.replays.current is None and self.steps.ready and not self.parked:
             assert self.layers is not None
             step = self.turn.begin(self.steps, now)
@@ -336,12 +342,12 @@ class StageCore:
 
     @property
     def wants_time(self) -> bool:
-        """Something waits to be done whenever there is time for it: feed ``Leisure`` then."""
+        """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
         return self.rechecks.wants_time and not self.parked
 
     @property
     def _is_idle(self) -> bool:
-        """Nothing is under way or due, and this worker serves."""
+        """Whether nothing runs, nothing is due, and the worker is not parked."""
         return self.turn.work is None and self.replays.current is None and not self.steps.ready and not self.parked
 
     # --- steps out -------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
-"""Which epoch is in force at a stage, and whose steps are taken in it.
+"""The epoch in force at a stage, and the keys whose steps it accepts.
 
-* *Lineage.* Epochs and numbers are of one life of a broker: the one that welcomed this worker last. Who is welcomed by
-  another life begins anew with that one's epochs; if its journal is another one, what is held is nobody's any more.
-* *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. ``active`` is the epoch in
-  force, which an ``Activate`` starts and a higher ``Fence`` ends.
-* *Doors* (``Heard``). Where they go by keys, a stage hears the stage before it in the plan in force, and in the plan
-  that is prepared (its first steps may come as soon as the others are told to begin); and who was announced for a
-  recheck. And it waits for them beside its own door, if one of these plans has them come by relay. A fence ends what
-  was in force before it. What is prepared stays, for it is what the fence makes room for. Who is out for good
-  (``shun``) is heard by no plan that knew it, nor sent anything from that moment on.
+* *Lineage.* Epochs and step numbers belong to one lineage: that of the broker that welcomed this worker last. When a
+  broker with another lineage welcomes the worker, the worker adopts its epochs. If the journal is another one, too,
+  the stored sequences belong to no broker any more and are dropped.
+* *Epochs.* ``fence`` is the highest epoch received; messages with an older one are dropped and counted. ``active`` is
+  the epoch in force: ``Activate`` starts it and a higher ``Fence`` ends it.
+* *Keys* (``AllowedSenders``). Where listeners check keys, a stage accepts connections from the upstream stage of the
+  plan in force, from the upstream stage of the plan in preparation (whose first steps may arrive as soon as the other
+  stages are activated), and from workers announced for a recheck. If one of these plans uses a relay, the stage also
+  accepts connections through the relay. A fence ends the plan in force before it. The plan in preparation stays,
+  because it is the one that the fence makes way for. A blocked key (``BlockKey``) is not accepted by any plan that
+  names it, and nothing is sent to it from that moment on.
 """
 
 from __future__ import annotations
@@ -26,32 +28,39 @@ from swarm.stage.sequences import Holdings
 from swarm.wire.door.keys import address_and_key, public_key_in
 from swarm.wire.messages import NOBODYS, Activate, Activated, Expect, LayerRange, Lineage, Prepare, Shun, Welcome
 
-MAX_SHUNNED = 64  # keys: no plan that is made later names them
-MAX_EXPECTED = 64  # keys: rechecks come one after the other, and one needs no more than one key here
+MAX_SHUNNED = 64  # keys; later plans do not name them
+MAX_EXPECTED = 64  # keys; rechecks run one after the other, and each needs at most one key here
 
 
 @dataclass(slots=True)
 class Heard:
-    """``before``, ``relay``: of the plan in force. As long as no order names a key, doors don't go by them: nothing is
-    told."""
+    """Keys whose connections and steps are accepted.
 
-    before: str | None = None
-    relay: str = ""
-    expected: dict[str, int] = field(default_factory=dict)  # with the epoch of who said so
-    shunned: tuple[str, ...] = ()
-    told: Admit | None = None
+    As long as no order names a key, listeners do not check keys, and nothing is published.
+    """
+
+    before: str | None = None  # key of the upstream stage in the plan in force
+    relay: str = ""  # relay of the plan in force; empty: none
+    # keys announced for rechecks, each with the epoch of its order
+    expected: dict[str, int] = field(default_factory=dict)
+    shunned: tuple[str, ...] = ()  # blocked keys, the latest last
+    told: Admit | None = None  # the action published last
 
     def begin(self, plan: Prepare) -> None:
-        """A plan is in force."""
+        """Accept the upstream stage of a plan that is now in force."""
         self.before, self.relay = plan.before, plan.relay
         self.fence(plan.epoch)
 
     def leave(self) -> None:
-        """None is any more."""
+        """Stop accepting the upstream stage: no plan is in force any more."""
         self.before, self.relay = None, ""
 
     def sends_steps(self, key: str) -> bool:
-        """May who has shown this key send steps of the plan in force? Others are heard for rechecks, or too early."""
+        """Return whether the sender with this key may send steps of the plan in force.
+
+        That is the plan's upstream stage, or any sender (an empty key) where listeners check no keys. Other accepted
+        keys send rechecks, or steps of a plan that is not in force yet.
+        """
         return not key or key == self.before
 
     def expect(self, key: str, epoch: int) -> None:
@@ -64,16 +73,19 @@ class Heard:
         self.shunned = (*self.shunned, key)[-MAX_SHUNNED:]
 
     def fence(self, epoch: int) -> None:
-        """Who was announced before this epoch has nothing to say in it. (The same fence may come twice.)"""
+        """Drop the recheck keys announced before this epoch. (The same fence may arrive twice.)"""
         self.expected = {key: since for key, since in self.expected.items() if since >= epoch}
 
     def forget(self) -> None:
-        """Another broker's plans begin."""
+        """Drop all keys of plans: another broker's plans begin."""
         self.leave()
         self.expected = {}
 
     def change(self, prepared: Prepare | None) -> Admit | None:
-        """Tell who is heard now, and where, if that is not what was told; ``prepared``: the plan in preparation."""
+        """Return an action that publishes the accepted keys and the relay, or None if they have not changed.
+
+        ``prepared`` is the plan in preparation.
+        """
         before, relay = (None, "") if prepared is None else (prepared.before, prepared.relay)
         named = (before, self.before, *self.expected)
         keys = frozenset(key for key in named if key is not None and key not in self.shunned)
@@ -86,8 +98,10 @@ class Heard:
 
 @dataclass(slots=True)
 class Epochs:
-    """Takes the orders that a plan begins and ends with. Appends what is to be done to ``out``. ``after``: the key of
-    the door that steps of the epoch in force go to, where doors go by keys."""
+    """Epoch in force, and the plan that belongs to it.
+
+    Handles the orders that begin and end a plan, and appends actions to ``actions``.
+    """
 
     incarnation: str
     preparation: Preparation
@@ -96,25 +110,29 @@ class Epochs:
     turn: Turn
     replays: Replays
     rechecks: Rechecks
-    out: list[Action]
+    out: list[Action]  # output list, shared with the core
     note: Notes
     count: Callable[[str], None]
-    lineage: Lineage = NOBODYS
-    fence: int = 0
-    active: int | None = None
+    lineage: Lineage = NOBODYS  # of the broker that welcomed this worker last
+    fence: int = 0  # highest epoch received
+    active: int | None = None  # epoch in force; None: none
+    # key of the listener to which the steps of the epoch in force go, where listeners check keys
     after: str | None = None
-    layers: LayerRange | None = None
+    layers: LayerRange | None = None  # layers of the last active plan
     heard: Heard = field(default_factory=Heard)
 
     def welcome(self, order: Welcome) -> None:
-        """A broker takes this worker in: perhaps another life of it."""
+        """Adopt the epoch of the broker that welcomes this worker, and its lineage if it is another one."""
         if order.lineage != self.lineage:
             self._begin_anew(order)
         self.fence = max(self.fence, order.epoch)
 
     def _begin_anew(self, order: Welcome) -> None:
-        """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
-        with its own, and says at the next plan what stays."""
+        """Adopt another lineage and its epochs.
+
+        If the journal is the same, the broker has compared the stored sequences with its own and states with the next
+        plan which ones stay. If it is another journal, they are dropped.
+        """
         self._leave()
         self.heard.forget()
         self.preparation.forget_plans()
@@ -127,7 +145,8 @@ class Epochs:
         if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
             self.count("stale_orders")
         else:
-            # The broker raises the fence before it asks for a plan only where none is in force any more.
+            # Where a plan is still in force, the broker asks for the next one before it raises the fence: a higher
+            # epoch here means that another plan serves meanwhile.
             self.out.extend(self.preparation.want(order, gently=order.epoch > self.fence))
 
     def raise_fence(self, epoch: int) -> None:
@@ -148,22 +167,27 @@ class Epochs:
             self.heard.expect(order.key, order.epoch)
 
     def _shun(self, key: str) -> None:
-        """Nothing comes of a plan that counts on it as a neighbour."""
+        """Block a key. A plan in which it is a neighbour has failed."""
         if key in (self.heard.before, self.after):
             self._leave()
-        self.rechecks.clear()  # one of their ways may lead there
+        self.rechecks.clear()  # a recheck's route may lead to the blocked worker
         self.heard.shun(key)
         self.out.append(CutOff(key))
 
     def tell_door(self) -> None:
-        """Told first: who is to be heard may knock as soon as the rest is done."""
+        """Publish the accepted keys if they have changed.
+
+        The action goes to the front of the list: a newly accepted peer may connect as soon as the other actions are
+        done.
+        """
         wanted = self.preparation.wanted
         admit = self.heard.change(wanted)
         if admit is not None:
             self.out.insert(0, admit)
 
     def activate(self, order: Activate, now: float) -> None:
-        if order.epoch == self.active and order.epoch == self.fence:  # the broker has not heard that it is
+        # a repeated order: the broker has not received our answer
+        if order.epoch == self.active and order.epoch == self.fence:
             self._tell_activated(order.epoch)
             return
         prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch, self.layers)

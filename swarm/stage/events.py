@@ -1,4 +1,4 @@
-"""What can happen to a stage: facts. ``core.handle`` takes them one by one."""
+"""Events of a stage: facts, which ``core.handle`` takes one by one."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConnected:
-    """The control connection stands (again). It does not mean that the broker knows us."""
+    """The control connection is up (again). The broker has not welcomed this worker yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderArrived:
+    """An order of the broker arrived over the control connection."""
+
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrived:
-    """A step came over the data edge; ``hidden`` [tokens, hidden] is None at the stage that embeds tokens. ``sender``:
-    the key that who sent it has shown; empty: none was asked for."""
+    """A step arrived over the data connection."""
 
     step: Step
-    hidden: NDArray[np.float32] | None
-    num_bytes: int
-    sender: str = ""
+    hidden: NDArray[np.float32] | None  # [tokens, hidden]; None on the stage that embeds tokens
+    num_bytes: int  # size of the message
+    sender: str = ""  # the key with which the sender authenticated; empty: the listener checks no keys
 
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """Something came over the data edge that is no message as it was sent: damaged, cut, or never one."""
+    """A message over the data connection was damaged, truncated or malformed."""
 
     reason: str
     sender: str = ""
@@ -45,7 +46,7 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The rows of the step under way went through the layers."""
+    """The rows of the running step went through the layers."""
 
     epoch: int
     step: int
@@ -54,7 +55,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class ComputeFenced:
-    """The fence rose while the step was under way; nothing of it counts."""
+    """The fence rose while the step was running; its result is discarded."""
 
     epoch: int
     step: int
@@ -62,28 +63,28 @@ class ComputeFenced:
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
-    """The device could not do it. ``is_memory``: it had too little memory."""
+    """The device failed to compute a step."""
 
     compute: Compute
     reason: str
-    is_memory: bool = False
+    is_memory: bool = False  # the device had too little memory
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTested:
-    """The test of the device has ended. ``problem``: why it failed; empty: it passed."""
+    """The test of the device has ended."""
 
-    problem: str = ""
+    problem: str = ""  # the reason for a failure; empty: the test passed
 
 
 @dataclass(frozen=True, slots=True)
 class Leisure:
-    """Nothing has come that waits: there is time for what can wait."""
+    """No step is waiting: there is time for rechecks."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsideComputed:
-    """A part of what is computed again for a comparison went through the layers."""
+    """A chunk of a recheck went through the layers."""
 
     ticket: int
     forwarded: Forwarded
@@ -91,7 +92,7 @@ class AsideComputed:
 
 @dataclass(frozen=True, slots=True)
 class AsideFailed:
-    """What was to be computed again can't be, or a fence rose."""
+    """A recheck failed, or a fence ended it."""
 
     ticket: int
     reason: str
@@ -107,34 +108,33 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """``cant_reach``: whose door can't be reached from here, if that is why."""
+    """The layers of this epoch's plan could not be loaded, or a peer of the plan cannot be reached."""
 
     epoch: int
     reason: str
-    cant_reach: str = ""
+    cant_reach: str = ""  # the worker whose listener cannot be reached from here, if that is the reason
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyProgressed:
-    """Loading for others goes on: these layers are warm by now. ``load_s``: what the newest took, without rests."""
+    """Loading of standby layers continues: these layers are warm so far."""
 
     layers: tuple[LayerRange, ...]
-    load_s: float
+    load_s: float  # time for the newest layers, without rests
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyLoaded:
-    """Loading for others has ended: these layers are warm beside those of the plan. ``problem``: why not more.
-    ``load_s``: what those took that no ``StandbyProgressed`` reported, without rests."""
+    """Loading of standby layers has ended: these layers are warm in addition to the plan's."""
 
     layers: tuple[LayerRange, ...]
-    load_s: float
-    problem: str = ""
+    load_s: float  # time for the layers that no ``StandbyProgressed`` has reported, without rests
+    problem: str = ""  # the reason why not all layers were loaded; empty: all were
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time has passed."""
 
 
 Event = (

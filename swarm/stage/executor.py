@@ -1,11 +1,11 @@
-"""The executor: what a stage needs from whoever multiplies the matrices.
+"""The executor: the interface between a stage and the device that computes its layers.
 
-Threads: ``prepare`` runs in a loader thread while the compute thread goes on with the old layers; everything else is
-called by the compute thread alone. KV belongs to a sequence *and* a layer, so that a layer which stays in the range
-over a change of plan keeps its keys and values; the stage's core knows how far each range of layers stands.
+Threads: ``prepare`` and ``keep`` run in a loader thread while the compute thread goes on with the old layers; only the
+compute thread calls the other methods. Keys and values belong to a sequence *and* a layer, so a layer that stays in the
+range over a change of plan keeps them. The stage's core tracks the position of each range of layers.
 
-``forward`` is prefill, prefill at an offset and decode in one: every row appends its positions from ``start`` on, after
-what is already there. A row's result depends on nothing but its own sequence.
+``forward`` is prefill, prefill at an offset and decode in one: each row appends its positions from ``start`` on to the
+positions already stored. A row's result depends on nothing but its own sequence.
 """
 
 from __future__ import annotations
@@ -26,89 +26,79 @@ _MEMORY_WORDS = ("out of memory", "not enough memory", "can't allocate memory", 
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an executor's error says that the device had too little memory. Torch says so in a RuntimeError."""
+    """Return whether an executor's error means that the device had too little memory. Torch raises it as a
+    RuntimeError."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_WORDS)
 
 
 class Fenced(Exception):
-    """Raised by ``forward`` when the fence rose between two layers; nothing of the step counts."""
+    """Raised by ``forward`` when the fence rose between two layers. The whole step is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """Draw the token after row ``row``. ``history`` is every token so far, the first ``num_prompt`` the prompt."""
+    """Request to draw the token that follows a row."""
 
-    row: int
+    row: int  # index of the row in its batch
     params: SamplingParams
     seed: int
-    history: Sequence[int]
-    num_prompt: int
+    history: Sequence[int]  # all tokens so far, the prompt first
+    num_prompt: int  # length of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``.
-
-    ``alone``: all cores of the host may be used, since no other stage computes meanwhile, or seldom. ``through``: only
-    these of the stage's layers, whose input ``hidden`` is then.
-    """
+    """Rows to compute, one after the other."""
 
     rows: tuple[Row, ...]
-    tokens: NDArray[np.int64]
-    hidden: NDArray[np.float32] | None
+    tokens: NDArray[np.int64]  # of all rows, concatenated
+    hidden: NDArray[np.float32] | None  # [tokens, hidden] float32; None on the stage that embeds ``tokens``
     samples: tuple[SampleJob, ...]
-    alone: bool = True
-    through: LayerRange | None = None
+    alone: bool = True  # no other stage of this host computes meanwhile (or rarely), so all cores may be used
+    through: LayerRange | None = None  # compute only these layers of the stage, with ``hidden`` as their input
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent.
-    Parts of ``compute_s``: ``head_s`` for the head and the norm before it, ``copy_s`` for bringing ``hidden`` here.
+    """Result of a batch: hidden states or drawn tokens, and the time spent on the device."""
 
-    A sequence whose logits can't be sampled (not finite) stands in ``failed`` with the reason instead of ``sampled``;
-    one that is to be drawn for another time, in ``late``.
-    """
-
-    hidden: NDArray[np.float32] | None
-    sampled: tuple[Sampled, ...]
-    failed: tuple[Failure, ...]
+    hidden: NDArray[np.float32] | None  # input of the next stage; None on the last one
+    sampled: tuple[Sampled, ...]  # in the order of ``samples``
+    failed: tuple[Failure, ...]  # sequences whose logits can't be sampled (not finite), with the reason
     compute_s: float
     sample_s: float
-    head_s: float = 0.0
-    copy_s: float = 0.0
-    late: tuple[int, ...] = ()
+    head_s: float = 0.0  # part of ``compute_s``: the head and the norm before it
+    copy_s: float = 0.0  # part of ``compute_s``: copying ``hidden`` to the host
+    late: tuple[int, ...] = ()  # sequences whose token is to be drawn at another time
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a prepared stage can hold and what preparing it took. ``kv_tokens``: positions, all sequences together.
+    """Capacity of a prepared stage, and the cost of preparing it."""
 
-    ``kernels`` names what multiplies there, for people: with the dtype, and whether a sequence's bits depend on nothing
-    but itself ("exact") or on others in the batch too ("inexact"). ``bits``: stages with equal ones compute the same
-    bits, so layers can move between them without a trace.
-    """
-
-    kv_tokens: int
+    kv_tokens: int  # positions, all sequences together
     max_sequences: int
     load_s: float
     warm_up_s: float
     resident_bytes: int
+    # for people: kernels and dtype, and whether a sequence's bits depend on itself only ("exact") or on its batch
+    # ("inexact")
     kernels: str = ""
-    bits: str = ""
+    bits: str = ""  # stages with an equal value compute the same bits, so layers can move between them without a trace
 
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)
 
 
 class Stopped(Protocol):
-    """Asked before each layer is loaded: whether loading is to end here. ``warm``: the layers loaded so far."""
+    """Callback before each layer is loaded: returns whether loading is to stop here. ``warm``: the layers loaded so
+    far."""
 
     def __call__(self, warm: tuple[LayerRange, ...], /) -> bool: ...
 
 
 class Executor(Protocol):
-    """One device's share of the model."""
+    """A device's share of the model."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -125,62 +115,72 @@ class Executor(Protocol):
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
     ) -> Capacity:
-        """Load and warm what is not loaded yet of ``layers``, and leave room for those on ``standby``. Raises
-        ModelError; then nothing has changed."""
+        """Load and warm the missing ones of ``layers``, and leave memory for those in ``standby``. Raises ModelError;
+        then nothing has changed."""
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
-        """Load and warm these layers beside those in use, without KV; forget others that were kept. Returns what is
-        kept, which is less if ``stopped`` says so. Raises ModelError. A loader's call, too."""
+        """Load and warm standby layers in addition to those in use, without KV, and drop other standby layers.
+
+        Returns the standby layers, which are fewer if ``stopped`` ended the load. Raises ModelError. Called by a loader
+        thread.
+        """
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
-        """Compute with these (prepared) layers from now on, keep ``kept``, which are loaded, without KV; drop all
-        others."""
+        """Compute with these (prepared) layers from now on. Keep ``kept``, which are loaded, as standby without KV;
+        drop all others."""
 
     def open(self, sequence: int, limit: int) -> None:
-        """Reserve room for up to ``limit`` positions of a sequence. Opening it again drops what it held."""
+        """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        """Open a sequence that begins with a copy of the first ``position`` positions of another one."""
+        """Open a sequence with a copy of the first ``position`` positions of another sequence."""
 
     def shrink(self, sequence: int, limit: int) -> None:
-        """Cut a sequence to ``limit`` positions and give back the room reserved beyond them."""
+        """Cut a sequence to ``limit`` positions and free the memory reserved beyond them."""
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        """Run the rows through the layers. Asks ``fenced`` and calls ``progressed`` between layers; where layers take
-        milliseconds, between some of them: ``progressed`` for each."""
+        """Run the rows through the layers.
+
+        Calls ``fenced`` and ``progressed`` between layers; where a layer takes only milliseconds, between some of them,
+        with ``progressed`` once per layer.
+        """
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
     ) -> Forwarded:
-        """Run one row through ``batch.through``, layers that are loaded here for whatever reason, and touch nothing
-        that is held: keys and values are in a place of their own, made when the row begins at 0 and dropped when it
-        ends at ``limit``. Raises IllegalMove if the layers are not loaded."""
+        """Run one row through ``batch.through``, which are any layers loaded here, without touching stored sequences.
+
+        Keys and values are in scratch memory, which is made when the row begins at 0 and dropped when it ends at
+        ``limit``. Raises IllegalMove if the layers are not loaded.
+        """
 
     def drop_spare(self) -> None:
-        """Drop layers kept for others and what a recheck holds, and give free memory back to the device."""
+        """Drop standby layers and the scratch memory of a recheck, and return free memory to the device."""
 
     def test(self, progressed: Callable[[], None]) -> None:
-        """Compute a few positions through the layers in use, at once and in pieces, in a place of their own. Raises
-        DeviceError if the results differ or are not finite; whatever the device raises passes through. Calls
-        ``progressed`` after each layer. Without layers in use there is nothing to test."""
+        """Compute a few positions through the layers in use, once whole and once in pieces, in scratch memory.
+
+        Raises DeviceError if the results differ or are not finite; the device's own errors pass through. Calls
+        ``progressed`` after each layer. Without layers in use, does nothing.
+        """
 
     def truncate(self, sequence: int, position: int) -> None:
-        """Forget positions from ``position`` on, in every layer."""
+        """Drop positions from ``position`` on, in every layer."""
 
     def release(self, sequence: int) -> None:
-        """Forget the sequence; its memory goes back. Unknown sequences are no error."""
+        """Drop the sequence and free its memory. An unknown sequence is no error."""
 
     def reset(self) -> None:
         """Release every sequence."""
 
     def kv_capacity(self) -> int:
-        """Positions that fit, all sequences together."""
+        """Return the number of positions that fit, all sequences together."""
 
     def kv_used(self) -> int:
-        """Positions reserved or used now, counted in whole blocks."""
+        """Return the number of positions reserved or used now, counted in whole blocks."""
 
     def warm_up(self) -> float:
-        """Run the kernels once at the sizes that will come; seconds it took."""
+        """Run the kernels once at the sizes to be expected; return the seconds that it took."""
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges by name, for ``swarmctl stats``."""
+        """Return counters and gauges by name, for ``swarmctl stats``."""

@@ -1,12 +1,12 @@
-"""What a stage does when a step can't be computed, and what it tells the broker.
+"""Reactions of a stage to a step that can't be computed, and its reports to the broker.
 
-* *Memory.* If the device had too little memory, the stage drops what it holds for others and computes the same step
-  again, in pieces. That happens once a step: the second failure counts.
-* *Trouble.* The broker is told which layers and which rows failed (``StepFailure``). Whether the worker or a request is
-  to blame is for the broker to find out.
-* *Doubt.* A stage whose last step failed is in doubt until it has computed one. In doubt it says no Hello before its
-  device has passed a test (``TestDevice``). A failed test is repeated after a pause. After the third one in a row the
-  process ends, since some errors of a device last as long as the process.
+* *Memory.* If the device had too little memory, the stage drops its standby layers and computes the same step again,
+  in pieces. That happens once per step: the second failure is final.
+* *Report.* The stage reports which layers and which rows failed (``StepFailure``). The broker finds out whether the
+  worker or a request is to blame.
+* *Doubt.* A stage whose last step failed is in doubt until it has computed one. While in doubt, it sends no Hello
+  before its device has passed a test (``TestDevice``). A failed test is repeated after a pause. After the third
+  failure in a row the process ends, since some device errors last as long as the process.
 """
 
 from __future__ import annotations
@@ -27,23 +27,26 @@ PAUSE_S = 5.0  # after the first failed test; twice as long after the second
 
 @dataclass(slots=True)
 class Faults:
-    """Appends what is to be done to ``out``."""
+    """State of a stage after failed steps. Appends its actions to ``actions``."""
 
     incarnation: str
     preparation: Preparation
     out: list[Action]
     note: Notes
     count: Callable[[str], None]
-    is_in_doubt: bool = False
-    is_testing: bool = False
-    num_failed_tests: int = 0  # since the last one that passed
-    test_at: float | None = None  # when a test that failed is repeated
+    is_in_doubt: bool = False  # the last step failed, and nothing has succeeded since
+    is_testing: bool = False  # a test is running
+    num_failed_tests: int = 0  # since the last test that passed
+    test_at: float | None = None  # when a failed test is repeated; None: no test is due
 
     # --- a step failed -----------------------------------------------------------------------------------------------
 
     def tries_again(self, failed: ComputeFailed, epoch: int) -> bool:
-        """Compute a step again that failed for want of memory, unless that was the second time. ``epoch``: the last one
-        that this worker has heard of, in which it tells what it keeps."""
+        """Compute a step again, in pieces, if it has failed for lack of memory for the first time.
+
+        Returns whether it is retried. ``epoch`` is the highest epoch received, for the message about dropped standby
+        layers.
+        """
         if not failed.is_memory or failed.compute.in_pieces:
             return False
         dropped = self.preparation.drop_kept()
@@ -59,26 +62,26 @@ class Faults:
         return True
 
     def failed(self, failed: ComputeFailed, layers: LayerRange) -> StepFailure:
-        """Note that a step failed for good, in these layers; return what the broker is to know of it."""
+        """Record that a step in these layers failed finally; return the details for the broker."""
         self.is_in_doubt = True
         batch = failed.compute.batch
         rows = tuple(SequencePosition(row.sequence, row.start + row.count) for row in batch.rows)
         return StepFailure(batch.through or layers, rows, failed.is_memory)
 
     def computed(self) -> None:
-        """A step went through the layers."""
+        """Record that a step went through the layers."""
         self.is_in_doubt = False
 
     # --- the test ----------------------------------------------------------------------------------------------------
 
     def holds_back(self) -> bool:
-        """Whether no Hello may be said now. Begins a test if one is missing."""
+        """Return whether Hello must wait for a device test. Starts the test if none is running or scheduled."""
         if self.is_in_doubt and not self.is_testing and self.test_at is None:
             self._test()
         return self.is_in_doubt
 
     def tick(self, now: float) -> None:
-        """Repeat a test that failed, when it is time."""
+        """Repeat a failed test when it is due."""
         if self.test_at is not None and now >= self.test_at:
             self._test()
 
@@ -87,7 +90,7 @@ class Faults:
         self.out.append(TestDevice())
 
     def tested(self, event: DeviceTested, now: float) -> bool:
-        """Take a test's result and tell it; return whether a Hello may be said."""
+        """Record a test's result and report it; return whether a Hello may be sent."""
         self.is_testing = False
         problem = event.problem[:4000]
         self.out.append(Tell(SelfTested(epoch=0, incarnation=self.incarnation, problem=problem)))
@@ -103,7 +106,7 @@ class Faults:
             self.out.append(Exit(1, text))
         return False
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    # --- reports to the broker ---------------------------------------------------------------------------------------
 
     def trouble(
         self,
@@ -115,7 +118,10 @@ class Faults:
         failed: StepFailure | None = None,
         step: int | None = None,
     ) -> None:
-        """Tell the broker that the data path of this epoch broke here. ``step``: at which step, for the log."""
+        """Report to the broker that the data path of this epoch broke here.
+
+        ``step``: the affected step, for the log.
+        """
         about = {} if step is None else {"step": step}
         self.note("trouble", "error", reason=reason, epoch=epoch, **about)
         told = Trouble(
@@ -129,10 +135,10 @@ class Faults:
         self.out.append(Tell(told))
 
     def not_finite(self, epoch: int, step: Step, rows: tuple[SequencePosition, ...]) -> None:
-        """Refuse a step with numbers that are not finite, since they spread, and name its sender."""
+        """Refuse a step with numbers that are not finite, which would spread, and report its sender."""
         self.count("not_finite_refused")
         what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
-        if not step.hops:  # no stage sends such
+        if not step.hops:  # no stage sends such a step
             self.trouble(epoch, f"{what}, from nobody", damaged=True)
             return
         sender = step.hops[-1]

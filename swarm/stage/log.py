@@ -1,13 +1,13 @@
-"""The sender's log: the exact inputs that a stage has sent over a boundary, kept so that the layers behind it can be
-rebuilt after their holder's death without asking anybody else.
+"""The sender's log: the exact inputs that a stage has sent over a boundary. From it, the layers behind the boundary are
+rebuilt after the loss of their worker, without any other source.
 
-An entry is keyed (sequence, boundary), so it outlives a change of plan as long as its holder lives, and it holds the
-positions from 0 on without a gap: a log that lacks its beginning can't rebuild anything. They are kept in segments of
-32, filled in place. Sequences that begin alike share segments: a segment lives as long as anybody's log needs it, and
-is copied before somebody who is not alone with it writes into it.
+An entry is keyed (sequence, boundary), so it survives a change of plan as long as its worker lives. It holds the
+positions from 0 on without a gap: a log without its beginning can't rebuild anything. Positions are stored in segments
+of 32, filled in place. Sequences with a common beginning share segments: a segment lives as long as any sequence's log
+needs it, and is copied before a sequence that shares it writes into it.
 
-The log is bounded in bytes. When it is full, whole sequences go, the least recently extended first. What has gone stays
-gone until the sequence begins anew, at position 0: the next tier (the tokens, which the broker has) serves it.
+The log is bounded in bytes. When it is full, whole sequences are evicted, the least recently extended first. An evicted
+sequence is logged again only from position 0 on; until then its tokens, which the broker has, serve for a rebuild.
 """
 
 from __future__ import annotations
@@ -28,42 +28,43 @@ _Array = NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    data: _Array
-    num_users: int = 1
+    data: _Array  # positions × hidden size; all positions are allocated
+    num_users: int = 1  # entries that share this segment
 
 
 @dataclass(slots=True)
 class _Entry:
-    """The positions before ``stop``."""
+    """Logged positions before ``stop``, of one sequence at one boundary."""
 
     stop: int = 0
     segments: list[_Segment] = field(default_factory=list)
 
 
 class ActivationLog:
-    """Bounded; see the module's text."""
+    """Log of sent activations, bounded in bytes. See the module's docstring."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._sequences: OrderedDict[int, dict[int, _Entry]] = OrderedDict()  # by sequence, then by boundary
-        self._num_bytes = 0
-        self.num_evicted = 0
+        # by sequence, then by boundary; the least recently extended sequence first
+        self._sequences: OrderedDict[int, dict[int, _Entry]] = OrderedDict()
+        self._num_bytes = 0  # memory of all segments, each counted once
+        self.num_evicted = 0  # sequences evicted so far
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
     def append_rows(self, rows: Sequence[Row], boundary: int, hidden: _Array) -> None:
-        """Log a step's output, row by row; see ``append``."""
+        """Log a step's output, row by row (see ``append``)."""
         taken = 0
         for row in rows:
             self.append(row.sequence, boundary, row.start, hidden[taken : taken + row.count])
             taken += row.count
 
     def append(self, sequence: int, boundary: int, start: int, hidden: _Array) -> None:
-        """Log the inputs at ``start`` … of this boundary. What was logged from ``start`` on before is replaced.
+        """Log the inputs from position ``start`` on at this boundary, replacing logged ones from ``start`` on.
 
-        Nothing is kept of what can't be joined to the sequence's beginning.
+        Inputs that do not join the logged beginning of the sequence are not logged.
         """
         entry = self._entry_for(sequence, boundary, start)
         if entry is None:
@@ -76,7 +77,7 @@ class ActivationLog:
             self.num_evicted += 1
 
     def fork(self, sequence: int, source: int, position: int) -> None:
-        """Let a sequence begin with what the log holds of another one's positions before ``position``."""
+        """Start a sequence's log with another sequence's positions before ``position``, sharing their segments."""
         self.release(sequence)
         for boundary, entry in self._sequences.get(source, {}).items():
             if entry.stop >= position > 0:
@@ -86,7 +87,7 @@ class ActivationLog:
                 self._sequences.setdefault(sequence, {})[boundary] = _Entry(position, shared)
 
     def truncate(self, sequence: int, position: int) -> None:
-        """Forget positions from ``position`` on."""
+        """Drop positions from ``position`` on."""
         if position <= 0:
             self.release(sequence)
         for entry in self._sequences.get(sequence, {}).values():
@@ -101,7 +102,7 @@ class ActivationLog:
         self._num_bytes = 0
 
     def read(self, sequence: int, boundary: int, start: int, stop: int) -> _Array | None:
-        """The logged inputs at ``start`` up to ``stop``, or None unless all of them are there."""
+        """Return the logged inputs from ``start`` to ``stop``, or None if any of them is missing."""
         entry = self._sequences.get(sequence, {}).get(boundary)
         if entry is None or not 0 <= start < stop <= entry.stop:
             return None
@@ -120,14 +121,14 @@ class ActivationLog:
                 yield LogRange(sequence, boundary, 0, entry.stop)
 
     def _entry_for(self, sequence: int, boundary: int, start: int) -> _Entry | None:
-        """The entry to which ``start`` can be joined, a fresh one at position 0; None if there is none."""
+        """Return the entry that ends at or after ``start`` (a new one for position 0), or None."""
         entries = self._sequences.get(sequence, {})
         if start == 0 and boundary not in entries:
             entries = self._sequences.setdefault(sequence, entries)
             entries[boundary] = _Entry()
         entry = entries.get(boundary)
         if entry is not None and start > entry.stop:
-            self._drop(sequence, boundary)  # a gap: it will not grow any more, and can't rebuild the sequence
+            self._drop(sequence, boundary)  # a gap: this entry can't grow any more, nor rebuild the sequence
             return None
         return entry
 
@@ -137,7 +138,7 @@ class ActivationLog:
             index, offset = divmod(entry.stop, SEGMENT)
             if index == len(entry.segments):
                 entry.segments.append(self._new_segment(np.empty((SEGMENT, *hidden.shape[1:]), hidden.dtype)))
-            elif entry.segments[index].num_users > 1:
+            elif entry.segments[index].num_users > 1:  # copy on write: another sequence shares this segment
                 shared = entry.segments[index]
                 entry.segments[index] = self._new_segment(shared.data.copy())
                 self._leave(shared)

@@ -1,4 +1,4 @@
-"""What this worker is to its broker: introduced, welcomed, parked when nothing is heard of it, told to go."""
+"""The worker's state towards its broker: introduced, welcomed, parked while the broker is silent, released."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ from swarm.stage.actions import (
 from swarm.wire.messages import Alive, Denied, Order, Rejoin, Release, Welcome
 
 DEFAULT_LEASE_S = 10.0
-HELLO_AGAIN_S = 2.0  # a broker answers at once, and waits for longer when it was started again; twice is to join anew
+# until a Hello is repeated. A broker answers within milliseconds, or later after its own restart; a second Hello makes
+# the worker join again
+HELLO_AGAIN_S = 2.0
 
 
 class Notes(Protocol):
-    """Writes a line for the log."""
+    """Function that writes an event to the log."""
 
     def __call__(self, event: str, level: str = "info", **fields: object) -> None: ...
 
 
 @dataclass(slots=True)
 class Membership:
-    """Appends what is to be done to ``out``. While ``parked``, the worker keeps all that it holds and sends nothing.
-    ``holds_back``: whether something must be done before a Hello may be said."""
+    """State of this worker towards its broker. Appends its actions to ``actions``."""
 
     out: list[Action]
     note: Notes
-    holds_back: Callable[[], bool] = lambda: False
-    dtypes: tuple[str, ...] = ()  # in which this worker could compute, as its settings allow
-    welcome: Welcome | None = None
-    parked: bool = False
-    heard_at: float = 0.0
-    introduced_at: float | None = None  # when Hello was said, until it is answered
+    holds_back: Callable[[], bool] = lambda: False  # whether Hello must wait; it then starts the necessary device test
+    dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
+    welcome: Welcome | None = None  # the broker's answer to Hello; None before the first one
+    parked: bool = False  # the broker has been silent for a lease: the worker keeps everything and sends nothing
+    heard_at: float = 0.0  # time of the last sign of the broker
+    introduced_at: float | None = None  # time of a Hello that is not answered yet
 
     def connected(self, now: float) -> None:
-        """There is a broker, and it wants to know who this is."""
+        """Introduce this worker after the control connection is established."""
         self.heard_at = now
         self.introduce(now)
 
     def heard(self, now: float) -> None:
-        """The broker gave an order."""
+        """Record a sign of the broker, and end parking."""
         self.heard_at = now
         if self.parked:
             self.parked = False
             self.note("unparked")
 
     def begin(self, order: Welcome) -> None:
-        """The broker takes this worker in."""
+        """Adopt the broker's welcome: start heartbeats and send the requested files."""
         self.welcome = order
         self.introduced_at = None
         self.out.append(StartBeats(order.beat_endpoint, order.beat_interval_s))
@@ -63,7 +64,7 @@ class Membership:
             self.out.append(SendAssets(order.wants))
 
     def take(self, order: Order) -> bool:
-        """Take an order about membership; False if it is about something else."""
+        """Handle an order about membership; return False if the order is about something else."""
         match order:
             case Denied(reason=reason, dtype=dtype) if dtype in self.dtypes:
                 self.out.append(Recast(dtype, reason))
@@ -76,7 +77,7 @@ class Membership:
             case Release(reason=reason, again=again):
                 self.out.append(Exit(EX_TEMPFAIL if again else 0, reason))
             case Alive():
-                pass  # hearing it is all it is for
+                pass  # its arrival renews the lease, which is its only purpose
             case _:
                 return False
         return True
@@ -87,10 +88,10 @@ class Membership:
             self.parked = True
             self.note("parked", "warning", reason=f"nothing heard from the broker for {lease_s:.0f} s")
         if self.introduced_at is not None and now - self.introduced_at > HELLO_AGAIN_S:
-            self.introduce(now)  # that Hello, or the answer to it, was lost
+            self.introduce(now)  # the Hello or its answer was lost
 
     def introduce(self, now: float) -> None:
-        """Say Hello, unless something must be done first."""
+        """Send Hello, unless a device test must pass first."""
         if self.holds_back():
             self.introduced_at = None
             return

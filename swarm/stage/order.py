@@ -1,6 +1,6 @@
-"""The order of steps, and the step whose turn it is.
+"""The order of steps, and the step that is being computed.
 
-Those of an epoch are numbered without a gap: an earlier number is a duplicate, a later one waits for those before it.
+The steps of an epoch are numbered without a gap: a smaller number is a duplicate, a larger one waits for those between.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from swarm.stage.sequences import Holdings, wrong_row
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.messages import Hop, LayerRange, SequencePosition, Step, StepDone
 
-MAX_EARLY = 64  # steps that may wait for an earlier one; more are never in flight
-GAP_PATIENCE_S = 1.0
+MAX_EARLY = 64  # steps that may wait for a missing one; more are never in flight
+GAP_PATIENCE_S = 1.0  # how long a missing step is waited for before it is reported
 
-Timed = tuple[StepArrived, float]  # a step and when it arrived
+Timed = tuple[StepArrived, float]  # a step and the time of its arrival
 
 
 @dataclass(slots=True)
 class StepOrder:
-    """Steps on their way to being computed: ``ready`` ones have all those before them."""
+    """Steps that wait to be computed, put into the order of their numbers."""
 
-    next_step: int = 0
-    early: dict[int, Timed] = field(default_factory=dict)
-    ready: deque[Timed] = field(default_factory=deque)
-    gap_since: float | None = None
+    next_step: int = 0  # number of the next step to become ready
+    early: dict[int, Timed] = field(default_factory=dict)  # steps that wait for a missing one, by number
+    ready: deque[Timed] = field(default_factory=deque)  # steps with no step missing before them
+    gap_since: float | None = None  # since when a step has been missing; None: none is, or it has been reported
 
     def begin(self, first_step: int) -> None:
-        """A new epoch, whose steps are numbered from here on."""
+        """Start an epoch, whose steps are numbered from ``first_step`` on."""
         self.clear()
         self.next_step = first_step
 
@@ -44,7 +44,7 @@ class StepOrder:
         self.gap_since = None
 
     def take(self, arrived: StepArrived, now: float) -> str | None:
-        """Put a step in its place, or return why it is dropped, as the counter's name."""
+        """Queue a step by its number; return None, or the name of the counter for a dropped one."""
         number = arrived.step.step
         if number < self.next_step or number in self.early:
             return "duplicate_steps"
@@ -54,13 +54,13 @@ class StepOrder:
         while (found := self.early.pop(self.next_step, None)) is not None:
             self.ready.append(found)
             self.next_step += 1
-            self.gap_since = None  # if steps are still missing, these are others
+            self.gap_since = None  # a step that is still missing is another one
         if self.early and self.gap_since is None:
             self.gap_since = now
         return None
 
     def missing(self, now: float) -> str | None:
-        """Say, once, which step did not come in time."""
+        """Return an error text if a step has been missing for too long. Reports each gap once."""
         if self.gap_since is None or now - self.gap_since <= GAP_PATIENCE_S:
             return None
         self.gap_since = None
@@ -69,16 +69,16 @@ class StepOrder:
 
 @dataclass(slots=True)
 class Work:
-    """``idle_s``: how long the stage had nothing to do before it came; ``num_waiting``: steps behind it."""
+    """The step that is being computed, with its times."""
 
     arrived: StepArrived
     arrived_at: float
     started_at: float
-    idle_s: float
-    num_waiting: int = 0
+    idle_s: float  # how long the stage had nothing to do before the step arrived
+    num_waiting: int = 0  # steps queued behind it
 
     def hop(self, name: str, layers: LayerRange, forwarded: Forwarded, now: float) -> Hop:
-        """Sum up this stage's share of the step."""
+        """Return this stage's share of the step: times and bytes."""
         return Hop(
             name,
             layers,
@@ -91,7 +91,7 @@ class Work:
         )
 
     def passed_on(self, hop: Hop, forwarded: Forwarded, *, is_last: bool) -> SendStep | SendDone:
-        """Send the step to the next stage; the last one tells the broker that it is done."""
+        """Return the action that sends the step on: to the next stage, or from the last stage to the broker."""
         step = self.arrived.step
         hops = (*step.hops, hop)
         if not is_last:
@@ -110,7 +110,7 @@ class Work:
         return SendDone(done)
 
     def amounts(self, forwarded: Forwarded) -> Iterator[tuple[str, float]]:
-        """Name the stage's counters and what each grows by."""
+        """Yield the names of the stage's counters and their increments."""
         step = self.arrived.step
         yield "steps", 1
         yield "rows", len(step.rows)
@@ -123,28 +123,34 @@ class Work:
 
 @dataclass(slots=True)
 class Turn:
-    """One step at a time: what it says of sequences is done, its rows are computed, its output is logged and sent.
-    Appends to ``out``."""
+    """Runner of one step at a time.
+
+    It applies the step's changes to sequences, has its rows computed, then logs and sends the output. Appends to
+    ``actions``.
+    """
 
     name: str  # of this worker
     num_layers: int  # of the model
-    profile_every: int
+    profile_every: int  # log a profile after this number of steps; 0: never
     holdings: Holdings
     out: list[Action]
     count: Callable[[str, float], None]
     statistics: StageStatistics = field(default_factory=StageStatistics)
     work: Work | None = None
-    idle_since: float = 0.0
+    idle_since: float = 0.0  # when the last step ended
 
     def begin(self, steps: StepOrder, now: float) -> Step:
-        """Take the next step that is ready."""
+        """Take the next ready step."""
         arrived, arrived_at = steps.ready.popleft()
         idle_s = max(0.0, arrived_at - self.idle_since)
         self.work = Work(arrived, arrived_at, now, idle_s, len(steps.ready))
         return arrived.step
 
     def go_on(self, layers: LayerRange, now: float) -> str | None:
-        """Do what the step says of sequences, then have its rows computed. Returns which rule it breaks, if any."""
+        """Apply the step's changes to sequences and have its rows computed.
+
+        Returns an error text if the step breaks a rule.
+        """
         assert self.work is not None
         arrived = self.work.arrived
         step = arrived.step
@@ -159,11 +165,11 @@ class Turn:
         return None
 
     def is_of(self, step: int) -> bool:
-        """Is it the turn of this step?"""
+        """Whether this step is running."""
         return self.work is not None and self.work.arrived.step.step == step
 
     def computed(self, forwarded: Forwarded, layers: LayerRange, now: float) -> None:
-        """The rows are computed: their positions count, and what goes out is logged before it is sent."""
+        """Record the new positions of the computed rows, log the output, and send it on."""
         assert self.work is not None
         rows = self.work.arrived.step.rows
         for row in rows:
@@ -173,7 +179,7 @@ class Turn:
         self._pass_on(forwarded, layers, now)
 
     def stop(self, why: str, now: float) -> None:
-        """Nothing comes of the step at hand."""
+        """Abandon the running step, counted under ``outcome``."""
         self.count(f"steps_{why}", 1)
         self.work = None
         self.idle_since = now
@@ -193,5 +199,5 @@ class Turn:
                 self.out.append(Note("profile", "info", self.statistics.profile()))
 
     def _is_last(self, layers: LayerRange) -> bool:
-        """Has this stage the model's last layer?"""
+        """Whether this stage has the model's last layer."""
         return layers.stop == self.num_layers

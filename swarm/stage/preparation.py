@@ -1,7 +1,7 @@
-"""The plan that is loaded beside the one in force, and the layers that are kept warm for others.
+"""The plan that is loaded while another one serves, and the standby layers.
 
-One load at a time. A newer plan waits for the end of the one under way, whose result is then judged by what is wanted;
-a load for others is cut short, with what it has so far.
+One load at a time. A newer plan waits for the end of the current load, whose result then counts only if it is still
+wanted. A load of standby layers is cut short, and the layers loaded so far stay.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from swarm.wire.messages import Keep, Kept, LayerRange, Prepare, Prepared, Refus
 
 @dataclass(slots=True)
 class Preparation:
-    """What is wanted, what is loading, what is ready. ``kept``: warm beside the layers of the plan in force."""
+    """The wanted plan, the current load, and its result."""
 
     incarnation: str
-    wanted: Prepare | None = None
-    capacity: Capacity | None = None
-    kept: tuple[LayerRange, ...] = ()
-    _loading: Prepare | Keep | None = field(default=None, init=False)
+    wanted: Prepare | None = None  # the plan to be activated next
+    capacity: Capacity | None = None  # of ``wanted``, once it is loaded
+    kept: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to those of the plan in force
+    _loading: Prepare | Keep | None = field(default=None, init=False)  # the order whose layers are loading now
+    # the latest order for standby layers, until they are loaded
     _standby: Keep | None = field(default=None, init=False)
     _gently: bool = field(default=False, init=False)  # another plan serves until the wanted one is ready
     _refused: Refused | None = field(default=None, init=False)  # the last plan that could not be prepared
@@ -30,14 +31,16 @@ class Preparation:
         return self.wanted is not None and epoch < self.wanted.epoch
 
     def forget_plans(self) -> None:
-        """Forget the plans of a broker that is no more. What is loading comes to its end, and is wanted by nobody."""
+        """Drop the plans of a former broker. A load that is running goes on, and its result is ignored."""
         self.wanted = self.capacity = self._standby = self._refused = None
 
     def want(self, order: Prepare, *, gently: bool = False) -> list[Action]:
-        """Prepare a plan. ``gently``: another one is in force until then."""
-        if self._refused is not None and order.epoch == self._refused.epoch:  # said again before it was heard
+        """Prepare a plan. ``in_background``: another plan is in force until then."""
+        # a repeated order: the broker has not received the refusal
+        if self._refused is not None and order.epoch == self._refused.epoch:
             return [Tell(self._refused)]
-        if self.wanted is not None and order.epoch == self.wanted.epoch:  # the broker has not heard of it
+        # a repeated order: the broker has not received the answer
+        if self.wanted is not None and order.epoch == self.wanted.epoch:
             return [] if self.capacity is None else [self._prepared(self.capacity)]
         self.wanted = order
         self.capacity = None
@@ -51,8 +54,10 @@ class Preparation:
                 return []
 
     def take(self, epoch: int, layers: LayerRange | None) -> Prepare | None:
-        """The plan of this epoch, if it is ready; it is no longer in preparation then. ``layers``: those in use so far.
-        What is loaded of the layers that it keeps for others stays."""
+        """Return the plan of this epoch if it is ready, and end its preparation.
+
+        ``layers``: those in use so far. Of these and the standby layers, the plan's standby layers stay loaded.
+        """
         plan = self.wanted
         if plan is None or plan.epoch != epoch or self.capacity is None:
             return None
@@ -101,20 +106,22 @@ class Preparation:
 
     @property
     def loads_for_others(self) -> bool:
-        """Whether layers are being loaded that no plan has given this worker."""
+        """Whether standby layers are being loaded."""
         return isinstance(self._loading, Keep)
 
     def drop_kept(self) -> tuple[LayerRange, ...]:
-        """Count the layers kept for others as gone; return them."""
+        """Mark all standby layers as dropped, and return them."""
         dropped, self.kept = self.kept, ()
         return dropped
 
-    # --- for others --------------------------------------------------------------------------------------------------
+    # --- standby layers ----------------------------------------------------------------------------------------------
 
     def keep(self, order: Keep) -> list[Action]:
-        """Layers are to be kept for others. As long as a newer plan is in preparation, nothing is done about it: the
-        broker asks again when that serves. It asks for nothing while a plan is under way, so one in preparation here
-        that is no newer has come to nothing."""
+        """Load standby layers.
+
+        While a newer plan is in preparation, the order is ignored: the broker repeats it when that plan serves. The
+        broker sends no such order while it prepares a plan, so an older plan in preparation here has been abandoned.
+        """
         if self.wanted is not None and order.epoch < self.wanted.epoch:
             return []
         self.wanted = self.capacity = None
@@ -124,7 +131,7 @@ class Preparation:
         return self._load_standby(order)
 
     def standby_progressed(self, kept: tuple[LayerRange, ...], load_s: float) -> list[Action]:
-        """Report the layers that are warm so far: the broker counts on them from now on."""
+        """Report the standby layers that are warm so far: the broker counts on them from now on."""
         order = self._loading
         assert isinstance(order, Keep)
         self.kept = kept
@@ -157,8 +164,10 @@ class Preparation:
         return {"cause": self.wanted.cause} if self.wanted is not None and self.wanted.cause else {}
 
     def _ended(self) -> list[Action] | None:
-        """A load ended: what to do if it was not the one that is wanted by now, else None. Its epoch says nothing: that
-        of another broker's plan may be the same."""
+        """End the current load. Return the next actions if its result is not wanted any more, else None.
+
+        The orders themselves are compared, not their epochs: a plan of another broker may have the same epoch.
+        """
         ended, self._loading = self._loading, None
         if self.wanted is None:
             return [] if self._standby is None else self._load_standby(self._standby)

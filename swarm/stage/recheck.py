@@ -1,12 +1,12 @@
-"""Computing again what another worker computed, so that the broker can compare.
+"""Recheck: computing another worker's results again, so that the broker can compare them.
 
-The holder of the log before some layers sends what went into them (``Recheck``) as a step with a *trial* in it: workers
-that have these layers loaded, each with its part of them, to be computed one after the other. What they compute is kept
-from everything that is held: it has keys and values of its own, is no part of any epoch's order, and never goes into
-a log. The last one tells the digest of what came out, or, after the model's last layer, the tokens that it draws.
+The worker whose log holds the inputs of some layers (``Recheck``) sends them as a step with a *route*: workers that
+have these layers loaded, each with its part of them, which compute one after the other. A recheck never touches stored
+sequences: it has keys and values of its own, is not part of an epoch's order, and is not logged. The last worker
+reports the digest of its output or, after the model's last layer, the tokens that it draws.
 
-It is done when there is time: one chunk whenever nothing else has come, so a step waits for no more than that. One
-trial at a time; who sends more than another one is told that there is no time.
+A recheck runs in idle time, in chunks: one chunk whenever no step has arrived, so a step waits for at most one chunk.
+One route at a time; a further request beyond the queue's bound is answered with an error.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ if TYPE_CHECKING:
 
     from swarm.stage.executor import Forwarded
 
-CHUNK = 32  # positions: one cell of the arena, and a step waits for no more
+CHUNK = 32  # positions: one cell of the arena, and the longest that a step waits for a recheck
 MAX_WAITING = 2
 
 
 def digest_of(hidden: NDArray[np.float32]) -> str:
-    """Digest hidden states, all their bits."""
+    """Return a digest of all bits of hidden states."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(hidden).data)
 
 
 @dataclass(slots=True)
 class _Job:
+    """A recheck in this worker's queue."""
+
     step: Step
     trial: Trial
     hidden: NDArray[np.float32] | None
-    done: int = 0
-    under_way: bool = False
-    outputs: list[NDArray[np.float32]] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    done: int = 0  # positions computed so far
+    under_way: bool = False  # a chunk is on the device
+    outputs: list[NDArray[np.float32]] = field(default_factory=list)  # hidden states of the chunks computed so far
+    tokens: list[int] = field(default_factory=list)  # tokens drawn so far, after the last layer
 
     @property
     def stop(self) -> int:
@@ -62,7 +64,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Rechecks:
-    """See the module's text."""
+    """Queue of rechecks, of which the first one is being computed."""
 
     incarnation: str
     num_layers: int
@@ -72,14 +74,15 @@ class Rechecks:
 
     @property
     def wants_time(self) -> bool:
-        """Is there something to compute, and nothing of it under way?"""
+        """Whether a chunk is waiting and none is on the device."""
         return bool(self.waiting) and not self.waiting[0].under_way
 
     def clear(self) -> None:
-        """The epoch ended: the broker has forgotten what it asked for. A chunk on the device comes to its end first."""
+        """Drop all rechecks: the epoch has ended and the broker does not wait for them. A chunk on the device still
+        finishes."""
         self.waiting.clear()
 
-    # --- what others want --------------------------------------------------------------------------------------------
+    # --- orders ------------------------------------------------------------------------------------------------------
 
     def tell_digest(self, order: TellDigest) -> Tell:
         hidden = self.log.read(order.sequence, order.boundary, 0, order.stop)
@@ -87,11 +90,11 @@ class Rechecks:
         return Tell(Digested(epoch=order.epoch, incarnation=self.incarnation, ticket=order.ticket, digest=digest))
 
     def obey(self, order: Recheck | TellDigest) -> list[Action]:
-        """Take an order of an epoch that counts."""
+        """Handle an order whose epoch is not below the fence."""
         return [self.tell_digest(order)] if isinstance(order, TellDigest) else self.take_order(order)
 
     def handle(self, event: Leisure | AsideComputed | AsideFailed, *, is_idle: bool) -> list[Action]:
-        """Go on with what is computed aside: ``is_idle`` says that nothing else waits to be computed."""
+        """Handle an event of a recheck. ``is_idle``: nothing else waits to be computed."""
         match event:
             case Leisure():
                 return self.start() if is_idle else []
@@ -101,7 +104,7 @@ class Rechecks:
                 return self.failed(ticket, reason)
 
     def take_order(self, order: Recheck) -> list[Action]:
-        """Send what the log has to those who compute it again; at boundary 0, begin with it."""
+        """Send the logged inputs to the first worker of the route. At boundary 0, that is this worker itself."""
         step = Step(
             epoch=order.epoch,
             step=0,
@@ -142,7 +145,7 @@ class Rechecks:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def start(self) -> list[Action]:
-        """The next chunk, if there is one to compute."""
+        """Start the next chunk, if one is waiting."""
         if not self.wants_time:
             return []
         job = self.waiting[0]
@@ -160,16 +163,17 @@ class Rechecks:
         return [ComputeAside(job.step.epoch, job.trial.ticket, batch, job.stop)]
 
     def _drawn_from(self, job: _Job) -> int:
-        """Find the position from which on each is followed by a token to be drawn: after the last layer only."""
+        """Return the position from which on each position draws a token (only after the last layer)."""
         return job.stop - job.trial.drawn if job.layers.stop == self.num_layers else job.stop
 
     def _chunk_end(self, job: _Job) -> int:
-        """Positions that draw go one by one, as they did."""
+        """Return the end of the next chunk. Positions that draw go one by one, as in the original computation."""
         drawn_from = self._drawn_from(job)
         return job.done + 1 if job.done >= drawn_from else min(job.done + CHUNK, drawn_from)
 
     def computed(self, ticket: int, forwarded: Forwarded) -> list[Action]:
-        """A chunk is through: go on with the next, pass all of it on, or tell the broker."""
+        """Record a finished chunk. After the last one, send the output to the next worker of the route, or report the
+        result."""
         job = self._under_way(ticket)
         if job is None:
             return []

@@ -1,16 +1,16 @@
-"""Rebuilding layers that were just taken over, from the log of what was sent to those who had them.
+"""Rebuilding layers that were just taken over, from the log of the inputs that were sent to their former worker.
 
-The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The
-holder of the log at that boundary sends its entries as a step of its own, flagged ``replay``, down the pipe; or, if the
+The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The worker
+with the log at that boundary sends its entries down the pipeline as a separate step, flagged ``replay``; or, if the
 layers behind the boundary are its own now, computes them itself. At boundary 0 the log is the tokens, and the broker
-sends the step. Every stage runs the chunk through those of its layers that ``through`` names and passes it on if the
-range goes on behind them; the last one tells the broker. What leaves a stage is logged, like any output, but goes no
-further than ``through``: a survivor behind it hears nothing.
+sends the step. Each stage runs the chunk through its part of the layers ``through`` and passes it on if the range
+continues in the next stage; the last one reports to the broker. A stage logs its output like that of any step, but
+sends nothing beyond ``through``: a surviving stage behind it receives nothing.
 
-Replays have no number among the steps: the sequence waits for them, so nothing of it can overtake them, and whether all
-have arrived is told by ``ReplayDone``. They run when no step is due. A chunk that comes twice must not run again: of
-what lies behind it in the same unit of the memory nothing would be left. So a sequence's chunks go forward only, and
-none of them runs once a step has.
+Replays have no number among the steps: the sequence waits for them, so none of its steps can overtake them, and
+``ReplayDone`` reports whether all have arrived. They run when no step is due. A repeated chunk must not run again: the
+cache is written in units, and the positions behind the chunk in its last unit would be lost. So a sequence's chunks go
+forward only, and none of them runs once a step has.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ if TYPE_CHECKING:
 
     from swarm.stage.executor import Forwarded
 
-MAX_WAITING = 1024  # chunks; the broker has far fewer under way
-MAX_RELEASED = 256  # sequences; replays are ordered at an epoch's beginning, and few at a time
+MAX_WAITING = 1024  # chunks; the broker has far fewer in flight
+MAX_RELEASED = 256  # sequences; replays are ordered at an epoch's beginning, a few at a time
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
+    """A replay step that waits, with its input."""
+
     step: Step
     hidden: NDArray[np.float32] | None
 
 
 @dataclass(slots=True)
 class _Taken:
-    """How far a sequence's replay has come in this epoch: ``through`` these layers up to ``stop``. ``resumed``: steps
-    have computed it since."""
+    """Progress of a sequence's replay in this epoch."""
 
-    through: LayerRange | None
-    stop: int
-    resumed: bool = False
+    through: LayerRange | None  # the rebuilt layers
+    stop: int  # position up to which they are rebuilt
+    resumed: bool = False  # steps have computed the sequence since
 
     def has(self, step: Step) -> bool:
-        """Has this chunk run before?"""
+        """Whether this chunk has run before, or steps have made it superfluous."""
         return self.resumed or (self.through == step.through and step.rows[0].start < self.stop)
 
 
 @dataclass(slots=True)
 class Replays:
-    """Chunks that wait for the device, and the one that is on it."""
+    """Queue of replay chunks, and the chunk on the device."""
 
     name: str
     incarnation: str
@@ -67,27 +68,30 @@ class Replays:
     holdings: Holdings
     count: Callable[[str, float], None]
     waiting: deque[_Chunk] = field(default_factory=deque)
-    released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))  # in this epoch, the latest
-    taken: dict[int, _Taken] = field(default_factory=dict)  # in this epoch
-    current: Step | None = None
+    # sequences released in this epoch, the latest last
+    released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))
+    taken: dict[int, _Taken] = field(default_factory=dict)  # by sequence, in this epoch
+    current: Step | None = None  # the chunk on the device
 
     def clear(self) -> None:
-        """The epoch ended: whoever needs a replay will be asked again. What is on the device comes to its end first."""
+        """Drop all chunks: the epoch has ended, and the broker orders needed replays again. A chunk on the device still
+        finishes."""
         self.waiting.clear()
         self.released.clear()
         self.taken.clear()
 
     def take_order(self, order: Replay, layers: LayerRange) -> list[Action]:
-        """Send what the log has, or say that it hasn't."""
+        """Send the logged positions, or report that they are missing."""
         held = self.holdings.sequences.get(order.sequence)
         hidden = self.holdings.log.read(order.sequence, order.boundary, order.start, order.stop)
         if hidden is not None and not np.isfinite(hidden).all():
-            # What a replay put out at its end was logged unseen, and if the layers behind it have come here since,
-            # nobody would look at it now. The log of this sequence is of no use: the tokens serve.
+            # A replay's output at its end is logged unchecked. If the layers behind it have moved to this worker since,
+            # no receiver would check it any more. Drop the sequence's log; it is rebuilt from tokens instead.
             self.count("logs_not_finite", 1)
             self.holdings.log.release(order.sequence)
             hidden = None
-        # Released since it was ordered, and perhaps let in again: then steps compute it, and nobody waits for this.
+        # The sequence was released after the order, and perhaps admitted again: then steps compute it, and the replay
+        # is not needed.
         is_stale = order.sequence in self.released
         if is_stale or held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
             missing = ReplayMissing(
@@ -118,8 +122,8 @@ class Replays:
         return []
 
     def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
-        """Queue a chunk; why not, if so."""
-        if step.rows and step.rows[0].sequence in self.released:  # the release has overtaken it
+        """Queue a chunk, or return an error text."""
+        if step.rows and step.rows[0].sequence in self.released:  # the release has overtaken the chunk
             self.count("stale_replays", 1)
             return None
         if len(self.waiting) >= MAX_WAITING:
@@ -128,8 +132,10 @@ class Replays:
         return None
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """Forget released sequences: a chunk that waits, or comes later, must not open them again. (Who is let in again
-        in the same epoch is computed by steps.)"""
+        """Drop the chunks of released sequences, waiting or still to arrive: they must not open the sequences again.
+
+        A sequence that is admitted again in the same epoch is computed by steps.
+        """
         gone = set(sequences)
         self.released.extend(gone)
         for sequence in gone & self.taken.keys():
@@ -138,20 +144,20 @@ class Replays:
             self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in gone)
 
     def resumed(self, rows: Iterable[Row]) -> None:
-        """These are computed by a step: none of their chunks is wanted any more."""
+        """Record that a step computes these sequences, which makes their further chunks superfluous."""
         for row in rows if self.taken else ():
             if row.sequence in self.taken:
                 self.taken[row.sequence].resumed = True
 
     def start(self, layers: LayerRange) -> Compute | str | None:
-        """Put the next chunk on the device; in words, why it can't be; None if there is none."""
+        """Start the next chunk. Return its computation, an error text if it can't run, or None if none is waiting."""
         found: Compute | str | None = None
         while found is None and self.current is None and self.waiting:
             found = self._start_one(self.waiting.popleft(), layers)
         return found
 
     def _start_one(self, chunk: _Chunk, layers: LayerRange) -> Compute | str | None:
-        """Start one replay; None if nobody needs it any more."""
+        """Start one chunk; return None if it is not needed any more."""
         step, (row,) = chunk.step, chunk.step.rows
         own = self._own(step, layers)
         if own is None:
@@ -164,7 +170,7 @@ class Replays:
                 self.holdings.open_empty(item, layers)
         held = self.holdings.sequences.get(row.sequence)
         if held is None:
-            self.count("late_replays", 1)  # it was released while the chunk was on its way
+            self.count("late_replays", 1)  # the sequence was released while the chunk was on its way
             return None
         if row.start + row.count > held.open.limit:
             return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
@@ -172,14 +178,14 @@ class Replays:
             return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
         held.history[row.start : row.start + row.count] = step.tokens
         self.taken[row.sequence] = _Taken(step.through, row.start + row.count)
-        held.recede(own, row.start)  # should the plan fall before it is through, nobody counts on what lies behind
+        held.recede(own, row.start)  # If the plan fails before the chunk is done, the positions behind it do not count.
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
         batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)
         return Compute(step.epoch, step.step, batch, step.cause)
 
     def computed(self, forwarded: Forwarded, layers: LayerRange) -> list[Action]:
-        """The chunk went through: log what left the stage, pass it on, or tell the broker."""
+        """Record a finished chunk: log the output, and send it on or report to the broker."""
         step, self.current = self.current, None
         assert step is not None
         assert step.through is not None
@@ -204,12 +210,12 @@ class Replays:
         return [Tell(done)]
 
     def _hop(self, layers: LayerRange) -> Hop:
-        """Name who sent a chunk; its times are nobody's business."""
+        """Return a hop that names the sender of a chunk, without times."""
         return Hop(self.name, layers, 0.0, 0.0, 0.0, 0.0, 0)
 
     @staticmethod
     def _own(step: Step, layers: LayerRange) -> LayerRange | None:
-        """The layers of this stage that a chunk goes through."""
+        """Return the part of a chunk's layers that this stage has."""
         if step.through is None:
             return None
         first, stop = max(step.through.first, layers.first), min(step.through.stop, layers.stop)

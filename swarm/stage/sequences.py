@@ -1,5 +1,4 @@
-"""What a stage holds of its sequences: how far each has come in every layer, its room in the executor, the log of what
-was sent."""
+"""The sequences stored in a stage: each one's position in every layer, its memory in the executor, and its log."""
 
 from __future__ import annotations
 
@@ -26,38 +25,41 @@ from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, R
 
 @dataclass(slots=True)
 class HeldTokens:
-    """One sequence in this stage."""
+    """One sequence stored in this stage."""
 
-    open: Open
-    history: list[int]
-    kv: list[RangePosition]  # in layer order; one entry when all layers are level
-    is_retired: bool = False  # it has ended, and has room for its beginning only
+    open: Open  # the broker's record: limit, sampling parameters, prompt length
+    history: list[int]  # tokens of all positions so far
+    # position of each range of layers, in layer order; a single range unless a replay is under way
+    kv: list[RangePosition]
+    is_retired: bool = False  # it has ended, and only its beginning is stored, for others to copy
 
     def position(self) -> int | None:
-        """How many positions every layer holds; None while they differ."""
+        """Return the number of positions in every layer, or None while the layers differ."""
         first = self.kv[0].position
         return first if all(r.position == first for r in self.kv) else None
 
     def digests(self) -> tuple[int, ...]:
-        """Digest the tokens that the keys and values were computed from."""
+        """Return digests of the tokens from which the keys and values were computed."""
         return digests_of(self.history, max(r.position for r in self.kv))
 
     def set_position(self, layers: LayerRange, position: int) -> None:
         self.kv = [RangePosition(layers, position)]
 
     def least(self, layers: LayerRange) -> int:
-        """How many positions each of these layers holds at least."""
+        """Return the smallest number of positions among these layers."""
         return min(
             (r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop), default=0
         )
 
     def advance(self, layers: LayerRange, position: int) -> None:
-        """Note that these layers hold at least so many positions now; the others stay."""
+        """Raise the position of these layers to at least ``position``; other layers stay."""
         self._move(layers, lambda held: max(held, position))
 
     def recede(self, layers: LayerRange, position: int) -> None:
-        """Note that these layers are written again from here on: a cache is written in units, and of what lies behind
-        the end of what is written there may be nothing left."""
+        """Lower the position of these layers to at most ``position``, from which on they are written again.
+
+        A cache is written in units: positions behind the written ones, in the same unit, may be lost.
+        """
         self._move(layers, lambda held: min(held, position))
 
     def _move(self, layers: LayerRange, to: Callable[[int], int]) -> None:
@@ -79,7 +81,7 @@ class HeldTokens:
         self.kv = _merge(cut)
 
     def take_over(self, layers: LayerRange) -> None:
-        """The stage's range changes: layers that stay keep their positions, new ones have none."""
+        """Change the stage's range of layers: layers that stay keep their positions, new ones start at 0."""
         kept: list[RangePosition] = []
         at = layers.first
         for held in self.kv:
@@ -106,7 +108,8 @@ def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
 
 
 def wrong_row(sequences: Mapping[int, HeldTokens], rows: tuple[Row, ...]) -> str | None:
-    """A row must begin exactly where its sequence ends in every layer held; the first that doesn't, in words."""
+    """Return an error text for the first row that does not begin exactly where its sequence ends in every layer, or
+    None."""
     for row in rows:
         held = sequences.get(row.sequence)
         if held is None:
@@ -120,20 +123,22 @@ def wrong_row(sequences: Mapping[int, HeldTokens], rows: tuple[Row, ...]) -> str
 
 @dataclass(slots=True)
 class Holdings:
-    """See the module's text."""
+    """All sequences stored in this stage. Appends changes of the executor's memory to ``actions``."""
 
     log: ActivationLog
     out: list[Action]
     sequences: dict[int, HeldTokens] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """Tell what is held, for Activated, without what was retired: only the broker that did it can make use of
-        it, and a later one may think that it has not ended."""
+        """Return the stored sequences, for Activated, without retired ones.
+
+        Only the broker that retired a sequence can use it; a later broker could assume that the sequence has not ended.
+        """
         held = self.sequences.items()
         return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """Tell what is held, for Hello, with that by which a broker tells whether these are its sequences."""
+        """Return the stored sequences, for Hello, with digests by which a broker recognises its own."""
         return tuple(
             msgspec.structs.replace(held, digests=known.digests(), limit=known.open.limit)
             for held in self.inventory()
@@ -141,7 +146,8 @@ class Holdings:
         )
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
-        """Note the step's tokens in the histories, and make what the executor computes of it; the last stage draws."""
+        """Add the step's tokens to the histories, and return the batch for the executor. On the last stage, rows draw
+        tokens."""
         step = arrived.step
         samples = []
         taken = 0
@@ -155,7 +161,7 @@ class Holdings:
         return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
-        """Retire, release, open, truncate, in this order; why it can't be done, if so."""
+        """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible."""
         for cut in step.retire:
             self._retire(cut)
         for sequence in step.release:
@@ -173,7 +179,7 @@ class Holdings:
 
     def _open(self, item: Open, layers: LayerRange) -> str | None:
         held = self.sequences.get(item.sequence)
-        if held is not None:  # told again in a new epoch: what it holds stays
+        if held is not None:  # opened again in a new epoch: the stored positions stay
             held.open = item
             held.history = list(item.tokens)
             return None
@@ -192,12 +198,12 @@ class Holdings:
         return None
 
     def open_empty(self, item: Open, layers: LayerRange) -> None:
-        """Room for a sequence that is going to be rebuilt."""
+        """Open a sequence that is about to be rebuilt, with no positions."""
         self.out.append(OpenSequence(item.sequence, item.limit))
         self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
 
     def _retire(self, cut: SequencePosition) -> None:
-        """Cut a sequence that has ended to its beginning, which stays for others to copy."""
+        """Cut a sequence that has ended to its beginning, which stays for other sequences to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
             self.sequences[cut.sequence].is_retired = True
@@ -211,14 +217,16 @@ class Holdings:
         self.out.append(TruncateSequence(sequence, position))
 
     def release(self, sequence: int) -> None:
-        """Forget a sequence; an unknown one is no error."""
+        """Drop a sequence; an unknown one is no error."""
         if self.sequences.pop(sequence, None) is not None:
             self.out.append(ReleaseSequence(sequence))
         self.log.release(sequence)
 
     def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
-        """``layers`` are held from now on: cut the live sequences to what counts, let all others go. So
-        do those that were retired, should a broker that doesn't know it count on them: they have no room to grow."""
+        """Adopt this range of layers: cut the live sequences to their acknowledged positions, and drop all others.
+
+        Retired ones are dropped even if a broker that did not retire them lists them: they have no memory to grow.
+        """
         positions = {item.sequence: item.position for item in live}
         for sequence in [s for s, held in self.sequences.items() if s not in positions or held.is_retired]:
             self.release(sequence)
@@ -227,7 +235,7 @@ class Holdings:
             self._truncate(sequence, positions[sequence])
 
     def clear(self) -> None:
-        """Let all sequences go."""
+        """Drop all sequences."""
         for sequence in list(self.sequences):
             self.release(sequence)
         self.log.clear()

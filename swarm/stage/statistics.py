@@ -1,6 +1,6 @@
-"""What a stage does, in figures. One thread writes them, the one that computes; whoever reads may be a step behind.
+"""Figures about a stage's work. Only the compute thread writes them; readers in other threads may be a step behind.
 
-Times are told in microseconds, sizes in what they count. The names are flat, with dots where reports have levels
+Times are reported in microseconds, sizes in their own units. The names are flat, with dots where reports have levels
 (``microseconds.compute.last``).
 """
 
@@ -16,10 +16,7 @@ from swarm.wire.messages import Hop, Step
 
 @dataclass(slots=True)
 class StageStatistics(Profiled):
-    """``total``: from a step's arrival to handing it on. ``bridge_in``: decoding and checking what arrived;
-    ``bridge_out``: encoding and handing to the socket. ``copy``: bringing the output to the host; ``head``: norm and
-    head, on the last stage; both are parts of ``compute``. ``queue_depth``: steps that wait when one begins.
-    ``overlapped_calls``: calls while other steps were in flight."""
+    """Times and sizes of a stage's steps, each as a series."""
 
     SIZES: ClassVar = ("rows", "positions", "queue_depth", "bytes_in", "bytes_out")
     TIMES: ClassVar = (
@@ -36,23 +33,23 @@ class StageStatistics(Profiled):
 
     rows: Series = field(default_factory=Series)
     positions: Series = field(default_factory=Series)
-    queue_depth: Series = field(default_factory=Series)
+    queue_depth: Series = field(default_factory=Series)  # steps waiting when one begins
     bytes_in: Series = field(default_factory=Series)
     bytes_out: Series = field(default_factory=Series)
-    total: Series = field(default_factory=Series)
+    total: Series = field(default_factory=Series)  # from a step's arrival to handing it on
     wait: Series = field(default_factory=Series)
     idle: Series = field(default_factory=Series)
-    bridge_in: Series = field(default_factory=Series)
-    bridge_out: Series = field(default_factory=Series)
-    copy: Series = field(default_factory=Series)
+    bridge_in: Series = field(default_factory=Series)  # decoding and checking a message
+    bridge_out: Series = field(default_factory=Series)  # encoding a message and handing it to the socket
+    copy: Series = field(default_factory=Series)  # bringing the output to the host; part of ``compute``
     compute: Series = field(default_factory=Series)
-    head: Series = field(default_factory=Series)
+    head: Series = field(default_factory=Series)  # norm and head, on the last stage; part of ``compute``
     sample: Series = field(default_factory=Series)
 
     def computed(self, step: Step, forwarded: Forwarded, hop: Hop, num_waiting: int) -> None:
-        """A step with rows is on its way on."""
+        """Record a step with rows, after it was sent on."""
         self.calls += 1
-        self.overlapped_calls += not step.alone
+        self.overlapped_calls += not step.alone  # calls while other steps were in flight
         self.rows.add(len(step.rows))
         self.positions.add(len(step.tokens))
         self.queue_depth.add(num_waiting)
@@ -68,16 +65,16 @@ class StageStatistics(Profiled):
             self.sample.add(hop.sample_s)
 
     def received(self, seconds: float) -> None:
-        """A message was decoded and checked."""
+        """Record the time for decoding and checking a message."""
         self.bridge_in.add(seconds)
 
     def sent(self, seconds: float, num_bytes: int) -> None:
-        """A message was encoded and handed to the socket."""
+        """Record the time for encoding and sending a message, and its size."""
         self.bridge_out.add(seconds)
         self.bytes_out.add(num_bytes)
 
     def values(self) -> dict[str, float]:
-        """Give the figures to the broker, which shows them in ``swarmctl stats``."""
+        """Return the figures by flat name, for the broker and ``swarmctl stats``."""
         found: dict[str, float] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
         for name in self.SIZES:
             found |= _flat(f"sizes.{name}", self.series(name).sizes())

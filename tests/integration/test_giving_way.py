@@ -56,6 +56,6 @@ async def _least_mib(swarm: Processes) -> int:
     """The least memory with which a worker would start, as it says itself."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
-    found = re.search(r"the least is (\d+) MiB", swarm.log("absurd"))
+    found = re.search(r"the minimum is (\d+) MiB", swarm.log("absurd"))
     assert found is not None, swarm.log("absurd")
     return int(found[1])

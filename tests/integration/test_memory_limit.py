@@ -20,7 +20,7 @@ async def test_what_a_worker_announces_is_what_the_limit_leaves(random_llama: Pa
         swarm.start_worker("absurd", "--memory-limit", "100MiB")
         assert await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60) == 78
         (line,) = [line for line in swarm.log("absurd").splitlines() if line.startswith("swarm: ")]
-        assert "a memory limit of 100 MiB is too little" in line
+        assert "a memory limit of 100 MiB is too small" in line
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 1)
             (worker,) = (await client.query("nodes"))["workers"]  # type: ignore[misc]

@@ -46,7 +46,7 @@ async def test_a_worker_that_cannot_introduce_itself_says_so_and_stays_away(
         swarm.start(1)
         assert await asyncio.to_thread(swarm.workers.pop("w0").wait, 60) == 78
         log = swarm.log("w0")
-    (line,) = [line for line in log.splitlines() if "can't introduce itself" in line]
+    (line,) = [line for line in log.splitlines() if "this worker's Hello message is invalid" in line]
     assert "hello.manifest.files[1].name" in json.loads(line)["reason"]
     assert "Traceback" not in log
 

@@ -184,7 +184,7 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
 
     absurd = swarm.run("join", "--memory-limit", "100MiB", program="ctl")
     assert (absurd.returncode, absurd.stdout) == (1, "")
-    assert "w3 can't work: a memory limit of 100 MiB is too little" in absurd.stderr
+    assert "w3 can't work: a memory limit of 100 MiB is too small" in absurd.stderr
 
     children = swarm.children()
     assert sorted(children) == ["broker", "nursery", "w0", "w1", "w2"]

@@ -160,7 +160,7 @@ def test_errors_name_their_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("[broker]\nthreads = 2", "did you mean worker.threads?"),
         ("[log]\nhost = '::1'", "did you mean broker.host or gateway.host or worker.host?"),
         ("[helth]\nbeat_timeout_s = 1", "did you mean health?"),
-        ("[zzz]\nqqq = 1", "`python -m swarm.config` lists what there is"),
+        ("[zzz]\nqqq = 1", "`python -m swarm.config` lists all settings"),
     ],
 )
 def test_a_key_in_the_wrong_place_is_shown_the_right_one(tmp_path: Path, text: str, remedy: str) -> None:
@@ -239,8 +239,8 @@ def test_every_setting_is_described() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("broker.listen", "127.0.0.1", "no address that another machine could name"),
-        ("broker.listen", "::", "no address that another machine could name"),
+        ("broker.listen", "127.0.0.1", "can't be reached from another machine"),
+        ("broker.listen", "::", "can't be reached from another machine"),
         ("broker.listen", "a b", "neither an IP address nor a network interface"),
         ("broker.advertise", "tcp://x:1", "HOST or HOST:PORT"),
     ],

@@ -1,4 +1,4 @@
-"""A client process: reads orders from stdin, sends load, tells what came of it on stdout. Ends when stdin does."""
+"""A client process: reads orders from stdin, sends requests, reports results on stdout. Ends when stdin is closed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from swarm.bench.processes.loops import run_loop
 from swarm.bench.processes.orders import BATCH, LINE_BYTES, Done, Ready, Records, Report, Run, line, read_order
 from swarm.bench.records import Gathered
 
-PROGRESS_S = 0.25
+PROGRESS_S = 0.25  # between two progress reports
 
 
 class Mouth:
-    """Tell the parent. It always listens; a parent that is gone ends this process."""
+    """Pipe to the parent, which always reads; a closed pipe ends this process."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -28,8 +28,10 @@ class Mouth:
 
 
 async def serve(mouth: Mouth) -> None:
-    """Carry out one order after the other, until stdin ends. What comes while a share is sent ends it: there is only
-    Stop, and the end of stdin."""
+    """Carry out one order after the other, until stdin is closed.
+
+    A line that arrives while a share is being sent ends the share: it can only be Stop, or the end of stdin.
+    """
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     mouth.tell(Ready())
@@ -42,7 +44,7 @@ async def serve(mouth: Mouth) -> None:
 
 
 async def _carry_out(order: Run, reader: asyncio.StreamReader, mouth: Mouth) -> bool:
-    """Send a share and tell its records; return whether stdin has ended."""
+    """Send a share and report its records; return whether stdin was closed."""
     load = Load(order)
     sending = asyncio.create_task(load.send_all())
     listening = asyncio.create_task(reader.readline())
@@ -57,7 +59,7 @@ async def _carry_out(order: Run, reader: asyncio.StreamReader, mouth: Mouth) -> 
     _tell_all(load.gathered, mouth.tell)
     if listening.done():
         return not listening.result()
-    told = await listening  # the next order: the parent says Stop after each share
+    told = await listening  # the next order: the parent sends Stop after each share
     return not told
 
 
@@ -68,7 +70,7 @@ def _tell_all(gathered: Gathered, tell: Callable[[Report], None]) -> None:
 
 
 def main() -> None:
-    # Nothing else may write among our lines: what libraries print goes to stderr.
+    # Libraries must not print between our lines: stdout becomes stderr.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

@@ -1,5 +1,7 @@
-"""The parent's side: start client processes, give each its share of a point, merge what they tell. Every wait has a
-deadline; whoever does not answer is ended."""
+"""The parent's side of the client processes: start them, give each its share of a point, merge the results.
+
+Every wait has a deadline; a process that does not answer is killed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ LEAD_S = 0.3  # from the order to the first request: time for it to reach every 
 
 
 class Helper:
-    """A process of ours that speaks lines. Use ``async with``."""
+    """A subprocess of this tool that exchanges JSON lines. Use ``async with``."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -48,7 +50,7 @@ class Helper:
         self.port = 0
 
     async def __aenter__(self) -> Self:
-        # A group of its own: Ctrl-C on the terminal reaches the parent only, which ends this one in order.
+        # A process group of its own: Ctrl-C on the terminal reaches only the parent, which ends this process in order.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
         )
@@ -74,24 +76,26 @@ class Helper:
             async with asyncio.timeout(STOP_S):
                 await stdin.drain()
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            pass  # it has died; hear() says so
+            pass  # it has died; the next read reports that
 
     async def hear(self, timeout_s: float) -> Report:
-        """Read the next line. Raises SwarmError when the process has ended, or says nothing for so long."""
+        """Read the next message. Raises SwarmError when the process has ended, or sends nothing within the timeout."""
         stdout = self._running.stdout
         assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 told = await stdout.readline()
         except TimeoutError:
-            raise SwarmError(f"a process of this tool ({self._module}) says nothing for {timeout_s:.0f} s") from None
+            raise SwarmError(
+                f"a process of this tool ({self._module}) has sent nothing for {timeout_s:.0f} s"
+            ) from None
         if not told:
             code = await self._running.wait()
-            raise SwarmError(f"a process of this tool ({self._module}) ended with code {code}; stderr says why")
+            raise SwarmError(f"a process of this tool ({self._module}) ended with code {code}; see its stderr")
         try:
             report: Report = read_report(told)
         except msgspec.DecodeError as error:
-            raise SwarmError(f"a process of this tool ({self._module}) said {told[:80]!r}: {error}") from None
+            raise SwarmError(f"a process of this tool ({self._module}) sent {told[:80]!r}: {error}") from None
         return report
 
     @property
@@ -102,7 +106,7 @@ class Helper:
     async def _end(self) -> None:
         process = self._running
         if process.stdin is not None:
-            process.stdin.close()  # what both kinds of process end at
+            process.stdin.close()  # both kinds of process end when stdin is closed
         try:
             async with asyncio.timeout(2.0):
                 while process.stdout is not None and await process.stdout.read(65536):
@@ -115,10 +119,10 @@ class Helper:
 
 @dataclass(slots=True)
 class Crew:
-    """Client processes, for as many points as are wanted. Use ``async with``."""
+    """Client processes, for any number of points. Use ``async with``."""
 
     num_processes: int
-    on_progress: Callable[[Progress], None]
+    on_progress: Callable[[Progress], None]  # number of the next point's first request
     _helpers: list[Helper] = field(default_factory=list)
     _next_index: int = 0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,7 +143,7 @@ class Crew:
         await self._end()
 
     def stop(self) -> None:
-        """End the point that is being measured; :meth:`measure` returns what there is. Later points are empty."""
+        """End the current point; :meth:`measure` returns its records so far. Later points are empty."""
         self._stopping.set()
 
     @property
@@ -156,8 +160,11 @@ class Crew:
         bin_s: float,
         deadline: float,
     ) -> Gathered:
-        """Hold a load and gather what came of it. Process ``n`` asks target ``n``, or the last one. At ``deadline``
-        (``time.monotonic()``) it ends as after :meth:`stop`."""
+        """Hold a load and return its records.
+
+        Process ``n`` sends to target ``n``, or to the last one. At ``deadline`` (``time.monotonic()``) the point ends
+        as after :meth:`stop`.
+        """
         gathered, parts = Gathered(), shares(point, len(self._helpers))
         if self._stopping.is_set():
             return gathered
@@ -202,11 +209,11 @@ class Crew:
                 gathered.records += report.records
             elif isinstance(report, Done):
                 gathered.merge(Gathered([], report.gaps, report.pieces, [report.cpu]))
-                await helper.tell(Stop())  # what ended the share, or else its acknowledgement
+                await helper.tell(Stop())  # the reason why the share ended, or otherwise its acknowledgement
                 return gathered
 
     async def until_stopping(self, deadline: float) -> None:
-        """Wait for :meth:`stop`, or for the deadline, which then is one."""
+        """Wait for :meth:`stop`, or for the deadline, which then counts as one."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._stopping.wait()

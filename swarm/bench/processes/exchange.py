@@ -1,4 +1,4 @@
-"""Have one request answered over HTTP, and time what comes."""
+"""One request over HTTP, with the times of its chunks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from swarm.bench.sse import BadStream, Events
 from swarm.version import __version__
 
 CONNECT_S = 30.0
-DETAIL = 300  # characters of an error that are kept
+DETAIL = 300  # characters of an error that are recorded
 
 
 class Refused(Exception):
-    """The server answered with a status that is none of success."""
+    """The server answered with an error status."""
 
     def __init__(self, status: int, text: str, retry_after: float | None) -> None:
         super().__init__(f"{status}: {text}")
@@ -36,17 +36,16 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Meter:
-    """Count pieces with text as they come, in the bins of the window that opens at ``opens_at`` and is ``length`` long;
-    bins are ``bin_s`` wide."""
+    """Counter of chunks with text, in bins of the window."""
 
-    opens_at: float
-    length: float
-    bin_s: float
+    opens_at: float  # start of the window, ``time.monotonic()``
+    length: float  # length of the window in seconds
+    bin_s: float  # width of a bin
     num_pieces: int = 0
     bins: dict[int, int] = field(default_factory=dict)
 
     def count(self, num: int, now: float) -> int:
-        """Count pieces that came now; return how many were within the window."""
+        """Count chunks that arrived now; return the number within the window."""
         self.num_pieces += num
         at = now - self.opens_at
         if not 0 <= at <= self.length:
@@ -58,9 +57,9 @@ class Meter:
 
 @dataclass(slots=True)
 class Attempt:
-    """One time that a request is sent: on a connection that answered another one before?"""
+    """One attempt to send a request."""
 
-    on_kept_connection: bool = False
+    on_kept_connection: bool = False  # the connection has served another request before
 
 
 def _tells_reuse() -> aiohttp.TraceConfig:
@@ -73,12 +72,12 @@ def _tells_reuse() -> aiohttp.TraceConfig:
 
 
 class Exchange:
-    """A session with one server, over as many connections as requests are in flight."""
+    """Session with one server, with one connection per request in flight."""
 
     def __init__(self, target: Target, meter: Meter) -> None:
         self._target = target
         self._meter = meter
-        # Not compressed: who compresses a stream holds tokens back.
+        # No compression: a server that compresses a stream delays tokens.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers["User-Agent"] = f"swarm-bench/{__version__}"
         if target.key_env is not None:
@@ -101,8 +100,11 @@ class Exchange:
         await self._session.close()
 
     async def ask(self, job: Job, due: float) -> tuple[Record, list[float]]:
-        """Send a request and read its answer; return its record, and the times between its pieces. Whatever the server
-        does becomes the record's outcome. Cancelled, it raises nothing and says ``cut``: its task ends right after."""
+        """Send a request and read its answer; return its record and the times between its chunks.
+
+        Any error becomes the record's outcome. If the task is cancelled, the outcome is ``cut`` and nothing is raised:
+        the task ends right afterwards.
+        """
         opens_at = self._meter.opens_at
         now = time.monotonic()
         record = Record(job.index, due - opens_at, now - opens_at)
@@ -111,7 +113,7 @@ class Exchange:
             async with asyncio.timeout(self._target.timeout_s):
                 await self._until_answered(body(self._target, job), record, gaps, Random(f"retry:{job.index}"))
         except TimeoutError:
-            record.outcome, record.detail = "timeout", f"no whole answer within {self._target.timeout_s:g} s"
+            record.outcome, record.detail = "timeout", f"no complete answer within {self._target.timeout_s:g} s"
         except Refused as error:
             record.outcome, record.detail = f"http_{error.status}", str(error)[:DETAIL]
         except (BadStream, aiohttp.ClientPayloadError) as error:
@@ -131,20 +133,20 @@ class Exchange:
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
                 if not attempt.on_kept_connection:
                     raise
-                continue  # it was closed meanwhile, which is no answer: clients take another one
+                continue  # the server had closed an idle connection, which is no answer: clients open another one
             except Refused as error:
                 if error.status not in AGAIN or record.num_retries >= self._target.max_retries:
                     raise
                 record.num_retries += 1
                 wait = wait_s(record.num_retries, error.retry_after, chance)
                 if time.monotonic() - self._meter.opens_at + wait - record.sent > self._target.timeout_s:
-                    raise  # it would end as a timeout; the refusal tells more
+                    raise  # it would end as a timeout; the rejection is more informative
             await asyncio.sleep(wait)
 
     async def _once(self, data: bytes, record: Record, gaps: list[float], attempt: Attempt) -> None:
         sending = self._session.post(self._url, data=data, allow_redirects=False, trace_request_ctx=attempt)
         async with sending as response:
-            attempt.on_kept_connection = False  # from now on it answers
+            attempt.on_kept_connection = False  # from now on, a lost connection is an error of the answer
             if response.status != 200:
                 text = (await response.content.read(4096)).decode("utf-8", "replace")
                 after = retry_after_s(response.headers.get("Retry-After"), datetime.now(UTC))
@@ -187,7 +189,7 @@ class Exchange:
         reading.check_end()
 
     async def _read_whole(self, response: aiohttp.ClientResponse, reading: Reading, record: Record) -> None:
-        """A plain answer is one piece: its tokens come when it does."""
+        """Read an answer that is not streamed. It counts as one chunk: its tokens arrive together."""
         reading.take_whole(await response.read())
         record.num_pieces = 1
         record.pieces_inside = 1 if self._meter.count(1, time.monotonic()) else 0

@@ -1,4 +1,4 @@
-"""Send one process's share of a point: closed loop or open loop, with a warm-up, until it ends or is stopped."""
+"""Sends one process's share of a point: closed or open loop, with a warm-up, until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from swarm.bench.prompts import Prompts
 from swarm.bench.records import CUT, OK, Gathered, Record
 from swarm.bench.schedule import own_arrivals
 
-SHOWN_TTFTS = 200
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0  # of a slot whose requests fail
+SHOWN_TTFTS = 200  # times to first token in a progress report
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0  # pause of a slot after failures
 
 
 @dataclass(slots=True)
 class Load:
-    """A share that is being sent. ``gathered`` grows with it."""
+    """A share that is being sent."""
 
     run: Run
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: Gathered = field(default_factory=Gathered)  # records so far
     in_flight: int = 0
     num_ok: int = 0
     num_failed: int = 0
     _meter: Meter = field(init=False)
     _prompts: Prompts = field(init=False)
     _ttfts: deque[float] = field(default_factory=lambda: deque(maxlen=SHOWN_TTFTS))
-    _marks: list[tuple[float, float]] = field(default_factory=list)
+    _marks: list[tuple[float, float]] = field(default_factory=list)  # (time, processor time) at the window's ends
 
     def __post_init__(self) -> None:
         duration = self.run.share.point.duration_s
@@ -39,7 +39,7 @@ class Load:
         self._prompts = Prompts(self.run.shape, self.run.scale)
 
     async def send_all(self) -> None:
-        """Send the share and wait for its answers. Cancel it to stop: what is in flight is recorded as cut."""
+        """Send the share and wait for its answers. Cancel the task to stop: requests in flight are recorded as cut."""
         async with Exchange(self.run.target, self._meter) as exchange:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -66,8 +66,11 @@ class Load:
         return self.run.opens_at + self._meter.length
 
     async def _slot(self, exchange: Exchange, slot: int) -> None:
-        """Closed loop: one request after the other. Slots take the share's requests in turn. After failures a slot
-        pauses, longer each time: a server that is gone is not asked ten thousand times a second."""
+        """Closed loop: send one request after the other. Slots take the share's requests in turn.
+
+        After failures a slot pauses, longer each time: a server that is down does not get ten thousand requests a
+        second.
+        """
         point, share = self.run.share.point, self.run.share
         number, failures = slot, 0
         await _until(self._begins_at)
@@ -82,8 +85,10 @@ class Load:
             number += point.concurrency or 1
 
     async def _by_schedule(self, exchange: Exchange, group: asyncio.TaskGroup, rate: float) -> None:
-        """Open loop: each at its time, however the others fare. With as many in flight as are allowed, the next waits,
-        and its clock runs."""
+        """Open loop: send each request at its time, whatever happens to the others.
+
+        When the bound of requests in flight is reached, the next one waits while its clock runs.
+        """
         point, share = self.run.share.point, self.run.share
         room = asyncio.Semaphore(point.max_in_flight)
         num_sent = 0
@@ -104,8 +109,10 @@ class Load:
             room.release()
 
     async def _one(self, exchange: Exchange, index: int, due: float | None) -> str:
-        """Send one request, keep what became of it, and return that. ``due``: None in a closed loop, where a request is
-        due when it is written."""
+        """Send one request, record its result, and return its outcome.
+
+        ``due``: None in a closed loop, where a request is due when it is sent.
+        """
         job = self._prompts.job(index)
         self.in_flight += 1
         record, gaps = await exchange.ask(job, max(self._begins_at, time.monotonic()) if due is None else due)
@@ -125,7 +132,7 @@ class Load:
             self.num_failed += 1
 
     async def _watch_processor(self) -> None:
-        """Mark how much processor time was used when the window opens, and when it closes."""
+        """Record the used processor time when the window opens and when it closes."""
         await _until(self.run.opens_at)
         self._marks.append((time.monotonic(), time.process_time()))
         if self._closes_at < math.inf:
@@ -133,7 +140,7 @@ class Load:
             self._marks.append((time.monotonic(), time.process_time()))
 
     def _processor_share(self) -> float:
-        """The share of one core that this process used while the window was open."""
+        """Return the share of one core that this process used while the window was open."""
         if not self._marks:
             return 0.0
         marks = [*self._marks, (time.monotonic(), time.process_time())]

@@ -1,4 +1,4 @@
-"""Run a coroutine on the quickest event loop that is installed."""
+"""Run a coroutine on the fastest installed event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 try:
     import uvloop
-except ModuleNotFoundError:  # not on Windows
+except ModuleNotFoundError:  # Windows
     _factory = None
 else:
     _factory = uvloop.new_event_loop

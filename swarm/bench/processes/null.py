@@ -1,8 +1,9 @@
-"""The null server: answers every request at once with canned pieces, as many as were asked for. What a client measures
-here is its own ceiling. A piece is a write of its own, one per stream and turn, as a server that generates does; a
-client that is slower than that reads several at once, as it would anywhere.
+"""The null server: answers every request immediately with the requested number of canned chunks. A client measures its
+own ceiling against it.
 
-It understands just as much HTTP as that takes: a POST with a Content-Length on a connection that stays.
+Each chunk is a separate write, one per stream and turn of the loop, like a server that generates; a slower client reads
+several chunks together, as it would from any server. The server implements only the necessary part of HTTP: POST with a
+Content-Length on a persistent connection.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _whole(chat: bool, num_tokens: int) -> bytes:
 
 
 class Turns:
-    """Give every stream one piece per turn of the event loop."""
+    """Scheduler that writes one chunk per stream in each turn of the event loop."""
 
     def __init__(self) -> None:
         self._streams: deque[_Connection] = deque()
@@ -97,12 +98,13 @@ class _Connection(asyncio.Protocol):
         self._turns = turns
         self._transport: asyncio.Transport | None = None
         self._input = b""
-        self._left = self._num_tokens = 0
+        self._left = self._num_tokens = 0  # chunks left to write
         self._is_chat = True
         self._is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        # uvloop's transport has the interface without the base class
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -128,7 +130,7 @@ class _Connection(asyncio.Protocol):
             self._answer(b"/chat/" in head.partition(b"\r\n")[0], rest[:length])
 
     def write_piece(self) -> bool:
-        """Write the next piece; return whether there are more and the client takes them."""
+        """Write the next chunk; return whether there are more and the client accepts them."""
         if self._transport is None or self._left <= 0:
             return False
         self._transport.write(PIECE[self._is_chat])
@@ -168,7 +170,7 @@ def _content_length(head: bytes) -> int | None:
 
 
 async def serve() -> None:
-    """Serve on a port of the system's choice, which is told on stdout, until stdin ends."""
+    """Serve on a free port, which is reported on stdout, until stdin is closed."""
     loop, turns = asyncio.get_running_loop(), Turns()
     server = await loop.create_server(lambda: _Connection(turns), "127.0.0.1", 0, backlog=4096)
     reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""What parent and client processes tell each other: a JSON object per line."""
+"""Messages between the parent and its client processes: a JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from swarm.bench.plan import Scale, Shape, Target
 from swarm.bench.records import Histogram, Record
 from swarm.bench.schedule import Share
 
-LINE_BYTES = 8 * 1024 * 1024  # the longest line that is read
+LINE_BYTES = 8 * 1024 * 1024  # the longest line accepted
 BATCH = 500  # records in a line
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
-    """Send a share of a point. ``opens_at``: when the window opens (``time.monotonic()``), after the warm-up;
-    ``bin_s``: how the window is cut for rates by time. ``first_index``: the number of the point's first request."""
+    """Order to send a share of a point."""
 
     target: Target
     shape: Shape
     scale: Scale
     share: Share
-    opens_at: float
-    bin_s: float
-    first_index: int
+    opens_at: float  # when the window opens (``time.monotonic()``), after the warm-up
+    bin_s: float  # width of the bins in which chunks are counted
+    first_index: int  # number of the point's first request
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """End the share now: cut what is in flight, and tell what there is."""
+    """Order to end the share now: cancel requests in flight and report the records."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The process is there. ``port``: where it serves, if it is a server."""
+    """The process has started."""
 
-    port: int = 0
+    port: int = 0  # port on which it serves, if it is a server
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """So far. ``ttfts``: of the last answers, in seconds."""
+    """Progress of a share."""
 
     num_ok: int
     num_failed: int
     num_in_flight: int
     num_pieces: int
-    ttfts: list[float] = []
+    ttfts: list[float] = []  # times to first token of the last answers, in seconds
 
 
 class Records(msgspec.Struct, tag="records", frozen=True):
+    """Records of finished requests."""
+
     records: list[Record]
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """The share has ended; all records were told. ``cpu``: of one core, from the window's opening on."""
+    """The share has ended, and all records were reported."""
 
     gaps: Histogram
     pieces: dict[int, int]
-    cpu: float
+    cpu: float  # share of one core, from the window's opening on
 
 
 Order = Run | Stop

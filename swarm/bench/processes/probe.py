@@ -1,4 +1,4 @@
-"""Ask a server what it serves, how long our words are in its tokens, and whether its streams tell their usage."""
+"""Probes of a server: its models, the length of our words in its tokens, and whether its streams report usage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Models(msgspec.Struct):
 
 
 async def first_model(url: str, key: str | None) -> str:
-    """Name the first model that the server lists. Raises SwarmError with what to do if that can't be known."""
+    """Return the first model that the server lists. Raises SwarmError with a remedy if there is none."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=MODELS_S)
     try:
@@ -48,13 +48,15 @@ async def first_model(url: str, key: str | None) -> str:
     except msgspec.DecodeError:
         models = []
     if not models:
-        raise SwarmError(f"{url}/models (status {status}) names no model: is the URL right? Else give --model")
+        raise SwarmError(f"{url}/models (status {status}) lists no model: is the URL right? Otherwise give --model")
     return models[0].id
 
 
 async def calibrate(target: Target, shape: Shape) -> tuple[Target, Scale]:
-    """Send a few short requests; return the target with what its streams can tell, and the scale of our words. Raises
-    SwarmError if the server can't answer even those."""
+    """Send a few short requests; return the target, adapted to what its streams report, and the scale of our words.
+
+    Raises SwarmError if the server can't answer even these.
+    """
     prompts = Prompts(shape, EXACT)
     if shape.token_ids is not None:
         scale = EXACT
@@ -70,7 +72,7 @@ async def calibrate(target: Target, shape: Shape) -> tuple[Target, Scale]:
         scale = scale_of(told)
     if target.stream and shape.token_ids is None:
         record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
-        if record.outcome in ("http_400", "http_422"):  # a server that knows no stream_options
+        if record.outcome in ("http_400", "http_422"):  # the server does not support stream_options
             target = replace(target, asks_usage=False)
             record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
         if not record.is_ok:

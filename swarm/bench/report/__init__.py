@@ -1,2 +1,2 @@
-"""Reports of a run's document: a table for people (``table``), a page to show around (``page``, with the plots of
-``plots`` and ``style``), and what is shown while it runs (``live``). ``words`` writes figures for people."""
+"""Reports from a run's document: a table for terminals (``table``), an HTML page (``page``, with ``plots`` and
+``style``), and the display while a run goes on (``live``). ``format`` formats figures."""

@@ -1,4 +1,4 @@
-"""What is shown on a terminal while a run goes on: the load, how far it is, what comes, and the points so far."""
+"""The display on a terminal during a run: the load, its progress, the current rates, and the points so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 60  # of the curve, in half seconds
 
 
 class LiveView:
-    """A view for a terminal. Use ``with``."""
+    """View on a terminal. Use ``with``."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -93,7 +93,7 @@ class LiveView:
 
 
 def spark(values: deque[float]) -> str:
-    """Draw values as a row of bars, the greatest full."""
+    """Draw values as a row of bars, relative to the largest."""
     most = max(values, default=0.0)
     if most <= 0:
         return ""

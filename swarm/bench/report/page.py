@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: to be opened anywhere, and shown around. Pure."""
+"""The report as one self-contained HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVES = (("ttft", "Time to first token", "a"), ("inter_token", "Between tokens"
 
 
 def page(document: Document) -> str:
-    """Write the page."""
+    """Render the page."""
     best = document.best
     parts = [_head(document)]
     if best is None:
@@ -66,9 +66,9 @@ def _keys(best: Result) -> str:
         ("End to end", figures.e2e_ms),
     ):
         if spread is not None:
-            cards.append(_key(name, _time(spread.p50), f"half of them; 99 %: {time_of(spread.p99)}"))
+            cards.append(_key(name, _time(spread.p50), f"median; 99 %: {time_of(spread.p99)}"))
     if figures.goodput is not None:
-        cards.append(_key("Goodput", _split(f"{figures.goodput.share:.1%}", ""), f"kept {figures.goodput.limits}"))
+        cards.append(_key("Goodput", _split(f"{figures.goodput.share:.1%}", ""), f"met {figures.goodput.limits}"))
     failed = f"of {figures.requests} requests" + (f", {figures.retries} retries" if figures.retries else "")
     cards.append(_key("Failed", _split(str(figures.failed), ""), failed, "wrong" if figures.failed else ""))
     return f'<div class="keys">{"".join(cards)}</div>'
@@ -199,7 +199,7 @@ def _curves(best: Result) -> str:
             continue
         # The outermost half percent would stretch the axis for a single request.
         inner = [x for x, share in points if 0.005 <= share <= 0.995 and x > 0.005] or [x for x, _ in points]
-        across = logarithmic("at most so long (log scale)", min(inner), max([*inner, spread.p99]), tick_time)
+        across = logarithmic("at most (log scale)", min(inner), max([*inner, spread.p99]), tick_time)
         plot = Plot(title, across, linear("requests, %" if name != "inter_token" else "tokens, %", 100), 400, 250)
         plot.area([(x, share * 100) for x, share in points], style)
         plot.mark(spread.p50, "p50", "end")
@@ -284,13 +284,13 @@ def _notes(document: Document) -> str:
     if not document.notes:
         return ""
     items = "".join(f"<li>{escape(text)}</li>" for text in document.notes)
-    return f'<h2>To be known</h2><div class="card"><ul class="notes">{items}</ul></div>'
+    return f'<h2>Notes</h2><div class="card"><ul class="notes">{items}</ul></div>'
 
 
 def _foot(document: Document) -> str:
     return (
         f"<footer>swarm bench {escape(document.version)} · {document.wall_clock_s:.1f} s in all · latencies are "
-        "of requests that were due within the window and succeeded; tokens/s are generated tokens that came "
+        "of requests that were due within the window and succeeded; tokens/s are generated tokens that arrived "
         "within it.</footer>"
     )
 

@@ -1,4 +1,4 @@
-"""Draw plots as SVG, with nothing from outside. Pure: values in, text out. Colours and fonts are the page's."""
+"""Plots as self-contained SVG. Pure: values in, text out. The page's stylesheet sets colours and fonts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from html import escape
 
 from swarm.bench.report.words import log_ticks, number, ticks, time_of
 
-LEFT, RIGHT, TOP, BOTTOM = 74, 16, 14, 44  # room for the labels around the plot
+LEFT, RIGHT, TOP, BOTTOM = 74, 16, 14, 44  # margins for labels, in pixels
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to places between 0 and 1, with labelled ticks."""
+    """Mapping from values to positions between 0 and 1, with labelled ticks."""
 
     title: str
     place: Callable[[float], float]
@@ -24,13 +24,13 @@ class Axis:
 
 
 def linear(title: str, most: float, label: Callable[[float], str] = number) -> Axis:
-    """Count from zero; round numbers at the ticks."""
+    """Return an axis from zero, with round numbers at the ticks."""
     steps = ticks(most)
     return Axis(title, lambda value: value / steps[-1], [(step, label(step)) for step in steps])
 
 
 def logarithmic(title: str, least: float, most: float, label: Callable[[float], str] = number) -> Axis:
-    """Equal steps are equal factors: for what spans milliseconds and seconds."""
+    """Return an axis on which equal steps are equal factors, for values from milliseconds to seconds."""
     steps = log_ticks(least, most)
     low, high = math.log(steps[0]), math.log(steps[-1])
     shown = steps if len(steps) <= 8 else [step for step in steps if f"{step:e}"[0] == "1"]
@@ -44,14 +44,14 @@ def logarithmic(title: str, least: float, most: float, label: Callable[[float], 
 
 
 def steps(title: str, values: Sequence[float]) -> Axis:
-    """Give each of a few values the same room, in order."""
+    """Return an axis that gives each of a few values equal space, in order."""
     places = {value: (n + 0.5) / len(values) for n, value in enumerate(values)}
     return Axis(title, lambda value: places[value], [(value, number(value)) for value in values])
 
 
 @dataclass(slots=True)
 class Plot:
-    """A plot that is being drawn. ``name`` says what it shows, for those who can't see it."""
+    """A plot that is being drawn. ``name`` describes it for screen readers."""
 
     name: str
     x: Axis
@@ -64,7 +64,7 @@ class Plot:
         self._parts.append(f'<path class="line {style}" d="{self._path(points)}"/>')
 
     def area(self, points: Points, style: str) -> None:
-        """A line, and the ground below it."""
+        """Draw a line and fill the area below it."""
         if points:
             ground = self._at_y(0)
             first, last = self._at_x(points[0][0]), self._at_x(points[-1][0])
@@ -81,19 +81,19 @@ class Plot:
             self._parts.append(f'<circle class="dot {style}" {at} r="{radius}">{about}</circle>')
 
     def mark(self, x: float, text: str, side: str) -> None:
-        """A line from bottom to top with a word beside it: to its left (``end``) or to its right (``start``)."""
+        """Draw a vertical line with a label, to its left (``end``) or to its right (``start``)."""
         at = self._at_x(x)
         to = at - 4 if side == "end" else at + 4
         self._parts.append(f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{self._ground}"/>')
         self._parts.append(_text("note", to, TOP + 10, text, side))
 
     def label(self, x: float, y: float, text: str, up: float = 12) -> None:
-        """A word above a point."""
+        """Draw a label above a point."""
         at = min(max(self._at_x(x), LEFT + 30), self.width - RIGHT - 30)
         self._parts.append(_text("value", at, max(TOP + 4.0, self._at_y(y) - up), text))
 
     def ticks_of_failures(self, places: Sequence[float]) -> None:
-        """A stroke at the bottom for each failure."""
+        """Draw a tick at the bottom for each failure."""
         for place in places:
             at = self._at_x(place)
             self._parts.append(
@@ -101,7 +101,7 @@ class Plot:
             )
 
     def draw(self) -> str:
-        """Write it, axes first."""
+        """Render the SVG, axes first."""
         head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.name)}">'
         return "".join([head, *self._axes(), *self._parts, "</svg>"])
 
@@ -143,7 +143,7 @@ def _text(style: str, x: float, y: float, text: str, anchor: str = "middle") -> 
 
 
 def times(title: str, values: Sequence[float]) -> Axis:
-    """A logarithmic axis of milliseconds that holds all values, but for those that can't be seen anyway."""
+    """Return a logarithmic axis of milliseconds for these values, except invisibly small ones."""
     positive = sorted(value for value in values if value > 0.005)
     if not positive:
         return logarithmic(title, 0.01, 1.0, tick_time)
@@ -151,7 +151,7 @@ def times(title: str, values: Sequence[float]) -> Axis:
 
 
 def tick_time(ms: float) -> str:
-    """A time without zeros after the point: 1 ms, 0.5 ms, 20 s."""
+    """Format a time without zeros after the point: 1 ms, 0.5 ms, 20 s."""
     if ms >= 1000:
         return f"{ms / 1000:g} s"
     return f"{ms:g} ms" if ms >= 0.1 else f"{ms * 1000:g} µs"

@@ -1,4 +1,4 @@
-"""How the page looks, in light and in dark: colours as variables, everything else once."""
+"""The page's stylesheet, for light and dark: colours as variables, everything else once."""
 
 STYLE = """
 :root {

@@ -1,4 +1,4 @@
-"""The report for people, as tables of a terminal."""
+"""The report as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATENCIES = (
 
 
 def report(document: Document) -> RenderableType:
-    """Draw a whole run."""
+    """Render a whole run."""
     parts: list[RenderableType] = [Text(f"{document.title}", style="bold"), _what(document), Text()]
     if document.sweep is not None or len(document.points) > 1:
         parts += [_sweep(document), *_verdict(document), Text()]
@@ -36,7 +36,7 @@ def report(document: Document) -> RenderableType:
 
 
 def line(result: Result) -> str:
-    """Sum a point up in one line."""
+    """Summarise a point in one line."""
     figures = result.figures
     first = f", first token {time_of(figures.ttft_ms.p50)}" if figures.ttft_ms else ""
     failed = f", {figures.failed} failed" if figures.failed else ""
@@ -63,13 +63,13 @@ def _rates(result: Result, document: Document) -> Table:
     table.add_row("answered", f"{number(figures.requests_per_s)} requests/s", "")
     parts = [f"{figures.succeeded} succeeded", f"{figures.failed} failed"]
     if figures.cut:
-        parts.append(f"{figures.cut} cut by us")
+        parts.append(f"{figures.cut} cut by this tool")
     if figures.retries:
         parts.append(f"{figures.retries} retries")
     table.add_row("requests", f"{figures.requests}", ", ".join(parts))
     if figures.goodput is not None:
         good = figures.goodput
-        table.add_row("goodput", f"{number(good.requests_per_s)} requests/s", f"{good.share:.1%} kept {good.limits}")
+        table.add_row("goodput", f"{number(good.requests_per_s)} requests/s", f"{good.share:.1%} met {good.limits}")
     if document.ceiling is not None:
         table.add_row("ceiling", f"{number(document.ceiling.tokens_per_s)} tokens/s", ceiling_words(document))
     if result.cpu:
@@ -78,12 +78,12 @@ def _rates(result: Result, document: Document) -> Table:
 
 
 def ceiling_words(document: Document) -> str:
-    """Say what the ceiling is."""
+    """Describe the ceiling."""
     if document.ceiling is None:
         return "not measured"
     ceiling = document.ceiling
     return (
-        f"this tool could have measured up to that here ({number(ceiling.requests_per_s)} requests/s of "
+        f"the most that this tool can measure here ({number(ceiling.requests_per_s)} requests/s of "
         f"{ceiling.output_tokens} tokens, null server)"
     )
 
@@ -144,13 +144,13 @@ def _verdict(document: Document) -> list[RenderableType]:
 
 
 def verdict_words(document: Document) -> str:
-    """Say where the server is full."""
+    """Describe the load at which the server is saturated."""
     sweep = document.sweep
     if sweep is None:
         return ""
     reason = sweep.reason[:1].upper() + sweep.reason[1:]
     if sweep.concurrency is None:
-        return f"No load was borne: {sweep.reason}."
+        return f"No load was served: {sweep.reason}."
     if not sweep.is_saturated:
         return f"{number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight. {reason}."
-    return f"Full at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {reason}."
+    return f"Saturated at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {reason}."

@@ -1,4 +1,4 @@
-"""Write figures for people. Pure."""
+"""Formatting of figures for people. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def time_of(ms: float) -> str:
-    """Write milliseconds with three figures and a unit: 0.31 ms, 12.4 ms, 1.24 s."""
+    """Format milliseconds with three digits and a unit: 0.31 ms, 12.4 ms, 1.24 s."""
     if ms >= 9_999.5:
         return f"{ms / 1000:.1f} s"
     if ms >= 999.5:
@@ -15,14 +15,14 @@ def time_of(ms: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number with as many digits as mean something: 0.53, 17.2, 1,234."""
+    """Format a number with its significant digits: 0.53, 17.2, 1,234."""
     if value >= 99.95 or value == round(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def ticks(most: float, about: int = 5) -> list[float]:
-    """Choose round numbers from 0 to a little over ``most``, for an axis."""
+    """Return round numbers from 0 to a little over ``max_value``, for an axis."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / about
@@ -33,7 +33,7 @@ def ticks(most: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(least: float, most: float) -> list[float]:
-    """Choose 1, 2, 5, 10 … for a logarithmic axis that holds both."""
+    """Return 1, 2, 5, 10 … for a logarithmic axis from ``min_value`` to ``max_value``."""
     least, most = max(least, 1e-9), max(most, 2e-9)
     found = []
     exponent = math.floor(math.log10(least))

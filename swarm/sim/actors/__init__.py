@@ -1,1 +1,1 @@
-"""Who plays: the production cores of broker, workers and clients with their simulated shells."""
+"""Actors: the production cores of broker, workers and clients with simulated shells."""

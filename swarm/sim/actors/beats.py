@@ -1,4 +1,5 @@
-"""A simulated worker's beats, as its shell's beat thread sends them: it lives, how far it is, what it waits for."""
+"""A simulated worker's heartbeats, like those of the production heartbeat thread: progress, state, and what it waits
+for."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from swarm.sim.network import Link
 from swarm.sim.roles import BEAT_S, Worker
 from swarm.wire.messages import Beat
 
-PROGRESS_S = 0.2  # how often a long computation shows that it gets on
-MOST_BEAT_STRIDE = 2  # whose beats came evenly is not to be late when a schedule calms down
+PROGRESS_S = 0.2  # interval at which a long computation shows progress
+MOST_BEAT_STRIDE = 2  # heartbeats that were regular must not appear late when a schedule calms down
 
 
 class Beating(Worker, Protocol):
-    """What beats tell of a worker. ``stuck_to``: whom it can't send to just now."""
+    """View of a worker for its heartbeats. ``blocked_on``: the peer to which it can't send now."""
 
     frozen: bool
     hung: bool
@@ -25,18 +26,19 @@ class Beating(Worker, Protocol):
 
 
 class Beats:
-    """The beats of one worker, once its broker has let it in (``start``)."""
+    """Heartbeats of one worker, once its broker has welcomed it (``start``)."""
 
     def __init__(self, cluster: Surroundings, node: Beating) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._node = node
         self._link: Link | None = None
+        # when the current state began; when it last showed progress
         self._since = self._progressed_at = self._world.now
         self._progress = 0
 
     def start(self) -> None:
-        """Beat from now on; again, if the connection is cut."""
+        """Start sending heartbeats, or reconnect if the connection is cut."""
         if self._link is None:
             node, pace = self._node, self._world.pace.control
             opens = None if (key := node.key) is None else lambda: self._cluster.broker.hears("beat", key)
@@ -46,21 +48,21 @@ class Beats:
             self._link.reconnect()
 
     def cut(self) -> None:
-        """The worker is dead."""
+        """Close the connection: the worker is dead."""
         if self._link is not None:
             self._link.cut()
 
     def break_off(self) -> None:
-        """The broker is dead."""
+        """Drop everything in flight: the broker is dead."""
         if self._link is not None:
             self._link.break_off()
 
     def computes(self) -> None:
-        """A computation begins now."""
+        """Record the start of a computation."""
         self._since = self._progressed_at = self._world.now
 
     def rests(self) -> None:
-        """A computation ends now."""
+        """Record the end of a computation."""
         self._since = self._world.now
 
     def _beat(self) -> None:

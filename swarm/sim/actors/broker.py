@@ -1,5 +1,8 @@
-"""The broker's process: its core with its timer, its journal and its links. It dies and is started again; the disk
-stays. What a shell does with sockets, it does with the simulated network; there is no decision here."""
+"""The broker's process: its core with its timer, its journal and its links.
+
+It dies and is started again; the disk stays. Simulated links replace the sockets of the production shell; nothing is
+decided here.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ from swarm.sim.network import Link
 from swarm.sim.roles import TICK_S, TRY_S
 from swarm.wire.messages import Activate, Prepare, Rejected, Step
 
-DESCRIPTORS = 1024  # that its process may have
+DESCRIPTORS = 1024  # limit of the process's descriptors
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
-SOLVE_S = 0.3
-RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
+SOLVE_S = 0.3  # for computing a plan in another process
+RESTART_S = (0.3, 2.0)  # a supervisor's back-off and a process's start
 
 
 @dataclass(slots=True)
 class BrokerTrap:
-    """The broker dies as soon as it comes ``when`` ("before" or "after") the ``left``-th event, action or message of
-    this kind, or moment of its journal."""
+    """Point at which the broker dies: before or after the ``left``-th event, action or message of a kind, or point of
+    its journal."""
 
     when: str
     kind: str
     left: int
-    power: bool  # its machine goes with it
+    power: bool  # its machine loses power, too
 
 
 def kind_of(what: broker_event.Event | broker_act.Action) -> str:
-    """The message's kind, if it is one."""
+    """Return the type name of the message in the event or action, or of the event or action itself."""
     match what:
         case broker_event.ClientSaid(_, message) | broker_event.WorkerSaid(_, message):
             return type(message).__name__
@@ -51,7 +54,7 @@ def kind_of(what: broker_event.Event | broker_act.Action) -> str:
 
 
 class BrokerNode:
-    """See the module's text. ``frozen``: stopped like by SIGSTOP. ``life``: the how manyth process it is."""
+    """Simulated process of the broker."""
 
     core: BrokerCore
 
@@ -59,22 +62,23 @@ class BrokerNode:
         self._cluster = cluster
         self._world = cluster.world
         self._settings = settings
+        # its state directory, and another one for swaps
         self.disk, self._other_disk = Disk(self._world), Disk(self._world, 1)
         self.traps: list[BrokerTrap] = []
         self.shut_doors: set[str] = set()
-        self.short_until = 0.0  # no descriptors are free before
-        self.alive = self.frozen = False
+        self.short_until = 0.0  # no descriptors are free before this time
+        self.alive = self.frozen = False  # ``is_frozen``: stopped as by SIGSTOP
         self.key = key_of("broker") if cluster.uses_keys else None
-        self.life = 0
-        self._went_on_at = -1.0  # when it last stood still until, or was away
+        self.life = 0  # number of the process, from 1 on
+        self._went_on_at = -1.0  # end of its last standstill or absence
         self._frozen_at = 0.0
-        self._slept_s = 0.0  # the longest time that it stood still, before it went on
-        self._writes_again = False
+        self._slept_s = 0.0  # longest standstill so far
+        self._writes_again = False  # the current event makes it repeat writes of an earlier moment
         self._keeping = fates.Keeping(settings.requests.client_grace_s)
         self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
         self.started_at = 0.0
-        self._held_back: list[broker_event.Event] = []
-        self._pipe: Link | None = None
+        self._held_back: list[broker_event.Event] = []  # events received while frozen
+        self._pipe: Link | None = None  # link to the first stage
         self._pipe_to = ""
         self._start()
 
@@ -84,28 +88,28 @@ class BrokerNode:
 
     @property
     def is_away(self) -> bool:
-        """Is the broker frozen or dead, so that it can see nothing?"""
+        """Whether the broker is frozen or dead, so that it can see nothing."""
         return self.frozen or not self.alive
 
     @property
     def longest_sleep_s(self) -> float:
-        """For how long it has stood still at once."""
+        """The longest single standstill."""
         return max(self._slept_s, self._world.now - self._frozen_at if self.frozen else 0.0)
 
     def lets_in(self, door: str) -> bool:
-        """Whether it is there, and somebody new can come in at this door."""
+        """Whether the broker is alive and accepts new connections at this listener."""
         return self.alive and door not in self.shut_doors
 
     def hears(self, door: str, key: str | None) -> bool:
-        """Whether this key is heard at this door for beats or data."""
+        """Whether this key is accepted at this listener, for heartbeats or data."""
         return self._doors[door].hears(key)
 
     def passes_on(self, ticket: str) -> bool:
-        """The relay lives in the broker's process."""
+        """Whether the relay, which lives in the broker's process, accepts this ticket."""
         return self.alive and ticket in self._tickets
 
     def shut_door(self, door: str, for_s: float) -> None:
-        """Accepting failed: no descriptors are left, for so long."""
+        """Make accepting fail for lack of descriptors, for ``for_s`` seconds."""
         self.short_until = max(self.short_until, self._world.now + for_s)
         if self.lets_in(door):
             self.shut_doors.add(door)
@@ -133,8 +137,10 @@ class BrokerNode:
         self._world.at(0.0, lambda: self._tick(life))
 
     def crash(self, *, power: bool = False) -> None:
-        """As by SIGKILL, or by a power cut; its supervisor starts it again. Who has no journal is left alone: all would
-        be forgotten, and nobody promised anything else."""
+        """Kill the process, as by SIGKILL or a power cut; its supervisor restarts it.
+
+        A broker without a journal is left alone: it would forget everything, as its users accept.
+        """
         if not self.alive or not self.has_journal:
             return
         self.alive = self.frozen = False
@@ -148,14 +154,14 @@ class BrokerNode:
         self._world.at(self._world.draw(RESTART_S), self._come_back)
 
     def put_back(self, share: float) -> None:
-        """Kill the broker, and put a backup of its journal in the journal's place."""
+        """Kill the broker, and replace its journal with a backup."""
         if self.alive and self.has_journal:
             self.crash()
             self.disk.put_back(share)
             self._cluster.journal_changed()
 
     def swap_journals(self) -> bool:
-        """Kill the broker, and start it with another state directory: the one of the time before last, or a new one."""
+        """Kill the broker, and restart it with the other state directory. Return whether that was possible."""
         if not self.alive or not self.has_journal:
             return False
         self.crash()
@@ -171,7 +177,7 @@ class BrokerNode:
         self._cluster.broker_back()
 
     def springs(self, when: str, kind: str) -> bool:
-        """Whether it dies here."""
+        """Spring a matching trap; return whether the broker dies here."""
         for trap in self.traps:
             if trap.when == when and trap.kind == kind and self.alive:
                 trap.left -= 1
@@ -188,7 +194,7 @@ class BrokerNode:
             self.frozen, self._frozen_at = self.alive, self._world.now
 
     def thaw(self) -> None:
-        """Let it go on. What came meanwhile is there at once, in any order of connections and timer."""
+        """Continue after a freeze. Events that arrived meanwhile come in a random order of connections and timer."""
         if not self.frozen:
             return
         self.frozen = False
@@ -207,7 +213,7 @@ class BrokerNode:
     # --- events and actions ------------------------------------------------------------------------------------------
 
     def feed(self, event: broker_event.Event) -> None:
-        """Give an event to the core, if the broker lives; a frozen one gets it later."""
+        """Pass an event to the core, if the broker lives; a frozen one gets it later."""
         if not self.alive:
             return
         if self.frozen:
@@ -303,12 +309,12 @@ class BrokerNode:
                     self._after(TRY_S, broker_event.DoorTried(epoch, "nothing answers"))
 
     def _after(self, delay: float, event: broker_event.Event) -> None:
-        """Who finds it out takes his time, and his broker may be another one by then."""
+        """Feed an event later, unless the broker has been restarted by then."""
         life = self.life
         self._world.at(delay, lambda: self.feed(event) if self.life == life else None)
 
     def _audit(self, action: broker_act.Action) -> None:
-        """Requests that the broker says are too large must be so, at this moment."""
+        """Check that a request rejected as too large is too large at this moment, and similar claims."""
         audit, state = self._cluster.audit, self.core.state
         self._cluster.promises.performs(action)
         if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Prepare):
@@ -317,7 +323,7 @@ class BrokerNode:
             assert state.book.current is not None
             self._cluster.ways.begin(state.book.current)
         if self._writes_again and isinstance(action, broker_act.WriteAcceptance | broker_act.WriteEnd):
-            return  # of a moment that is over: by now the stages may hold more
+            return  # a repeated write, of an earlier moment: the stages may hold more by now
         if isinstance(action, broker_act.WriteEnd):
             audit.ends(action.sequence)
         match action:
@@ -334,7 +340,7 @@ class BrokerNode:
                 pass
 
     def _audit_end(self, action: broker_act.WriteEnd) -> None:
-        """Sequences that end without an answer must have the reason that the broker gives."""
+        """Check that a sequence that ends without an answer ends for the reason that the broker gives."""
         audit, state = self._cluster.audit, self.core.state
         match action:
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
@@ -357,7 +363,7 @@ class BrokerNode:
             self._pipe.carry(lambda: self._cluster.to_stage(endpoint, step, None, BROKER))
 
     def drop_pipe(self, for_s: float) -> None:
-        """The connection to the first stage breaks and comes back."""
+        """Break the connection to the first stage for a while."""
         if self._pipe is not None:
             self._pipe.drop(for_s, keeps=True)
 

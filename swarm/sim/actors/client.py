@@ -1,7 +1,7 @@
-"""A client's session and whoever calls it, wired to the simulated network.
+"""A client's session and its caller, connected to the simulated network.
 
-Its process may stand still: what comes then waits in its connection, which holds only so much, and is heard at once
-when it goes on. What came beyond that is lost, as the broker is told.
+The process may stand still. Messages that arrive meanwhile wait in its connection, which holds a bounded number, and
+are received together when it continues. Messages beyond the bound are lost, and the broker is notified.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from swarm.wire.messages import Accepted, ClientMessage, Finished, ServerMessage
 RECONNECT_TIMEOUT_S = 45.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
-AGAIN_S = 1.0  # before a caller tries again who never reached the broker
-# Of the broker: a client that it has never answered asks for a sign of life after 2.5 s, and gives up after five.
+AGAIN_S = 1.0  # until a caller that never reached the broker tries again
+# A client that the broker has never answered asks for a sign of life after 2.5 s, and gives up after five.
 LONG_SLEEP_S = 2.0
-QUEUE = 8  # messages that a connection holds for one that does not read
+QUEUE = 8  # messages held by the connection of a client that does not read
 
 
 class ClientNode:
-    """A client's session and a caller that takes tokens at its own pace, and comes back when it is sent away for want
-    of places. ``alive``: until its process dies, for good."""
+    """Client session with a caller that takes tokens at its own pace, and retries when the broker has no room."""
 
     def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float]) -> None:
         self._cluster = cluster
@@ -33,20 +32,20 @@ class ClientNode:
         self.session = Session(url="sim", reconnect_timeout_s=RECONNECT_TIMEOUT_S)
         self._consume_s = consume_s
         self._link: Link | None = None
-        self._taken_at: dict[tuple[str, int], float] = {}  # when all that was delivered will have been taken
-        self.stop_at: dict[tuple[str, int], int] = {}
+        self._taken_at: dict[tuple[str, int], float] = {}  # when everything delivered will have been taken
+        self.stop_at: dict[tuple[str, int], int] = {}  # token index at which a stop string is found
         self._frozen_until: float | None = None
         self._held_back: list[client_event.Event] = []
-        self.alive = True
+        self.alive = True  # until its process dies, which is final
         self._submits: dict[str, Submit] = {}
         self._unsaid: set[str] = set()  # requests that began without a connection
-        self._answered: set[str] = set()  # … that the broker has answered
+        self._answered: set[str] = set()  # requests that the broker has answered
         self._connect()
         self._tick()
 
     @property
     def pace(self) -> tuple[float, float]:
-        """How slowly its caller takes tokens."""
+        """Range of the time in which its caller takes tokens."""
         return self._consume_s
 
     @property
@@ -55,17 +54,17 @@ class ClientNode:
 
     @property
     def has_room(self) -> bool:
-        """Can its connection take one more message?"""
+        """Whether its connection can take one more message."""
         return self._frozen_until is None or len(self._held_back) < QUEUE
 
     def freeze(self, for_s: float) -> None:
-        """SIGSTOP, SIGCONT after a while."""
+        """Stop the process as by SIGSTOP, and continue it after ``for_s`` seconds."""
         until = max(self._world.now + for_s, self._frozen_until or 0.0)
         self._frozen_until = until
         self._world.at(for_s, lambda: self._thaw() if self._frozen_until == until else None)
 
     def die(self) -> None:
-        """As by SIGKILL; nobody starts it again. What of its requests was detached belongs to whoever reads it."""
+        """Kill the process as by SIGKILL, without a restart. Its detached requests belong to their later readers."""
         self.alive = False
         audit = self._cluster.audit
         mine = set(self._submits)
@@ -77,7 +76,7 @@ class ClientNode:
             self._cluster.client_gone(self)
 
     def submit(self, submit: Submit) -> None:
-        """Submit what it wants; nothing if it died meanwhile, or does not want it any more."""
+        """Submit a request, unless the client has died meanwhile or does not want it any more."""
         self._submits[submit.request_id] = submit
         if not self.alive:
             self._cluster.audit.left.add(submit.request_id)
@@ -88,7 +87,7 @@ class ClientNode:
             self.feed(client_event.Start(submit))
 
     def _thaw(self) -> None:
-        """Let it go on. What came meanwhile is there at once, before or behind the timer."""
+        """Continue. Messages that arrived meanwhile are handled now, before or after the timer."""
         self._frozen_until = None
         held, self._held_back = self._held_back, []
         if self._world.random.random() < 0.5:
@@ -114,7 +113,7 @@ class ClientNode:
             self.feed(client_event.Received(message))
 
     def lose_connection(self, for_s: float) -> None:
-        """Break the connection: what was on its way is lost, in both directions; then it comes back."""
+        """Break the connection: messages in flight are lost in both directions; then it comes back."""
         if self._link is None:
             return
         self._link.cut()
@@ -124,7 +123,7 @@ class ClientNode:
         self._world.at(for_s, self._connect)
 
     def lose_broker(self) -> None:
-        """Note that the broker died: nothing on the way arrives. The client looks for it until it is back."""
+        """Handle the broker's death: nothing in flight arrives. The client reconnects when the broker is back."""
         if self._link is not None:
             self._link.break_off()
             self._link = None
@@ -134,10 +133,11 @@ class ClientNode:
     def _connect(self) -> None:
         if not self.alive:
             return
-        if self._frozen_until is not None:  # without a connection it is gone, to the broker, and may be for too long
+        # for the broker, a frozen client without a connection is gone, perhaps for too long
+        if self._frozen_until is not None:
             self._cluster.audit.may_fail.update(self.session.request_ids)
         broker = self._cluster.broker
-        if not broker.lets_in("client") or broker.is_away or self._frozen_until is not None:  # nobody greets
+        if not broker.lets_in("client") or broker.is_away or self._frozen_until is not None:  # no greeting
             self._world.at(self._world.draw(KNOCK_S), self._connect)
             return
         self._link = self._cluster.network.link(self.name, "broker", "client", self._world.pace.control)
@@ -184,12 +184,13 @@ class ClientNode:
             self._world.at(again_s, lambda: self.submit(submit))
 
     def was_not_answered(self, request_id: str, error: ClientError) -> bool:
-        """Whether it may fail, since the broker slept and said nothing of it."""
+        """Whether the request may fail because the broker stood still without ever having answered it."""
         slept = self._cluster.broker.longest_sleep_s > LONG_SLEEP_S
         return isinstance(error, Unavailable) and slept and request_id not in self._answered
 
     def _comes_again_after(self, request_id: str, error: ClientError) -> float | None:
-        """If there was no place for it, or never a connection to say it on."""
+        """Return the delay until the caller retries, if the broker had no room or the request was never sent. None:
+        never."""
         if isinstance(error, Overloaded):
             return error.retry_after_s
         is_unsaid = request_id in self._unsaid and request_id not in self._cluster.audit.promised
@@ -201,7 +202,7 @@ class ClientNode:
             self._link.carry(lambda: self._cluster.to_broker_from_client(self, message, life))
 
     def _take_soon(self, action: client_event.Deliver) -> None:
-        """The caller takes what was delivered after a while, in order, and may find a stop string in it."""
+        """Have the caller take the delivered tokens after a while, in order; it may find a stop string in them."""
         key = (action.request_id, action.index)
         upto = action.start + len(action.ids)
 

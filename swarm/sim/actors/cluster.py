@@ -1,4 +1,4 @@
-"""Who is there, and how they reach each other."""
+"""The cluster: its processes, and how they reach each other."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
+RESTART_S = (0.3, 2.0)  # a supervisor's back-off and a process's start
 RECONNECT_S = (0.1, 0.5)
 REVOKED_S = (0.0, 1.5)  # until a process whose key was revoked ends
-CALM_STRIDE = 3
+CALM_STRIDE = 3  # see ``Cluster.stride``
 
 
 class Cluster:
-    """One broker, workers that come and go, clients."""
+    """One broker, workers that come and go, and clients."""
 
     def __init__(self, world: World, schedule: Schedule) -> None:
         self.world = world
@@ -63,26 +63,26 @@ class Cluster:
         self.put_off_every = schedule.put_off_every
         self.recalls = schedule.recalls
         self.uses_keys = schedule.keys
-        self.revoked: set[str] = set()  # keys: the broker's roll outlives it
+        self.revoked: set[str] = set()  # keys; the broker's registry survives it
         self.neighbours = Neighbours()
         self.ways = Ways(self, schedule.hidden, schedule.elsewhere)
         self.specs = {spec.name: spec for spec in schedule.workers}
-        self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
+        self.workers: dict[str, WorkerNode] = {}  # the living processes, by incarnation
         self.clients: dict[bytes, ClientNode] = {}
         self.readers: list[Reader] = []
         self.traps: list[Trap] = []
-        self.struck: Counter[str] = Counter()  # by kind of fault
+        self.struck: Counter[str] = Counter()  # number of faults, by kind
         self.num_garbled = self.num_refused = 0
         self.let_go: set[str] = set()  # incarnations that may end
         self.is_healed = False
         self._num_coming = 0  # processes that are about to start
         self._links = LinksOfBroker(self.network, world)
-        self.totals: Counter[str] = Counter()  # what brokers counted that died
+        self.totals: Counter[str] = Counter()  # counters of brokers that died
         self._num_started = 0
         self.blame = Blame()
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
         self.watch = Watch(self, self.blame.poisonous.keys())
-        self._ready = False
+        self._ready = False  # the parts exist that the checks need
         self.broker = BrokerNode(self, schedule.settings)
         self.promises = Promises(self, self.audit)
         self._ready = True
@@ -96,12 +96,12 @@ class Cluster:
         return node
 
     def join(self, spec: WorkerSpec) -> None:
-        """Somebody starts a worker that was not there before."""
+        """Start a worker that was not there before."""
         self.specs[spec.name] = spec
         self.start_worker(spec)
 
     def crash(self, incarnation: str, *, restart: WorkerSpec | None = None) -> None:
-        """Kill a worker; its supervisor starts it again, as it was or as ``restart`` says."""
+        """Kill a worker. Its supervisor restarts it as it was, or as ``restart`` defines."""
         node = self.workers.pop(incarnation)
         self.world.tell("world", f"** {node.incarnation} is killed")
         self.audit.num_blows += 1
@@ -110,8 +110,10 @@ class Cluster:
         self._restart_after(self.world.draw(RESTART_S), restart or self.specs[node.name])
 
     def revoke(self, incarnation: str) -> None:
-        """Somebody takes a worker's key away: the broker's shell hangs up on it. The process goes on for a moment, and
-        is told to end; a supervisor starts another, which has a key of its own."""
+        """Revoke a worker's key: the broker closes its connection.
+
+        The process goes on for a moment and ends; a supervisor starts another one, which has a key of its own.
+        """
         node = self.workers[incarnation]
         if node.key is None:
             return
@@ -127,16 +129,16 @@ class Cluster:
         self._restart_after(ends_after + self.world.draw(RESTART_S), self.specs[node.name])
 
     def double(self, incarnation: str) -> None:
-        """Somebody starts a second process under the name of a living one, which must not suffer from it."""
+        """Start a second process under the name of a living one, which must not suffer from it."""
         node = self.workers[incarnation]
         self.promises.doubled(node.name)
         self.let_go.add(self.start_worker(self.specs[node.name]).incarnation)
 
     def terminate(self, incarnation: str) -> None:
-        """Stop a worker as an operator would; its supervisor starts it again."""
+        """Stop a worker as an operator would; its supervisor restarts it."""
         node = self.workers[incarnation]
         self.let_go.add(incarnation)
-        self.watch.disturbed(node.name, LEAVE_S)  # if nobody hears that it wants to go, it goes all the same
+        self.watch.disturbed(node.name, LEAVE_S)  # it ends even if the broker does not receive its wish to leave
         node.terminate()
         self._restart_after(LEAVE_S + self.world.draw(RESTART_S), self.specs[node.name])
 
@@ -146,8 +148,10 @@ class Cluster:
         self.to_broker_from_client(client, StopWorker(worker=name), self.broker.life)
 
     def drop_control(self, node: WorkerNode) -> None:
-        """The connection between a living worker and the broker breaks. The broker may see it, or only that there is a
-        new one."""
+        """Break the connection between a living worker and the broker.
+
+        The broker may notice the break, or only the new connection.
+        """
         self.watch.disturbed(node.name)
         back_after = self.world.draw(RECONNECT_S)
         link = self._links.get(node.peer)
@@ -173,7 +177,7 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
     def worker_exits(self, node: Worker) -> None:
-        """End a worker in good order, as its core asked. One whose device is broken is started again, on another."""
+        """End a worker in good order, as its core asked. A worker with a broken device is restarted on another one."""
         if node.executor.broken and node.incarnation not in self.let_go:
             self._restart_after(self.world.draw(RESTART_S), self.specs[node.name])
         elif node.incarnation not in self.let_go and not self._has_lost_its_name(node):
@@ -182,8 +186,11 @@ class Cluster:
         node.kill()
 
     def _has_lost_its_name(self, node: Worker) -> bool:
-        """While it was away, for some reason, or before any broker knew it, another process of its name was let in: by
-        this broker, or by one that died before this process had come back to it, so that both come with as much."""
+        """Whether another process was admitted under this worker's name, so that this one may be told to end.
+
+        That happens while this worker was away, or before any broker knew it: by this broker, or by one that died
+        before this process had returned to it, so that both processes come with equal claims.
+        """
         others = [
             each for each in self.workers.values() if each.name == node.name and each.incarnation != node.incarnation
         ]
@@ -198,7 +205,7 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
 
     def broker_gone(self, *, power: bool) -> None:
-        """Break the broker's connections. What it sent may still arrive for a while, what was said to it does not."""
+        """Break the broker's connections. Messages that it sent may still arrive; messages to it do not."""
         self.totals.update(self.broker.core.state.counters)
         self._links.broker_gone()
         for node in list(self.workers.values()):
@@ -207,12 +214,12 @@ class Cluster:
             client.lose_broker()
 
     def journal_changed(self) -> None:
-        """The broker that comes next knows another past."""
+        """Prepare the checks for a broker whose journal has another past."""
         self.promises.journal_changed()
         self.audit.journal_changed(self.broker.disk)
 
     def broker_back(self) -> None:
-        """Forget the links of the broker's former self; whoever lives knocks."""
+        """Drop the links of the former broker process; living workers reconnect."""
         self._links.broker_back()
         self.promises.restarted(self.broker.core.state)
         self.audit.restarted(self.broker.core.state, self.broker.disk)
@@ -229,7 +236,7 @@ class Cluster:
         self.readers.append(reader)
 
     def springs(self, node: Worker, when: str, kind: str) -> bool:
-        """Whether the worker dies here."""
+        """Spring a matching trap; return whether the worker dies here."""
         for trap in self.traps:
             if trap.when == when and trap.kind == kind and node.alive and node.incarnation in self.workers:
                 self.traps.remove(trap)
@@ -240,7 +247,8 @@ class Cluster:
         return False
 
     def heal(self) -> None:
-        """End all faults: ways are free, everybody runs, and who was started with less is started anew."""
+        """End all faults: routes are free, every process runs, and workers that were restarted with less memory are
+        restarted."""
         self.is_healed = True
         self.world.tell("world", "** all is healed")
         self.network.heal()
@@ -280,7 +288,7 @@ class Cluster:
             node.post(stage_event.StepArrived(step, hidden, 0))
 
     def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None:
-        """Carry a step over the real codec, with a flipped bit on the way: who receives it must refuse it."""
+        """Carry a step over the real codec, with a bit flipped on the way: the receiver must refuse it."""
         node = self.ways.behind(endpoint)
         if node is None:
             return
@@ -293,7 +301,7 @@ class Cluster:
         raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
 
     def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
-        """``life``: to which of the broker's processes it was said."""
+        """Deliver a worker's message. ``life``: the broker process to which it was sent."""
         if life == self.broker.life and node.key not in self.revoked:
             self.blame.told(message, self.broker.core.state)
             not_at = self.ways.why_not_at(node.name) if isinstance(message, Hello) else ""
@@ -312,10 +320,10 @@ class Cluster:
         if life == self.broker.life:
             self.broker.feed(broker_event.ClientSaid(node.peer, message))
 
-    # --- the audit ---------------------------------------------------------------------------------------------------
+    # --- checks ------------------------------------------------------------------------------------------------------
 
     def after_broker(self, guarded: guard.Before | None) -> None:
-        """Called after every event on which the broker's core has acted."""
+        """Run the checks after an event on which the broker's core has acted."""
         if self._ready:
             if self.audit.check_broker(self.broker.core.state):
                 self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))
@@ -325,13 +333,13 @@ class Cluster:
             self.blame.look(self.broker.core.state)
 
     def after_stage(self, node: Worker, held: tuple[Activate, guard.Lengths] | None) -> None:
-        """Called after every event on which this stage's core has acted."""
+        """Run the checks after an event on which this stage's core has acted."""
         self.audit.check_stage(node, self.broker.core.state)
         guard.held_after(held, node)
 
     @property
     def counters(self) -> Counter[str]:
-        """Sum what all brokers counted."""
+        """Sum of the counters of all broker processes."""
         total = Counter(self.totals)
         if self.broker.alive:
             total.update(self.broker.core.state.counters)
@@ -339,20 +347,23 @@ class Cluster:
 
     @property
     def stride(self) -> int:
-        """Factor by which timers take longer once nothing goes wrong any more: much of a schedule is waiting for slow
-        readers then, and nobody is to be caught late. Beats keep well below their timeout."""
+        """Factor by which timers slow down once all faults are over.
+
+        Much of a schedule then waits for slow readers, and no process is to be declared late. Heartbeats stay well
+        below their timeout.
+        """
         return CALM_STRIDE if self.is_healed else 1
 
     @property
     def progress(self) -> float:
-        """Grows with every token that is computed or taken, and every end."""
+        """Number that grows with every token computed or taken, and with every end."""
         counters = self.counters
         ends = sum(counters.get(f"sequences_{how}", 0) for how in ("stop", "length", "cancelled", "failed"))
         return counters.get("tokens", 0) + ends + self.audit.num_taken
 
     @property
     def has_recovered(self) -> bool:
-        """A plan serves, and whoever lives is a member."""
+        """Whether a plan serves and every living worker is a member."""
         state = self.broker.core.state
         known = [state.workers.get(incarnation) for incarnation in self.workers]
         return (
@@ -364,7 +375,7 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """No plan is about to be changed, and all have taken up the one in force."""
+        """Whether no plan is about to change, and every stage has activated the one in force."""
         book = self.broker.core.state.book
         plan = book.current if self.broker.alive and book.phase is PlanPhase.SERVING else None
         return plan is not None and all(
@@ -374,11 +385,11 @@ class Cluster:
         )
 
     def check_members(self) -> None:
-        """A while after all was healed."""
+        """Demand that the swarm has recovered, a while after all faults ended."""
         self.audit.check_members(self.broker.core.state, self.workers.values())
 
     def check_end(self) -> None:
-        """All is quiet."""
+        """Demand that everything has ended well, when nothing moves any more."""
         state, workers = self.broker.core.state, list(self.workers.values())
         self.audit.check_end(state, workers)
         for reader in self.readers:
@@ -391,7 +402,7 @@ class Cluster:
         return self.workers.get(peer.decode())
 
     def _for_this_broker(self, event: broker_event.Event) -> Callable[[], None]:
-        """News of a connection to the broker that lives now: a later one never hears of it."""
+        """Return a callback that feeds an event about a connection, unless the broker has been restarted by then."""
         life = self.broker.life
         return lambda: self.broker.feed(event) if self.broker.life == life else None
 

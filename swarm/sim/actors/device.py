@@ -1,4 +1,4 @@
-"""What a simulated worker computes with, and what goes wrong there."""
+"""The device of a simulated worker, and its faults."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from swarm.stage.events import Computed, ComputeFailed, ComputeFenced, DeviceTes
 from swarm.stage.executor import Fenced, Forwarded
 from swarm.testing import FakeExecutor
 
-GARBAGE = 0.5  # how often a step that fails has written something before
+GARBAGE = 0.5  # share of failing steps that have written something before they fail
 
 
 class Device:
-    """The executor of one worker.
-
-    ``crawls_s``: what each computation takes more, showing progress. ``poisons``: how many computations are still to
-    give what is no number; ``fails``: how many are to fail; ``lasts``: after how many more all of them fail."""
+    """Executor of one worker."""
 
     def __init__(self, cluster: Surroundings, executor: FakeExecutor, slowness: float) -> None:
         self.executor = executor
         self._cluster = cluster
         self._world = cluster.world
         self._slowness = slowness
-        self.crawls_s = 0.0
-        self.poisons = 0
-        self.fails = 0
-        self.lasts: int | None = None
+        self.crawls_s = 0.0  # extra time of each computation, which shows progress meanwhile
+        self.poisons = 0  # computations still to give numbers that are not finite
+        self.fails = 0  # computations still to fail
+        self.lasts: int | None = None  # computations left until all of them fail; None: no fault
 
     def break_after(self, num_computed: int, *, is_seen_by_test: bool) -> None:
-        """Let all computations after so many more fail; tests of the device, too, or not."""
+        """Let all computations fail after this number of further ones. ``is_seen_by_test``: tests of the device fail,
+        too."""
         self.lasts = num_computed
         self.executor.broken = "RuntimeError: the device is lost" if is_seen_by_test else ""
 
@@ -42,12 +40,12 @@ class Device:
 
     @property
     def takes_s(self) -> float:
-        """Draw how long the next computation takes."""
+        """Draw the duration of the next computation."""
         took = self._slowness * self._world.draw(self._world.pace.compute)
         return took + (self._world.draw((0.0, self.crawls_s)) if self.crawls_s else 0.0)
 
     def compute(self, action: Compute, fenced: Callable[[], bool]) -> Computed | ComputeFailed | ComputeFenced:
-        """Compute a step, or not."""
+        """Compute a step, or fail."""
         problem = self._problem(action)
         try:
             if problem and self._world.random.random() >= GARBAGE:
@@ -60,7 +58,7 @@ class Device:
         return Computed(action.epoch, action.step, self._poisoned(forwarded))
 
     def test(self) -> DeviceTested:
-        """Compute for nobody."""
+        """Test the device."""
         try:
             self.executor.test(lambda: None)
         except RuntimeError as error:
@@ -68,7 +66,7 @@ class Device:
         return DeviceTested()
 
     def _problem(self, action: Compute) -> str:
-        """Say why this can't be computed; empty: it can."""
+        """Return the error of this computation; empty: it succeeds."""
         if self.lasts is not None:
             if not self.lasts:
                 return "RuntimeError: the device is lost"

@@ -1,4 +1,4 @@
-"""How a simulated worker introduces itself to the broker."""
+"""A simulated worker's Hello message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def slowness_of(name: str, machines: Machines) -> float:
 
 
 def introduction(worker: Worker, manifest: Manifest, machines: Machines) -> Hello:
-    """Tell who this worker is, what it has and what it holds."""
+    """Return the Hello message: identity, device, memory, and stored sequences."""
     core = worker.core
     name, incarnation = core.settings.name, core.settings.incarnation
     return Hello(

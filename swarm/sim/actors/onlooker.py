@@ -1,5 +1,8 @@
-"""A client that looks answers up while others read them: several equal questions at once, some given up, some about
-requests that nobody knows. Now and then it reads on in the place of a reader, and leaves again."""
+"""A client that looks answers up while others read them.
+
+It asks several equal questions together, gives some of them up, and asks about requests that do not exist. Now and then
+it reads on in a reader's place, and leaves again.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,32 @@ from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.schedule import Look
 from swarm.wire.messages import Finished, LookUp, Recall, Recalled, Report, Snapshot
 
-ASK_S = 10.0  # how long a question waits; longer than the broker waits for its journal
+ASK_S = 10.0  # timeout of a question; longer than the broker waits for its journal
 GIVE_UP_S = 0.05
 UNKNOWN = "nobody-asked-for-this"
 CODES = {"unknown", "journal", "overloaded", "superseded", "invalid"}
 
 
 class Onlooker(ClientNode):
-    """What it is told is held to the same as what readers get, and every question gets an answer."""
+    """Client that looks answers up.
+
+    The answers are held to the same checks as a reader's stream, and every question must be answered.
+    """
 
     def __init__(self, cluster: Surroundings, name: str) -> None:
         self._keys = count(1)
-        self._asked: dict[int, tuple[float, LookUp | Recall]] = {}  # by key: when, and what
+        self._asked: dict[int, tuple[float, LookUp | Recall]] = {}  # time and question, by key
         super().__init__(cluster, name, (0.0, 0.05))
 
     def look(self, plan: Look) -> None:
-        """Ask so often at once, and perhaps give up or take over after a moment."""
+        """Ask ``plan.times`` questions together, and perhaps give up or take over after a moment."""
         audit = self._cluster.audit
         known = sorted(audit.submits)
         if not known:
             return
         request_id = UNKNOWN if plan.whom % 8 == 0 else known[plan.whom % len(known)]
         submit = audit.submits.get(request_id)
-        index = 0 if submit is None else plan.whom % (submit.params.n + 1)  # one that there is not, too
+        index = 0 if submit is None else plan.whom % (submit.params.n + 1)  # sometimes an index that does not exist
         for number in range(plan.times):
             key = next(self._keys)
             question: LookUp | Recall = LookUp(question=key, request_id=request_id, index=index, start=plan.whom % 3)
@@ -47,7 +53,7 @@ class Onlooker(ClientNode):
                 self._world.at(GIVE_UP_S, lambda k=key: self._give_up(k))  # type: ignore[misc]
         if plan.reads_s is not None and submit is not None and request_id in audit.promised:
             audit.read_elsewhere.add(request_id)
-            audit.may_fail.add(request_id)  # what is left unread is given up after a while
+            audit.may_fail.add(request_id)  # unread answers are given up after a while
             self.feed(client_event.Start(submit, attached=True))
             self._world.at(plan.reads_s, lambda: self.feed(client_event.Leave(request_id)))
 
@@ -87,13 +93,13 @@ class Onlooker(ClientNode):
             self._ended(seen.request_id, seen.index, seen.finished)
 
     def _unanswered(self, key: int) -> None:
-        """Only a broker that was away or stood still leaves a question without an answer."""
+        """Check that the broker was away or stood still: nothing else leaves a question unanswered."""
         asked_at, question = self._asked.pop(key)
         broker = self._cluster.broker
         if not broker.is_away and not broker.stood_still_since(asked_at) and not broker.shut_doors:
             raise Violation(f"I12: nobody answers {question}, asked at {asked_at:.3f}")
 
-    # --- what it reads for a moment
+    # --- the short time for which it reads
 
     def _delivered(self, action: client_event.Deliver) -> None:
         if problem := self._cluster.audit.expected[action.request_id, action.index].astray(action):
@@ -105,4 +111,4 @@ class Onlooker(ClientNode):
             raise Violation(f"I2: {self.name}: {request_id}[{index}]: {problem}")
 
     def _failed(self, request_id: str, error: ClientError) -> None:
-        pass  # others have come, or it has ended
+        pass  # another reader has taken over, or the request has ended

@@ -1,4 +1,4 @@
-"""A client that reads what another one has submitted: from the first token on, at a pace of its own."""
+"""A client that reads another client's request: from the first token on, at its own pace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks.audit import Violation
 from swarm.wire.messages import Finished, Recall, Recalled, Report, Submit
 
-RECALL, RECALL_S = 1, 10.0  # its one question, and how long it waits for an answer
-AGAIN_S = 0.3  # before it tries again to read what nobody was promised yet
+RECALL, RECALL_S = 1, 10.0  # key of its only question, and the timeout of the answer
+AGAIN_S = 0.3  # until it tries again to read a request that is not accepted yet
 
 
 class Reader(ClientNode):
-    """A client that attaches to one request. What it gets is held to the same as what the submitter gets."""
+    """Client that attaches to one request. Its stream is held to the same checks as the submitter's."""
 
     def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
         self._submit = submit
@@ -36,7 +36,7 @@ class Reader(ClientNode):
         return self.error is None and self.is_done
 
     def begin(self) -> None:
-        """Attach, once the request is promised to who submitted it: else it may be unknown."""
+        """Attach once the request is accepted: before, it may be unknown."""
         audit = self._cluster.audit
         if self._submit.request_id in audit.promised:
             audit.read_elsewhere.add(self._submit.request_id)
@@ -67,15 +67,17 @@ class Reader(ClientNode):
         self.feed(client_event.Start(submit, attached=True))
 
     def _not_recalled(self, problem: str) -> None:
-        """Who was promised an answer can ask for it; unless the journal can't be read just now."""
+        """Handle an error. An accepted request can always be asked for, except while the journal can't be read."""
         if "looked up" in problem or "read again" in problem:
             self._world.at(AGAIN_S, self.begin)
             return
         self.error = RequestFailed(problem)
 
     def check_end(self) -> None:
-        """All is quiet: it has read everything, unless it had to make room for another, or the request may fail; or it
-        came for what had been read, and was in a journal only that was lost."""
+        """Demand that it has read everything, unless it lost its place to another reader or the request may fail.
+
+        It may also fail if the request had ended and was only in a journal that was lost.
+        """
         audit, request_id = self._cluster.audit, self._submit.request_id
         if not self.is_done:
             raise Violation(f"I1: {self.name} reads {request_id} and never comes to an end")

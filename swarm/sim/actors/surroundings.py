@@ -1,4 +1,4 @@
-"""What a simulated process asks of the cluster around it: to carry its messages, to note its coming and going."""
+"""Interface of the cluster for its simulated processes: it carries their messages and records their starts and ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings(Scene, Protocol):
-    """See the module's text."""
+    """Cluster as its processes see it."""
 
     audit: Audit
     blame: Blame

@@ -1,4 +1,4 @@
-"""The ways that steps take: to a door, or by the broker's relay to a worker whose door nobody reaches."""
+"""The routes of steps: to a listener, or through the broker's relay to a worker whose listener cannot be reached."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ RELAY: Final = "tcp://relay:1"
 
 @lru_cache
 def ticket_in(endpoint: str) -> str:
-    """By which the relay knows the door; empty: it is knocked at without one. Asked of every message."""
+    """Return the ticket by which the relay identifies the listener; empty: the endpoint has none. Called for every
+    message."""
     return without_ticket(endpoint)[1]
 
 
 class Ways:
-    """``hidden``: the names of workers whose doors nobody reaches. ``elsewhere``: of those that name another machine's
-    address, to which nobody may connect (I14)."""
+    """Routes between workers.
+
+    ``hidden``: names of workers whose listeners cannot be reached. ``elsewhere``: the ones of them that report another
+    machine's address, to which no process may connect (I14).
+    """
 
     def __init__(self, scene: Scene, hidden: tuple[str, ...], elsewhere: tuple[str, ...] = ()) -> None:
         self._scene = scene
@@ -30,18 +34,18 @@ class Ways:
         self._elsewhere = frozenset(elsewhere)
 
     def why_not_at(self, name: str) -> str:
-        """Return what the broker's door finds wrong with the address in this worker's Hello; empty: nothing."""
+        """Return the broker's objection to the address in this worker's Hello; empty: none."""
         return "it names another machine's address" if name in self._elsewhere else ""
 
     def behind(self, endpoint: str) -> Worker | None:
-        """Who takes what is sent there."""
+        """Return the worker that receives what is sent to this endpoint."""
         ticket = ticket_in(endpoint)
         if not ticket:
             return self._scene.workers.get(endpoint)
         return next((node for node in self._scene.workers.values() if node.ticket == ticket), None)
 
     def reaches(self, source: str, endpoint: str) -> bool:
-        """Can a connection be made from there to this door, or to the relay before it?"""
+        """Whether ``source`` can connect to this listener, or to the relay in front of it."""
         node, network = self.behind(endpoint), self._scene.network
         self._check_allowed(source, endpoint, node)
         if node is None or ticket_in(endpoint):
@@ -49,7 +53,7 @@ class Ways:
         return node.name not in self._hidden and not network.is_blocked(source, node.name)
 
     def begin(self, plan: Plan) -> None:
-        """A plan is to be in force: every stage but the last reaches the one behind it (I11)."""
+        """Check a plan that is about to be activated: every stage but the last must reach the next one (I11)."""
         for stage in plan.stages[1:]:
             if stage.name in self._hidden and not stage.relay:
                 raise Violation(f"I11: the plan of epoch {plan.epoch} counts on a way to {stage.name}, which is shut")
@@ -67,7 +71,7 @@ class Ways:
             raise Violation(f"I14: {source} connects to the address that {node.name} named, which is another machine's")
 
     def _opens(self, endpoint: str, key: str) -> bool:
-        """Whether what is sent there is heard now. Where nobody lives, what comes is lost."""
+        """Whether messages to this endpoint are accepted now. Messages to an endpoint without a process are lost."""
         broker, node = self._scene.broker, self.behind(endpoint)
         if endpoint == broker.core.settings.data_endpoint:
             return broker.hears("data", key)

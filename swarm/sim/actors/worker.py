@@ -1,5 +1,7 @@
-"""A stage's core, its executor and its threads' worth of time, wired to the simulated network. What a shell does with
-sockets, a node does with links; there is no decision here."""
+"""A worker's process: a stage's core and its executor, connected to the simulated network.
+
+Simulated links replace the sockets of the production shell, and virtual time its threads; nothing is decided here.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +43,21 @@ from swarm.wire.messages import (
     ranges_of,
 )
 
-STAGE_TICK_S = 0.1  # of a worker's shell
-LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
+STAGE_TICK_S = 0.1  # interval of the worker's timer
+LEAVE_S = 3.0  # how long a worker that wants to leave waits for its release
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
 
 
 @dataclass(slots=True)
 class Trap:
-    """A worker dies as soon as it comes ``when`` ("before" or "after") it handles or sends a message of this kind."""
+    """Point at which a worker dies: before or after it handles or sends a message of a kind."""
 
-    when: str
+    when: str  # "before" or "after"
     kind: str
 
 
 class WorkerNode:
-    """See the module's text.
-
-    ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``loses_orders``,
-    ``loses_answers``: how many of those that everybody waits for are still to be lost. ``garbles``: how many tensors
-    are still to be sent with a flipped bit."""
+    """Simulated process of a worker."""
 
     def __init__(self, cluster: Surroundings, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
@@ -69,8 +67,8 @@ class WorkerNode:
         self.peer = self.incarnation.encode()
         self.key = key_of(self.incarnation) if cluster.uses_keys else None
         self.ticket = "" if self.key is None else key_of(f"ticket of {self.incarnation}")[:32]
-        self.door = Door(uses_keys=cluster.uses_keys)  # for steps
-        self.waits_at = ""  # a relay, beside its door
+        self.door = Door(uses_keys=cluster.uses_keys)  # its listener for steps
+        self.waits_at = ""  # a relay at which steps arrive, too
         self.memory_bytes = spec.memory_bytes
         self.executor = FakeExecutor(cluster.manifest, spec.capacity, put_off_every=cluster.put_off_every)
         self.core = StageCore(
@@ -79,17 +77,18 @@ class WorkerNode:
         self._machines = cluster.machines
         self.device = Device(cluster, self.executor, slowness_of(name, self._machines))
         self.alive = True
+        # frozen: stopped as by SIGSTOP; hung: only the compute thread stands still
         self.frozen = self.hung = self._leaves = False
         self._frozen_until = self._hung_until = 0.0
-        self.garbles = 0
-        self.loses_orders = self.loses_answers = 0
+        self.garbles = 0  # tensors still to be sent with a flipped bit
+        self.loses_orders = self.loses_answers = 0  # orders, and answers that a plan waits for, still to be lost
         self.is_busy = False
-        self._lineage = self.came_with = NOBODYS  # of the broker that let it in last, and of the one before
-        self._fence = 0  # what the control thread has seen; a computation looks at it
+        self._lineage = self.came_with = NOBODYS  # of the broker that welcomed it last, and of the one before
+        self._fence = 0  # the control thread's fence flag, which a computation reads
         self._stop_standby = False
         self._inbox: deque[stage_event.Event] = deque()
-        self._held_back: list[Callable[[], None]] = []
-        self._held_end: Callable[[], None] | None = None
+        self._held_back: list[Callable[[], None]] = []  # received while frozen
+        self._held_end: Callable[[], None] | None = None  # end of a computation, held back while frozen or hung
         self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
         self._beats = Beats(cluster, self)
         self._edge: Link | None = None
@@ -98,14 +97,14 @@ class WorkerNode:
         self._come_in()
 
     def _come_in(self) -> None:
-        """Connect for the first time; while the door is shut, try again."""
+        """Connect for the first time; retry while the broker's listener is closed."""
         if "worker" in self._cluster.broker.shut_doors:
             self._world.at(self._world.draw(KNOCK_S), self._come_in)
         else:
             self.post(stage_event.BrokerConnected())
 
     def take_order(self, order: Order) -> None:
-        """An order has come: to the process, if it runs."""
+        """Receive an order, unless it is to be lost."""
         if self.loses_orders and isinstance(order, Prepare | Activate):
             self.loses_orders -= 1
             return
@@ -119,15 +118,15 @@ class WorkerNode:
         self.post(stage_event.OrderArrived(order))
 
     def post(self, event: stage_event.Event) -> None:
-        """Something happened; the compute thread sees it when it is free."""
+        """Queue an event, which the compute thread handles when it is free."""
         if self.alive:
             self._inbox.append(event)
             self._drain()
 
-    # --- what can happen to it ---------------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill it as by SIGKILL: nothing more comes of it, and its connections break."""
+        """Kill the process as by SIGKILL: its connections break."""
         if not self.alive:
             return
         self.alive = False
@@ -137,10 +136,10 @@ class WorkerNode:
         self._cluster.worker_gone(self)
 
     def terminate(self) -> None:
-        """Ask it to end as by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
+        """Send SIGTERM: the worker asks to leave, and ends when it is released, or after a while."""
         self._leaves = True
         self._say(Leaving(incarnation=self.incarnation, reason="SIGTERM"))
-        if self._control.is_cut or not self._cluster.broker.alive:  # nobody hears it
+        if self._control.is_cut or not self._cluster.broker.alive:  # the broker does not receive it
             self._cluster.worker_exits(self)
         self._world.at(LEAVE_S, lambda: self._cluster.worker_exits(self) if self.alive else None)
 
@@ -150,7 +149,7 @@ class WorkerNode:
         self._world.at(for_s, self.thaw)
 
     def thaw(self, *, at_once: bool = False) -> None:
-        """Let its threads go on, in any order."""
+        """Continue all threads, in a random order."""
         if self.frozen and (at_once or self._world.now >= self._frozen_until):
             self.frozen = False
             self._go_on()
@@ -161,27 +160,28 @@ class WorkerNode:
         self._world.at(for_s, self.wake)
 
     def wake(self, *, at_once: bool = False) -> None:
-        """Let its compute thread go on."""
+        """Continue the compute thread."""
         if self.hung and (at_once or self._world.now >= self._hung_until):
             self.hung = False
             self._go_on()
 
     def drop_control(self, for_s: float) -> None:
-        """Break its connection to the broker for a while; what is said meanwhile is lost."""
+        """Break the connection to the broker for a while; messages sent meanwhile are lost."""
         self._control.drop(for_s, keeps=False)
         self._world.at(for_s, lambda: self._when_thawed(lambda: self.post(stage_event.BrokerConnected())))
 
     def lose_broker(self) -> None:
-        """The broker died: what was on its way is lost. Steps that are done are kept for it, as for any next stage."""
+        """Handle the broker's death: messages in flight are lost. Finished steps are kept for it, as for any next
+        stage."""
         self._control.break_off()
         self._beats.break_off()
         if self._edge is not None and self._edge_name == "broker":
             self._edge.go_down()
-        if self._leaves:  # there is nobody left to wait for
+        if self._leaves:  # no broker is left to release the worker
             self._cluster.worker_exits(self)
 
     def find_broker(self) -> None:
-        """Knock at the broker that is back, and say Hello. Its door for steps may be the one of before."""
+        """Reconnect to the restarted broker and send Hello. Its listener for steps may be at the same address."""
         self._control.break_off()
         if self._edge is not None and self._edge_name == "broker" and self._world.random.random() < 0.5:
             self._edge.come_back()
@@ -195,12 +195,12 @@ class WorkerNode:
         self._world.at(self._world.draw(KNOCK_S), knock)
 
     def drop_edge(self, for_s: float) -> None:
-        """Break its connection to the next stage for a while."""
+        """Break the connection to the next stage for a while."""
         if self._edge is not None:
             self._edge.drop(for_s, keeps=True)
 
     def _go_on(self) -> None:
-        """Orders come in their order; the computation's end before or behind them."""
+        """Handle what was held back: orders in their order, the computation's end before or after them."""
         held, self._held_back = self._held_back, []
         end, self._held_end = self._held_end, None
         if end is not None:
@@ -240,7 +240,7 @@ class WorkerNode:
 
     def _tick(self) -> None:
         if self.alive:
-            if not self._inbox:  # else it gets round to it later
+            if not self._inbox:  # otherwise the timer's event follows later
                 self.post(stage_event.Tick())
             self._world.at(STAGE_TICK_S * self._cluster.stride, self._tick)
 
@@ -301,7 +301,7 @@ class WorkerNode:
             case stage_act.StopStandby():
                 self._stop_standby = True
             case _:
-                pass  # there are no assets here
+                pass  # there are no tokenizer files here
 
     def _say(self, message: WorkerMessage) -> None:
         kind = type(message).__name__
@@ -327,7 +327,7 @@ class WorkerNode:
 
     @property
     def stuck_to(self) -> str:
-        """The next one, if nothing gets there just now; else empty."""
+        """The next stage's name if nothing reaches it now; otherwise empty."""
         return self._edge_name if self._edge is not None and self._edge.is_stuck else ""
 
     def _close_edge(self) -> None:
@@ -371,7 +371,7 @@ class WorkerNode:
             self.post(stage_event.Loaded(action.epoch, capacity))
 
     def _load_standby(self, layers: tuple[LayerRange, ...]) -> None:
-        """Load one more layer, and come back for the next one."""
+        """Load one more layer, and schedule the next one."""
         wanted = layers_of(layers)
         warm = wanted & self.executor.kept
         missing = () if self._stop_standby else sorted(wanted - warm)[:1]

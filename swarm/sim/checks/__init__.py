@@ -1,1 +1,1 @@
-"""What must hold: the invariants at every event, and what must have come of every request at the end."""
+"""Checks: the invariants at every event, and the result of every request at the end (the list is in ``audit``)."""

@@ -1,21 +1,21 @@
-"""What must hold, whatever happens: checked at every event, and once more when all is quiet.
+"""The invariants: checked at every event, and once more at the end.
 
 I1  every accepted request reaches exactly one end;
 I2  its tokens are those of an undisturbed run;
 I3  its stream is contiguous: nothing lost, nothing twice, nothing held back from a client that reads;
-I4  verdicts come in time, and none is false (``watch``);
-I5  nothing of an older epoch has an effect;
-I6  what is remembered stays bounded;
+I4  verdicts come in time, and none is false (``verdict_check``);
+I5  messages of an older epoch have no effect;
+I6  the state that processes keep is bounded;
 I7  corrupt data is refused and never used;
-I8  stages hold exactly the keys and values that they say they hold; survivors keep theirs, and replays go through no
-    other layers than those that lost something, where a log can spare them that;
-I9  capacity comes back: when all is healed everybody is a member, and when all is over nothing is left in any stage;
-I10 whatever comes through a door that goes by keys was sent by who the plan says (``neighbours``);
-I11 no plan comes into force with a way between its stages that is shut (``actors.ways``);
+I8  stages hold exactly the keys and values that they report; survivors keep theirs, and replays go through the lost
+    layers only, where a log makes that possible;
+I9  capacity comes back: after all faults every worker is a member, and at the end nothing is left in any stage;
+I10 everything that arrives at a listener that checks keys was sent by the plan's sender (``sender_check``);
+I11 no plan comes into force with an unreachable listener on its route (``actors.routes``);
 I12 a look-up changes nothing about any request (``fates``);
-I13 what is kept without a reader is given up neither before its time nor later (``fates``);
-I14 nobody connects to an address that a worker named, if the worker does not come from there (``actors.ways``);
-I15 steps that raise are blamed on who makes them raise (``blame``).
+I13 a request kept without a reader is given up neither early nor late (``fates``);
+I14 no process connects to an address that a worker reported without coming from there (``actors.routes``);
+I15 steps that raise are blamed on the worker or request that makes them raise (``blame``).
 """
 
 from __future__ import annotations
@@ -40,39 +40,41 @@ if TYPE_CHECKING:
     from swarm.sim.roles import Worker
 
 
-MAX_GONE = 17  # workers; the broker keeps the last 16 that went, and may just have lost one
-MAX_WAITING = 80  # steps or replays, anywhere: the broker never has as many in flight
-ALL_EVERY = 64  # events of the broker between two looks at everything; between them, at what can have changed
+MAX_GONE = 17  # workers; the broker keeps the last 16 that left, and may just have lost one more
+MAX_WAITING = 80  # steps or replays, in any place: the broker never has more in flight
+# events of the broker between two checks of everything; in between, only sequences that can have changed are checked
+ALL_EVERY = 64
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; the text says which one and where."""
+    """An invariant does not hold; the text names it and the place."""
 
 
 @dataclass(slots=True)
 class Audit:
-    """Keeps the expected beside the received."""
+    """Expected and received tokens of all requests, and checks of the processes' state."""
 
     manifest: Manifest
-    expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)
-    may_fail: set[str] = field(default_factory=set)
-    num_deceived: int = 0  # devices that break and pass their tests: each may cost one request, if it is the only one
-    left: set[str] = field(default_factory=set)
-    to_leave: set[str] = field(default_factory=set)  # of these, those whose clients are still there
-    orphans: set[str] = field(default_factory=set)  # detached ones whose clients died: others read them
-    read_elsewhere: set[str] = field(default_factory=set)  # another client than the submitting one attaches to these
-    promised: set[str] = field(default_factory=set)  # whose clients were told that they are accepted
+    expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)  # by request and index
+    may_fail: set[str] = field(default_factory=set)  # requests with a fault that allows them to fail
+    # devices that break and still pass their tests: each may cost one request, if it is the only device
+    num_deceived: int = 0
+    left: set[str] = field(default_factory=set)  # requests whose clients have left
+    to_leave: set[str] = field(default_factory=set)  # the ones in ``abandoned`` whose clients are still there
+    orphans: set[str] = field(default_factory=set)  # detached requests whose clients died: other clients read them
+    read_elsewhere: set[str] = field(default_factory=set)  # requests to which another client attaches
+    promised: set[str] = field(default_factory=set)  # requests whose clients received the acceptance
     submits: dict[str, Submit] = field(default_factory=dict)
     log_bytes: int = 1 << 20
-    num_taken: int = 0  # tokens that came to clients
+    num_taken: int = 0  # tokens delivered to clients
     num_blows: int = 0  # deaths, hangs and broken connections so far
-    blows_at: dict[str, int] = field(default_factory=dict)  # request -> those before it was submitted
+    blows_at: dict[str, int] = field(default_factory=dict)  # request -> ``num_faults`` when it was submitted
     highest_epoch: int = 0
-    _seen: dict[int, tuple[object, ...]] = field(default_factory=dict)  # sequence -> its numbers at the last look
-    _verified: dict[int, int] = field(default_factory=dict)  # sequence -> generated tokens that were compared
-    _ended: set[int] = field(default_factory=set)
-    _planned: tuple[Plan, list[tuple[str, LayerRange]]] | None = None  # the way of the plan in force
-    _tells_ways: bool = False  # to somebody
+    _seen: dict[int, tuple[object, ...]] = field(default_factory=dict)  # sequence -> its state at the last check
+    _verified: dict[int, int] = field(default_factory=dict)  # sequence -> number of generated tokens already compared
+    _ended: set[int] = field(default_factory=set)  # sequences whose ends the broker has written
+    _planned: tuple[Plan, list[tuple[str, LayerRange]]] | None = None  # the plan in force and its route
+    _tells_ways: bool = False  # some request asks for the hops of its tokens
     _num_checks: int = 0
 
     def expect(self, submit: Submit, stops: dict[int, int]) -> None:
@@ -113,8 +115,7 @@ class Audit:
         _demand(not problem, "I2", f"{where}: {problem}")
 
     def step_came(self, done: StepDone, state: State) -> None:
-        """By which way the tokens of a step that counts came: the stages of the plan in force, each once and in
-        order."""
+        """Check that a step's tokens went through the stages of the plan in force, each once and in order."""
         current = state.book.current
         if current is None or current.epoch != done.epoch or done.lineage != state.lineage:
             return
@@ -130,7 +131,7 @@ class Audit:
                 case.drawn(item.position - len(case.submit.prompt), done.hops)
 
     def has_ended(self, request_id: str) -> bool:
-        """For who submitted it."""
+        """Whether the request has ended for its submitter."""
         cases = [case for (other, _), case in self.expected.items() if other == request_id]
         return bool(cases) and all(case.end is not None for case in cases)
 
@@ -145,57 +146,61 @@ class Audit:
         _demand(request_id in self.may_fail | self.left, "I1", f"{request_id} failed though nothing allows it: {what}")
 
     def refused_for_size(self, request_id: str, state: State) -> None:
-        """The one reason for which the broker may give a request up: the plan in force could not hold it even alone."""
+        """Check the only reason for which the broker may give a request up: the plan in force could not hold it even
+        alone."""
         limit = limit_of(self.submits[request_id], self.manifest)
         fits = num_blocks(limit) <= state.book.kv_blocks
         _demand(state.book.serving and not fits, "I1", f"{request_id} ({limit} positions) would fit into the stages")
         self.may_fail.add(request_id)
 
     def sent_away(self, request_id: str, state: State, places: int, at_door: int) -> None:
-        """Only where the queue has no places for it: for all, or for one tenant, who gets three quarters. ``at_door``:
-        those that wait to be written down count too, even if they were cancelled meanwhile."""
+        """Check that a rejected request had no room in the queue: in all of it, or in a tenant's three quarters.
+
+        ``num_unwritten``: sequences that wait for the journal, which count even if they were cancelled meanwhile.
+        """
         accepted = [request for request in state.requests.values() if request.accepted]
         waiting = sum(s.state is SequenceState.WAITING for request in accepted for s in request.sequences) + at_door
         num = self.submits[request_id].params.n
         _demand(4 * (waiting + num) > 3 * places, "I1", f"{request_id} is sent away, and {waiting} of {places} wait")
 
     def too_late(self, request: Request, state: State, now: float) -> None:
-        """A request may be given up at its deadline; before, only if no steps are quick enough."""
+        """Check that a request given up had reached its deadline, or could not meet it even with the fastest steps."""
         least_s = request.submit.params.max_tokens * state.costs.least_step_s
         is_late = request.deadline_at is not None and now + least_s >= request.deadline_at
         _demand(is_late, "I1", f"{request.id} was given up before its deadline")
         self.may_fail.add(request.id)
 
     def ends(self, sequence: int) -> None:
-        """The broker writes down how it ended."""
+        """Record that the broker writes a sequence's end."""
         _demand(sequence not in self._ended, "I1", f"sequence {sequence} ended twice")
         self._ended.add(sequence)
 
     def restarted(self, state: State, disk: Disk) -> None:
-        """Another broker, which knows what the journal told: only ends that are in there are final."""
+        """Adopt another broker, which knows the journal's content: only ends in the journal are final."""
         self._seen.clear()
         self._verified.clear()
         self._ended = {sequence for sequence in self._ended if disk.ledger.has_ended(sequence)}
         self.highest_epoch = state.book.epoch
 
     def journal_changed(self, disk: Disk) -> None:
-        """Of what this journal does not tell, nobody knows any more that it was accepted."""
+        """Allow requests to fail whose acceptance is not in this journal."""
         self.may_fail |= self.submits.keys() - disk.ledger.requests.keys()
 
     def rewritten(self, disk: Disk) -> None:
-        """The journal was lost under the broker that runs, and begun anew with what it still gave and what memory has.
-        A request that has ended is in memory only while somebody reads it: a client that was frozen meanwhile is told
-        that it is not known."""
+        """Allow ended requests to be unknown that only the lost journal file had.
+
+        The new file has what the lost one still gave and what is in memory. An ended request is in memory only while a
+        client reads it: a client that was frozen meanwhile finds it unknown.
+        """
         self.may_fail |= disk.forgotten
 
     def refused(self, rejected: Rejected) -> None:
-        """Whoever was never told that his request is accepted may be told to come again."""
+        """Allow a request to fail that was rejected before its acceptance was sent."""
         if rejected.code in ("unavailable", "journal") and rejected.request_id not in self.promised:
             self.may_fail.add(rejected.request_id)
 
     def quarantined(self, request: Request, *, for_its_steps: bool) -> None:
-        """Only who was there when the swarm was struck often enough may be suspected; for steps that failed, only who
-        makes them fail."""
+        """Check that a quarantined request was present at enough faults or, for failed steps, caused them itself."""
         if for_its_steps:
             self.num_deceived -= request.id not in self.may_fail
             _demand(self.num_deceived >= 0, "I15", f"{request.id} is quarantined, and does nobody any harm")
@@ -208,8 +213,8 @@ class Audit:
     # --- at the broker and the stages --------------------------------------------------------------------------------
 
     def check_broker(self, state: State) -> bool:
-        """After every event that made the broker's core act: what can have changed, and now and then everything (then
-        it is True)."""
+        """Check what can have changed in an event of the broker's core; return True when everything was checked, now
+        and then."""
         _demand(state.book.epoch >= self.highest_epoch, "I5", f"epoch fell from {self.highest_epoch}")
         self.highest_epoch = state.book.epoch
         _hold(state)
@@ -222,14 +227,14 @@ class Audit:
         return False
 
     def check_all(self, state: State) -> None:
-        """Every sequence and all of its tokens, whatever was seen of it before."""
+        """Check every sequence and all of its tokens, including the ones already compared."""
         self._seen.clear()
         self._verified.clear()
         for sequence in state.sequences.values():
             self._check_sequence(sequence)
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        """Unless it is as it was when it was last looked at."""
+        """Check a sequence, unless it has not changed since the last check."""
         sampled = len(sequence.tokens)
         seen = (sequence.state, sampled, sequence.committed, sequence.sent, sequence.delivered)
         if self._seen.get(sequence.id) == seen:
@@ -244,7 +249,7 @@ class Audit:
         self._check_tokens(sequence, sampled - sequence.num_prompt)
 
     def _check_tokens(self, sequence: Sequence, num_generated: int) -> None:
-        """Check what came since the last look; all of it now and then (``check_all``)."""
+        """Compare the tokens that are new since the last check."""
         case = self.expected.get((sequence.request.id, sequence.index))
         before = self._verified.get(sequence.id, 0)
         self._verified[sequence.id] = num_generated
@@ -258,7 +263,7 @@ class Audit:
             )
 
     def check_stage(self, node: Worker, state: State) -> None:
-        """A stage holds what it says that it holds."""
+        """Check that a stage holds what it reports."""
         core, chains = node.core, node.executor.chains
         if (core.active or 0) > state.book.epoch and core.lineage == state.lineage:
             raise Violation(f"I5: {node.incarnation} is in an epoch that nobody announced")
@@ -275,7 +280,7 @@ class Audit:
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 
     def check_bounds(self, state: State, workers: Collection[Worker]) -> None:
-        """Demand that what is remembered of those who are gone is bounded."""
+        """Demand that state about workers, steps and logs is bounded."""
         gone = sum(worker.is_gone for worker in state.workers.values())
         _demand(gone <= MAX_GONE, "I6", f"{gone} workers that are gone are remembered")
         _demand(len(state.flights) <= MAX_WAITING, "I6", f"{len(state.flights)} steps are in flight")
@@ -285,7 +290,7 @@ class Audit:
             _demand(node.core.log.num_bytes <= self.log_bytes, "I6", f"{node.incarnation}: its log is too large")
 
     def check_members(self, state: State, workers: Iterable[Worker]) -> None:
-        """All is healed since a while: the swarm serves, and everybody who lives is a member."""
+        """Demand that the swarm serves and every living worker is a member, a while after all faults ended."""
         _demand(state.book.current is not None, "I9", f"no plan is in force: it waits for {state.book.waits_for}")
         for node in workers:
             known = state.workers.get(node.incarnation)
@@ -293,7 +298,7 @@ class Audit:
             _demand(known is not None and not known.is_gone, "I9", f"{node.incarnation} lives and is {text}")
 
     def check_end(self, state: State, workers: Collection[Worker]) -> None:
-        """Demand, when all is quiet, that everything has ended and nothing is left."""
+        """Demand that every request has ended and nothing is left, when nothing moves any more."""
         self.check_all(state)
         for node in workers:
             self.check_stage(node, state)
@@ -311,14 +316,14 @@ class Audit:
 
 
 def _hold(state: State) -> None:
-    """The broker's own rules: positions (I3, I8), lists and room (I9)."""
+    """Check the broker's own rules: positions (I3, I8), lists and capacity (I9)."""
     for wrong in state.check():
         invariant = "I8" if wrong.startswith("kv ") else "I3" if wrong.startswith("delivered ") else "I9"
         raise Violation(f"{invariant}: {wrong}")
 
 
 def _is_held_back(sequence: Sequence) -> bool:
-    """Demand that what may be told is told with the event that makes it so."""
+    """Whether the sequence has tokens that may be sent and were not sent in the same event."""
     request = sequence.request
     if request.listener is None or not request.accepted or sequence.unsure:
         return False

@@ -1,4 +1,4 @@
-"""What one continuation must give, to the last digit: tokens, logprobs, the way of each token, the end."""
+"""The exact expected result of one continuation: tokens, logprobs, the route of each token, the end."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ Draw = tuple[int, tuple[TokenLogprob, ...]]
 
 
 class Expectation:
-    """Beside what has come of it so far. ``received``: by its submitter; ``end``: how it ended there; ``stop_at``: at
-    which token a stop string is found."""
+    """Expected result of one continuation, and what has been received so far."""
 
     def __init__(self, submit: Submit, draws: list[Draw], manifest: Manifest, stop_at: int | None = None) -> None:
         self.submit = submit
         self.tokens = [token for token, _ in draws]
-        self.stop_at = stop_at
-        self.received: list[int] = []
-        self.end: str | None = None
+        self.stop_at = stop_at  # token index at which a stop string is found
+        self.received: list[int] = []  # by its submitter
+        self.end: str | None = None  # how it ended for its submitter
         self._logprobs = [logprobs for _, logprobs in draws]
-        self._ways: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)  # of those who want to know
+        # routes of each token, for requests that ask for hops
+        self._ways: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)
         params, last = submit.params, self.tokens[-1]
         is_end = (last in manifest.eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
         self._reason = "stop" if is_end else "length"
 
     def drawn(self, index: int, hops: tuple[Hop, ...]) -> None:
-        """A token came to the broker by this way. More than once, if what was lost was computed again."""
+        """Record the route by which a token reached the broker; several if lost tokens were computed again."""
         self._ways[index].append(hops)
 
     def astray(self, told: Deliver) -> str:
-        """Say what is wrong with what a client was told; empty if nothing is."""
+        """Return the error in a delivery to a client; empty: none."""
         start, stop = told.start, told.start + len(told.ids)
         if list(told.ids) != self.tokens[start:stop]:
             return f"{told.ids} is not {self.tokens[start:stop]}"
@@ -46,7 +46,7 @@ class Expectation:
         return ""
 
     def wrong_end(self, finished: Finished) -> str:
-        """Say what is wrong with a good end: it must be the natural one, or that of the stop string."""
+        """Return the error in a successful end: it must be the natural one, or that of the stop string. Empty: none."""
         allowed = [(len(self.tokens), self._reason)]
         if self.stop_at is not None:
             allowed.append((self.stop_at, "stop"))

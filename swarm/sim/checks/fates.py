@@ -1,5 +1,5 @@
-"""A look-up never changes an answer's fate (I12), and what is kept without a reader is kept for as long as was asked
-for, whichever process is watching (I13)."""
+"""A look-up never changes a request (I12), and a request kept without a reader is kept for as long as its submitter
+asked, whichever broker process is running (I13)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from swarm.broker.state import Request, SequenceState, State
 from swarm.sim.checks.audit import Violation
 from swarm.wire.messages import Detach, LookUp, Recall
 
-LATE_S = 1.0  # until the broker's timer strikes
+LATE_S = 1.0  # delay until the broker's timer fires
 
-Fate = tuple[object, ...]
+Fate = tuple[object, ...]  # values that decide over a request
 
 
 def before(event: broker_event.Event, state: State, now: float) -> dict[str, Fate] | None:
-    """Take down what decides over requests, if this event only reads; None: it may do more."""
+    """Return the values that decide over each request, if this event is a look-up; None: it may change requests."""
     match event:
         case broker_event.ClientSaid(_, message) if isinstance(message, LookUp | Recall):
             pass
@@ -26,12 +26,13 @@ def before(event: broker_event.Event, state: State, now: float) -> dict[str, Fat
         case _:
             return None
     if now - state.now > PAUSE_S:
-        return None  # the broker stood still, and forgives that
+        return None  # the broker stood still, which shifts deadlines
     return {request.id: _fate(request) for request in state.requests.values() if not request.ended}
 
 
 def after(was: dict[str, Fate] | None, state: State) -> None:
-    """Compare. A sequence may end in the same event, since its deadline can't be kept."""
+    """Check that a look-up changed no request. (A sequence may end in the same event because its deadline can't be
+    met.)"""
     for request_id, fate in (was or {}).items():
         request = state.requests.get(request_id)
         if request is None:
@@ -52,7 +53,7 @@ def _fate(request: Request) -> Fate:
 
 @dataclass(slots=True)
 class Keeping:
-    """When each request that is to be kept had a reader for the last time. Times of the world, not of the broker."""
+    """Last time at which each kept request had a reader, on the world's clock, not the broker's."""
 
     grace_s: float
     _read_at: dict[str, float] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Keeping:
     _left_on_purpose: set[str] = field(default_factory=set)
 
     def look(self, event: broker_event.Event, state: State, now: float) -> None:
-        """Called after every event of the broker."""
+        """Update the times after an event of the broker."""
         for request in state.requests.values():
             if not request.submit.keep_s:
                 continue
@@ -76,7 +77,7 @@ class Keeping:
             self._read_at[request.id] = now
 
     def restarted(self, state: State, now: float) -> None:
-        """The time begins anew with a broker."""
+        """Restart the times with a new broker."""
         self._is_read.clear()
         self._left_on_purpose.clear()
         for request in state.requests.values():
@@ -84,7 +85,8 @@ class Keeping:
                 self._read_at[request.id] = now
 
     def given_up(self, request: Request, now: float, went_on_at: float) -> None:
-        """The broker cancels what nobody reads; later, if it stood still (until ``went_on_at``)."""
+        """Check the time at which the broker cancels an unread request; later is allowed if it stood still until
+        ``continued_at``."""
         keep_s = request.submit.keep_s
         left_at = self._read_at.get(request.id)
         if not keep_s or left_at is None:

@@ -1,5 +1,5 @@
-"""Rules about single events, by comparing what was before with what is after: nothing of an older epoch has an effect
-(I5), survivors keep what they hold, and replays go through what was lost, no more (I8)."""
+"""Rules about the effects of single events, by comparing the state before and after: messages of an older epoch have no
+effect (I5), survivors keep their positions, and replays go through lost layers only (I8)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from swarm.wire.messages import Activate, Activated, Prepared, Refused, ReplayDo
 if TYPE_CHECKING:
     from swarm.sim.roles import Worker
 
-ROOMY_LOG = 1 << 20  # bytes: nothing is ever evicted from it here
+ROOMY_LOG = 1 << 20  # bytes; nothing is ever evicted from such a log here
 Lengths = dict[int, dict[int, int]]  # sequence -> layer -> positions held
-_EPOCHAL = (Prepared, Refused, Activated, ReplayDone, ReplayMissing, Trouble)
+_EPOCHAL = (Prepared, Refused, Activated, ReplayDone, ReplayMissing, Trouble)  # messages that carry an epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the broker knew before an event. ``is_stale``: which must have no effect."""
+    """The broker's state before an event."""
 
-    is_stale: bool
+    is_stale: bool  # the event must have no effect
     epoch: int
     phase: str
     num_awaited: int
-    under_way: tuple[tuple[int, int, int, int], ...]  # sequence, tokens, positions that count, stay
-    stepped: tuple[tuple[int, int, int], ...] = ()  # sequences of a step that just ended: positions that counted, stay
-    replayed: tuple[int, Rebuild] | None = None  # a sequence and the run of layers that just came level
+    under_way: tuple[tuple[int, int, int, int], ...]  # sequence, number of tokens, acknowledged positions, residency
+    stepped: tuple[tuple[int, int, int], ...] = ()  # sequences of a finished step: acknowledged positions, residency
+    replayed: tuple[int, Rebuild] | None = None  # a sequence and the run of layers whose rebuild has just finished
 
     @classmethod
     def of(
@@ -49,14 +49,15 @@ class Before:
 
 
 def before(event: broker_event.Event, state: State) -> Before | None:
-    """Take down what must be remembered of the broker's state until the event was handled; None: nothing."""
+    """Return the broker's state that the check after the event needs, or None."""
     match event:
         case broker_event.StepFinished(done):
             current = state.book.current
             if current is None or done.epoch != current.epoch or done.lineage != state.lineage:
                 return Before.of(state, is_stale=True)
             known = [state.sequences[item.sequence] for item in done.kv if item.sequence in state.sequences]
-            # Who has given way since the step was sent may come in again with what it is going to copy.
+            # A sequence preempted since the step was sent may be admitted again with the positions that it is going to
+            # copy.
             run = [sequence for sequence in known if sequence.state is SequenceState.RUNNING]
             return Before.of(state, is_stale=False, stepped=tuple((s.id, s.kv, s.stay) for s in run))
         case broker_event.WorkerSaid(_, message) if isinstance(message, _EPOCHAL):
@@ -74,12 +75,12 @@ def before(event: broker_event.Event, state: State) -> Before | None:
 
 
 def is_in_force(epoch: int, node: Worker, state: State) -> bool:
-    """The stage serves this epoch of the broker that lives now."""
+    """Whether the stage serves this epoch of the current broker."""
     return node.core.active == epoch and node.core.lineage == state.lineage
 
 
 def after(was: Before | None, state: State, workers: Mapping[str, Worker]) -> None:
-    """Compare."""
+    """Compare the broker's state with the one before the event."""
     if was is None:
         return
     if was.is_stale:
@@ -93,7 +94,7 @@ def after(was: Before | None, state: State, workers: Mapping[str, Worker]) -> No
 
 
 def _ended_run(state: State, message: ReplayDone) -> tuple[int, Rebuild] | None:
-    """Which run of layers the message brings level, if it was rebuilt from its first position on."""
+    """Return the run of layers whose rebuild the message finishes, if it was rebuilt from position 0."""
     sequence = state.sequences.get(message.sequence)
     run = sequence.rebuilds[0] if sequence is not None and sequence.rebuilds else None
     if run is None or run.start or message.kv != run.stop or message.layers != run.through:
@@ -102,7 +103,7 @@ def _ended_run(state: State, message: ReplayDone) -> tuple[int, Rebuild] | None:
 
 
 def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[str, Worker]) -> None:
-    """Demand that what a replay sent is in the logs that the next death will need, if they have room."""
+    """Demand that a replay's output is in the logs that the next death will need, if they have room."""
     plan = state.book.current
     for stage in plan.stages[:-1] if plan is not None else ():
         node = workers.get(stage.incarnation)
@@ -118,14 +119,14 @@ def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[st
 
 
 def _check_acknowledged(was: Before, state: State, workers: Mapping[str, Worker]) -> None:
-    """Demand that what counts as held everywhere is held everywhere."""
+    """Demand that acknowledged positions are held by every stage."""
     plan = state.book.current
     for sequence_id, counted, stay in was.stepped:
         sequence = state.sequences.get(sequence_id)
         if sequence is None or plan is None or sequence.rebuilds or sequence.state is not SequenceState.RUNNING:
             continue
         if not sequence.told or sequence.stay != stay:
-            continue  # it gave way and is back: what it is going to copy counts, and no stage has heard of it yet
+            continue  # preempted and admitted again: the positions to be copied count, and no stage has received it yet
         for stage in plan.stages if sequence.kv > counted else ():
             node = workers.get(stage.incarnation)
             if node is None or not is_in_force(plan.epoch, node, state):
@@ -136,7 +137,7 @@ def _check_acknowledged(was: Before, state: State, workers: Mapping[str, Worker]
 
 
 def _check_stale(was: Before, state: State) -> None:
-    """Neither a plan nor a sequence moves by what an older epoch brings."""
+    """Demand that a message of an older epoch has moved neither a plan nor a sequence."""
     book = state.book
     if (book.epoch, book.phase.value, len(book.awaited)) != (was.epoch, was.phase, was.num_awaited):
         raise Violation("I5: a message of an older epoch moved the plan")
@@ -147,8 +148,10 @@ def _check_stale(was: Before, state: State) -> None:
 
 
 def _check_replays(was: Before, state: State, workers: Mapping[str, Worker]) -> None:
-    """Each run of lost layers whose inputs somebody has logged is replayed from there, through nothing else; unless its
-    sequence has just given its room to others, and is back already."""
+    """Demand that each run of lost layers with logged inputs is replayed from the log, through no other layers.
+
+    Excepted are sequences that have just been preempted and are already back.
+    """
     targets = {(sequence, stay): kv for sequence, _, kv, stay in was.under_way}
     for sequence in state.running:
         target = targets.get((sequence.id, sequence.stay), 0)
@@ -165,19 +168,19 @@ def _check_runs(sequence: Sequence, first: int, stop: int) -> None:
 
     runs = [run for run in sequence.rebuilds if touches(run)]
     exact = [run for run in runs if (run.through.first, run.through.stop) == (first, stop)]
-    covered = any(run.through.stop > stop for run in runs)  # a run that comes from further up for layers behind
+    covered = any(run.through.stop > stop for run in runs)  # a run that starts further up, for layers behind
     if not exact and not covered:
         raise Violation(f"I8: sequence {sequence.id} lost layers {first} to {stop}, {runs} goes through others")
 
 
 def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, Worker]) -> list[tuple[int, int]]:
-    """Ranges of layers that hold less than what counts, as they really are."""
+    """Return the ranges of layers that really hold less than ``target``."""
     plan = state.book.current
     lags: list[bool] = []
     for stage in plan.stages if plan is not None else ():
         node = workers.get(stage.incarnation)
         if node is None or not is_in_force(state.book.epoch, node, state):
-            return []  # it is gone or fenced already, and the broker does not know yet
+            return []  # the worker is gone or fenced, and the broker has not noticed yet
         chains = node.executor.chains.get(sequence.id, {})
         lags += [len(chains.get(layer, ())) < target for layer in range(stage.layers.first, stage.layers.stop)]
     found = []
@@ -188,7 +191,7 @@ def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, W
 
 
 def _is_logged(sequence: Sequence, layer: int, target: int, state: State, workers: Mapping[str, Worker]) -> bool:
-    """Somebody has all inputs of this layer, and can send them there."""
+    """Whether a stage has logged all inputs of this layer and can send them there."""
     plan = state.book.current
     for stage in plan.stages if plan is not None else ():
         if stage.layers.first < layer <= stage.layers.stop:
@@ -202,8 +205,11 @@ def _is_logged(sequence: Sequence, layer: int, target: int, state: State, worker
 
 
 def held_before(event: stage_event.Event, node: Worker) -> tuple[Activate, Lengths] | None:
-    """Return what a stage holds when it is told to take up a plan. What was retired does not count: a broker that does
-    not know of it, since its machine lost power before that could be written, gets nothing of it."""
+    """Return the positions that a stage holds when it is ordered to activate a plan.
+
+    Retired sequences do not count: a broker that has no record of the retirement, since its machine lost power before
+    it was written, gets none of their positions.
+    """
     match event:
         case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active and (
             order.lineage == node.core.lineage
@@ -215,8 +221,8 @@ def held_before(event: stage_event.Event, node: Worker) -> tuple[Activate, Lengt
 
 
 def held_after(held: tuple[Activate, Lengths] | None, node: Worker) -> None:
-    """It took it up: it holds of the live sequences what it held of them before, up to what counts, and of others
-    nothing."""
+    """Check that a stage kept live sequences up to their acknowledged positions when it activated a plan, and dropped
+    the others."""
     if held is None or node.core.active != held[0].epoch or node.core.layers is None:
         return
     order, earlier = held
@@ -240,7 +246,7 @@ def _lengths(node: Worker) -> Lengths:
 
 
 def computes(action: stage_act.Compute, node: Worker) -> None:
-    """A stage computes in the epoch in force, or not at all."""
+    """Check that a stage computes only in the epoch in force."""
     core = node.core
     if action.epoch != core.active or action.epoch < core.fence:
         raise Violation(f"I5: {node.incarnation} computes for epoch {action.epoch}, and {core.fence} has begun")

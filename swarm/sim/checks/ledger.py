@@ -1,7 +1,7 @@
-"""What the journal's file would tell: the same as ``broker.journal.store``, of values in memory.
+"""The content of a journal's file, as values in memory: a model of ``broker.journal.store``.
 
-A test lets both take the same writes and compares what they tell; so the simulation's broker starts again from what
-the real one would read.
+A test gives the same writes to both and compares what they return; so the simulated broker restarts from what the real
+one would read.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from swarm.wire.messages import Manifest, Submit
 
 
 class Refused(AssertionError):
-    """The file would not take such a write, ever: its sequences are another request's."""
+    """The file would reject such a write: its sequences belong to another request."""
 
 
 @dataclass(slots=True)
 class Continuation:
-    """``parts``: by the index of their first token. ``whole``: what there was when it ended."""
+    """One sequence of a request."""
 
     id: int
     index: int
-    parts: dict[int, NewTokens] = field(default_factory=dict)
-    whole: SequenceRecord | None = None
+    parts: dict[int, NewTokens] = field(default_factory=dict)  # by the index of their first token
+    whole: SequenceRecord | None = None  # all of it, once it has ended
     length: int = 0  # tokens without a gap
 
     def add(self, new: NewTokens) -> None:
@@ -40,7 +40,7 @@ class Continuation:
             self.length += len(new.ids)
 
     def end(self, write: WriteEnd) -> bool:
-        """False: tokens are missing, so it has not ended here."""
+        """Record the end; return False if tokens are missing, so that it has not ended here."""
         joined = self._joined()
         if len(joined.tokens) < write.num_tokens:
             return False
@@ -52,7 +52,7 @@ class Continuation:
         return True
 
     def record(self) -> SequenceRecord:
-        """A copy: whoever gets it makes it its own."""
+        """Return a copy, which the caller may change."""
         if self.whole is None:
             return self._joined()
         whole = self.whole
@@ -74,13 +74,13 @@ class Continuation:
 
 @dataclass(slots=True)
 class Kept:
-    """A request; ``ended_at`` None: one of its continuations has not ended."""
+    """One request."""
 
     submit: Submit
     tenant: str
     accepted_at: float
     continuations: list[Continuation]
-    ended_at: float | None = None
+    ended_at: float | None = None  # None: one of its continuations has not ended
 
     def record(self, now: float) -> RequestRecord:
         return RequestRecord(
@@ -94,7 +94,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Ledger:
-    """All of it, in the order of acceptance."""
+    """Content of the file, requests in the order of acceptance."""
 
     epoch: int = 0
     workers: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Ledger:
     _continuations: dict[int, tuple[Continuation, Kept]] = field(default_factory=dict)
 
     def write(self, writes: Iterable[Write], now: float) -> set[int]:
-        """The sequences whose ends were not taken, since tokens of theirs are missing."""
+        """Apply writes; return the sequences whose ends were not accepted because tokens are missing."""
         open_still: set[int] = set()
         for write in writes:
             match write:
@@ -126,7 +126,7 @@ class Ledger:
         return open_still
 
     def lose(self, is_lost: Callable[[], bool]) -> None:
-        """Pages are damaged: whole requests are not there any more, or the tokens of some sequences."""
+        """Damage pages: whole requests are lost, or the tokens of some sequences."""
         for request_id, kept in list(self.requests.items()):
             if is_lost():
                 del self.requests[request_id]
@@ -158,7 +158,7 @@ class Ledger:
         return None if kept is None else kept.record(now)
 
     def ended(self, now: float, limit: int) -> Iterator[RequestRecord]:
-        """List the requests that have ended, the latest first."""
+        """Return the requests that have ended, the latest first."""
         ended = [kept for kept in self.requests.values() if kept.ended_at is not None]
         ended.sort(key=lambda kept: kept.ended_at or 0.0, reverse=True)
         return (kept.record(now) for kept in islice(ended, limit))

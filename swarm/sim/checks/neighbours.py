@@ -1,7 +1,8 @@
-"""Whatever comes through a door was sent by who the plan says (I10).
+"""Everything that arrives at a listener was sent by the plan's sender (I10).
 
-Not by what doors were told, but by the plans as the broker made them: the stage before this one in the plan that is in
-force here, or in the one that is prepared. What the broker hears of steps comes from the last stage of its plan.
+The check uses the plans as the broker made them, not the listeners' allow-lists: a stage may receive from the upstream
+stage of the plan in force, or of the plan in preparation. The broker receives finished steps from the last stage of its
+plan.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ BROKER = "broker"
 
 @dataclass(slots=True)
 class Neighbours:
-    """``_before``: who sends to whom, by the broker's life, the epoch and the receiver."""
+    """Allowed sender of each receiver."""
 
+    # by the broker's lineage, the epoch and the receiver
     _before: dict[tuple[Lineage, int, str], str] = field(default_factory=dict)
 
     def planned(self, state: State) -> None:
-        """The broker tells everybody to prepare the plan to come."""
+        """Record the senders of a plan that the broker has prepared."""
         plan = state.book.coming
         senders = [BROKER, *(stage.incarnation for stage in plan.stages)] if plan is not None else []
         for sender, stage in zip(senders, plan.stages if plan is not None else (), strict=False):
@@ -34,7 +36,7 @@ class Neighbours:
             self._before[state.lineage, plan.epoch, stage.incarnation] = sender
 
     def step_passes(self, sender: str, node: Worker) -> None:
-        """A step from there came through the door of this stage."""
+        """Check the sender of a step that arrived at a stage."""
         core, wanted = node.core, node.core.preparation.wanted
         allowed = set()
         if core.active is not None:
@@ -46,7 +48,7 @@ class Neighbours:
 
     @staticmethod
     def answer_passes(sender: str, state: State) -> None:
-        """The answer to a step came through the broker's door."""
+        """Check the sender of a finished step that arrived at the broker."""
         plan = state.book.current
         last = None if plan is None else plan.stages[-1].incarnation
         if sender != last:

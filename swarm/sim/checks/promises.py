@@ -1,9 +1,9 @@
-"""What the broker tells others must be in its journal first, and hold for every broker after it.
+"""Whatever the broker sends must be in its journal first, and hold for every later broker.
 
-* an epoch is announced once it is synced, and no broker announces one that is not above all that came before it;
-* a client is told of an acceptance once that is synced, of a token or an end once it is written;
-* what all stages hold of a sequence counts when a broker starts again: nothing of it is computed anew (I8);
-* deadlines are those of the acceptance, however often the broker started (I1).
+* An epoch is announced after it is synced, and no broker announces one that is not above all earlier ones.
+* A client receives an acceptance after it is synced, a token or an end after it is written.
+* Positions that all stages hold of a sequence count when a broker restarts: none is computed again (I8).
+* Deadlines are those of the acceptance, however often the broker restarts (I1).
 """
 
 from __future__ import annotations
@@ -33,31 +33,29 @@ if TYPE_CHECKING:
     from swarm.sim.journal import Disk
     from swarm.sim.roles import Scene
 
-DRIFT_S = 3.0  # by which a deadline may move at a restart: the time that writing the acceptance took
+DRIFT_S = 3.0  # tolerance of a deadline at a restart: the time for writing the acceptance
 
 
 class Promises:
-    """Looks at every action of the broker, and at its state once it serves again."""
+    """Check of every action of the broker, and of its state once it serves again."""
 
     def __init__(self, scene: Scene, audit: Audit) -> None:
         self._scene = scene
         self._audit = audit
-        self._announced = 0  # the highest epoch
-        self._of_before = 0  # … when this broker started
-        self._looks_for_waste = False
-        self._histories: dict[tuple[str, int], list[int]] = {}  # of what workers held when this broker started
+        self._announced = 0  # the highest epoch announced so far
+        self._of_before = 0  # the same when this broker started
+        self._looks_for_waste = False  # the first plan after a restart is still to be checked
+        self._histories: dict[tuple[str, int], list[int]] = {}  # tokens that workers held when this broker started
         self._doubled: set[str] = set()  # names under which several processes run
-        # Request -> when it was to be done, as its first broker saw it. Submitted again, to a broker with another
-        # journal, it has two of them: each of the journals may come back.
+        # Request -> its deadlines, as its first broker saw them. A request that is submitted again, to a broker with
+        # another journal, has two: either journal may come back.
         self._deadlines: dict[str, tuple[float, ...]] = {}
         self.num_kept = 0  # positions that stages held over the broker's death, and that counted
 
     def restarted(self, state: State) -> None:
         self._of_before = self._announced
-        self._looks_for_waste = (
-            state.book.epoch > 0
-        )  # a backup of before the first plan knows that nobody holds anything
-        self._histories = {  # now: what doesn't count will be dropped
+        self._looks_for_waste = state.book.epoch > 0  # a backup may precede the first plan
+        self._histories = {  # now, before positions that do not count are dropped
             (incarnation, number): list(held.history)
             for incarnation, node in self._scene.workers.items()
             for number, held in node.core.sequences.items()
@@ -70,10 +68,10 @@ class Promises:
             self._check_deadline(request)
 
     def rewritten(self, state: State) -> None:
-        """The journal was begun anew, and is said to have all that the broker knows. (What was let in since may still
-        be on its way.)"""
+        """Check a new journal file, which is to have everything that the broker knows. Later writes may still be on
+        their way."""
         if self._disk.is_hurt:
-            return  # it was lost again
+            return  # the file was lost again
         lost = [r.id for r in state.requests.values() if r.accepted and r.id not in self._disk.safe.requests]
         if lost:
             raise Violation(f"I1: a new journal has nothing of {', '.join(lost)}")
@@ -81,16 +79,16 @@ class Promises:
             raise Violation("I5: a new journal would give epochs or numbers of sequences out a second time")
 
     def journal_changed(self) -> None:
-        """What a broker announced that had another journal, or this one before a backup took its place, was said to
-        workers that can tell the two apart."""
+        """Reset the highest epoch: workers can tell a broker with another journal, or a former state of it, from the
+        earlier ones."""
         self._announced = self._disk.ledger.epoch
 
     def doubled(self, name: str) -> None:
-        """A second process of this name runs."""
+        """Record that a second process of this name runs."""
         self._doubled.add(name)
 
     def performs(self, action: broker_act.Action) -> None:
-        """The broker is about to do this."""
+        """Check an action that the broker is about to carry out."""
         match action:
             case broker_act.OrderWorker(_, message):
                 self._orders(message)
@@ -105,7 +103,7 @@ class Promises:
     def _orders(self, order: Order) -> None:
         if not isinstance(order, Prepare | Fence | Activate):
             return
-        # A worker that was out and lives is fenced with the epoch that everybody has heard of.
+        # A living worker that is out is fenced with the latest announced epoch.
         if order.epoch < self._of_before or (order.epoch == self._of_before and not isinstance(order, Fence)):
             raise Violation(f"I5: epoch {order.epoch} is announced, which another broker used")
         is_certain = self._scene.broker.has_journal and not self._disk.is_hurt
@@ -138,18 +136,20 @@ class Promises:
         if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
             raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
         if isinstance(message, Finished) and whole is not None and whole.tokens:
-            told, noted = message.num_cached, whole.num_cached  # who reads it again is told what is noted
+            told, noted = message.num_cached, whole.num_cached  # a second reader receives the number from the journal
             if told != noted:
                 raise Violation(f"I2: {message.request_id} is told {told} cached tokens, the journal has {noted}")
 
     @property
     def _is_strict(self) -> bool:
-        """With a disk that refuses, or a file that was lost, what runs is shown all the same."""
+        """Whether the journal works: while the disk refuses writes or a file is lost, running sequences are shown
+        without it."""
         broker = self._scene.broker
         return broker.has_journal and not broker.journal.ever_broke and not broker.disk.is_hurt
 
     def _is_kept(self, request_id: str) -> bool:
-        """Not so if its client cancelled it: the broker confirms that and forgets it; nobody will come for the rest."""
+        """Whether the broker still has the request. It confirms a cancelled one and forgets it; no client reads the
+        rest."""
         return request_id in self._scene.broker.core.state.requests
 
     @property
@@ -159,7 +159,7 @@ class Promises:
     # --- after a restart ---------------------------------------------------------------------------------------------
 
     def look(self, state: State) -> None:
-        """The first plan after a restart serves: what all of its stages held counts."""
+        """Check the first plan that serves after a restart: positions held by all of its stages must count."""
         if not self._looks_for_waste or state.book.current is None or state.book.phase.value != "serving":
             return
         self._looks_for_waste = False
@@ -169,38 +169,40 @@ class Promises:
                 self._check_waste(sequence, held, state)
 
     def _held_everywhere(self, sequence: Sequence, state: State) -> int:
-        """Up to where all stages of the plan said that they hold it, in the layers that are still theirs."""
+        """Return the position up to which all stages of the plan reported to hold the sequence, in layers that they
+        still have."""
         known = sequence.sampled
         least = known - 1
         assert state.book.current is not None
         if sequence.request.arrived_at > self._scene.broker.started_at:
-            return 0  # it was asked for anew: nobody knew that it had been here, and had this number
+            return 0  # the request was submitted again: the broker did not recognise its former sequence
         for stage in state.book.current.stages:
             worker = state.workers[stage.incarnation]
             if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
-                return 0  # what it said first was lost: it is not waited for any longer
+                return 0  # its first Hello was lost, and the broker waited no longer
             hello = worker.hello
             if hello.lineage.journal != state.lineage.journal:
-                return 0  # numbers of another journal mean other sequences, even where their tokens are the same
+                return 0  # numbers of another journal mean other sequences, even if their tokens are equal
             if hello.held_layers != stage.layers or stage.name in self._doubled:
-                return 0  # of two processes under one name, the wrong one may have been the first to come back
+                return 0  # of two processes under one name, the wrong one may have returned first
             held = next((each for each in hello.held if each.sequence == sequence.id), None)
             if held is None or self._is_foreign(hello, sequence):
                 return 0
             most = max((part.position for part in held.kv), default=0)
-            if most > known:  # so many tokens were lost with the machine's power; as many again may count for nothing
+            # The power cut lost tokens beyond ``num_known``; the same number of positions may count for nothing.
+            if most > known:
                 least = min(least, known - (most - known) + 1)
             least = min(least, min((part.position for part in held.kv), default=0))
         return least
 
     def _is_foreign(self, hello: Hello, sequence: Sequence) -> bool:
-        """Another sequence had its number, as it really was computed."""
+        """Whether the worker computed another sequence under this number."""
         history = self._histories.get((hello.incarnation, sequence.id))
         return history is None or history[: sequence.sampled] != sequence.tokens[: len(history)]
 
     def _check_waste(self, sequence: Sequence, held: int, state: State) -> None:
         if sequence.num_preempted:
-            return  # it gave its room to others with more claim
+            return  # it was preempted by sequences with a higher claim
         if sequence.state is SequenceState.WAITING:
             if self._would_fit(sequence, state):
                 raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {held}, and waits")
@@ -211,7 +213,7 @@ class Promises:
         self.num_kept += held
 
     def _would_fit(self, sequence: Sequence, state: State) -> bool:
-        """Beside those that run: at their start they are given room for all that is known of them."""
+        """Whether the sequence fits in addition to the running ones, with memory for all known tokens of each."""
         book = state.book
         needed = sum(num_blocks(each.sampled) for each in (*state.running, sequence))
         fits = needed <= book.kv_blocks and len(state.running) < book.max_sequences

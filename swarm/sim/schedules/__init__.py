@@ -1,2 +1,5 @@
-"""Schedules: what is played. ``schedule`` has the values, ``draw`` makes them of a seed, ``habits`` adds what clients
-do, ``faults`` strikes."""
+"""Schedules: what is played.
+
+``schedule`` has the values, ``draw`` makes them from a seed, ``variations`` adds further behaviour and faults,
+``faults`` applies faults.
+"""

@@ -1,4 +1,5 @@
-"""One schedule from one seed: settings, machines, requests, weather and faults, drawn by chances of their own."""
+"""One schedule from one seed: settings, machines, requests, weather and faults, each drawn from random numbers of its
+own."""
 
 from __future__ import annotations
 
@@ -31,18 +32,19 @@ from swarm.sim.schedules.schedule import (
 from swarm.sim.world import Pace
 from swarm.wire.messages import Submit
 
-SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
-LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
-CROWDED = 0.25  # how often many grow where the room for keys and values is so short that some have to give way
-DEADLINE = 0.1  # how often a request has one
-SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
+SMALL = 0.15  # share of schedules with a worker that is too small for its longer requests
+# share of schedules whose first request exceeds the window of unacknowledged tokens: one is enough, and slow
+LONG = 0.15
+CROWDED = 0.25  # share of schedules in which many sequences grow and memory is so short that some are preempted
+DEADLINE = 0.1  # share of requests with a deadline
+SMALL_LOG = 0.25  # share of schedules whose activation logs are too small for the running sequences
 BAD_WEATHER = 0.5
-# Faults that come by chances of their own (``habits``).
+# Faults drawn from random numbers of their own (``variations``).
 OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails", "compute_fails")
-STEP_FAULTS: tuple[FaultKind, ...] = ("device_breaks", "request_fails")  # so do these
-CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
-KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # so do these
-SLEEP_FAULTS: tuple[FaultKind, ...] = ("broker_sleeps",)  # and these
+STEP_FAULTS: tuple[FaultKind, ...] = ("device_breaks", "request_fails")  # the same
+CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # the same
+KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # the same
+SLEEP_FAULTS: tuple[FaultKind, ...] = ("broker_sleeps",)  # the same
 BY_OWN_CHANCE: tuple[FaultKind, ...] = (
     *CLIENT_FAULTS,
     *JOURNAL_FAULTS,
@@ -52,28 +54,28 @@ BY_OWN_CHANCE: tuple[FaultKind, ...] = (
     *SLEEP_FAULTS,
 )
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in BY_OWN_CHANCE)
-READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
-FROZEN_CLIENT = 0.05  # how often a client stands still
-FROZEN_S = (46.0, 55.0)  # longer than they wait for a broker, shorter than what has ended is kept
-CHANGED_JOURNAL = 0.05  # how often another journal, or an older state of it, takes its place
-AT_ONCE = 0.3  # how often a fault strikes together with the one before it
+READ_ELSEWHERE = 0.1  # share of schedules in which requests are detached, and read by other clients
+FROZEN_CLIENT = 0.05  # share of schedules in which a client stands still
+FROZEN_S = (46.0, 55.0)  # longer than clients wait for a broker, shorter than ended requests are kept
+CHANGED_JOURNAL = 0.05  # share of schedules in which another journal, or an older state of it, replaces the journal
+AT_ONCE = 0.3  # share of faults that strike together with the previous one
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
 ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
 
-BROKER_POINTS = (  # what comes to the broker, what it asks for, and how far its journal is
+BROKER_POINTS = (  # the broker's events and actions, and points of its journal
     *("Submit", "Attach", "Ack", "Cancel", "Stop", "Hello", "Prepared", "Activated", "ReplayDone", "StepFinished"),
     *("EpochWritten", "AcceptanceWritten", "TokensWritten", "EndWritten", "RequestRead"),
     *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "OpenPipe", "Welcome"),
     *("Prepare", "Fence", "Activate", "Replay", "Accepted", "Tokens", "Finished", "commit"),
 )
-LOST_JOURNAL = 0.15  # how often the journal itself suffers
-NO_JOURNAL = 0.1  # how often the broker keeps nothing on disk (and then never dies)
-SLOW_DISK = 0.25
-GATHER_S = 6.0  # for workers of before a restart that may never come again; less than what a recovery may take
+LOST_JOURNAL = 0.15  # share of schedules in which the journal itself fails
+NO_JOURNAL = 0.1  # share of schedules whose broker has no journal (and then never dies)
+SLOW_DISK = 0.25  # share of schedules
+GATHER_S = 6.0  # wait for workers from before a restart that may never return; less than a recovery may take
 
 
 def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
-    """Make the schedule of a seed, always the same."""
+    """Return the schedule of a seed, always the same."""
     random = Random(f"schedule {seed}")
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
@@ -125,7 +127,7 @@ def _settings(random: Random) -> BrokerSettings:
 
 
 def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
-    """Draw what the plan must keep to."""
+    """Draw the constraints on plans."""
     rules = PlanRules(
         mode=settings.scheduler.mode,
         objective=random.choice(["auto", "throughput", "latency"]),
@@ -138,13 +140,13 @@ def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
 
 
 def _with_demand(random: Random, settings: BrokerSettings) -> BrokerSettings:
-    """Draw how soon objective auto follows the load; so soon that plans change while requests come and go."""
+    """Draw how soon the objective "auto" follows the load: so soon that plans change while requests come and go."""
     rules = replace(settings.plan.rules, quiet_s=random.choice([0.0, 0.1, 0.3, 2.0]))
     return replace(settings, plan=replace(settings.plan, rules=rules))
 
 
 def _with_beginnings(random: Random, settings: BrokerSettings) -> BrokerSettings:
-    """Draw how much of the beginnings of ended sequences is kept, and whose."""
+    """Draw which beginnings of ended sequences stay stored, and how many."""
     if random.random() < 0.7:
         return settings
     policy: Literal["recent", "frequent"] = random.choice(["recent", "frequent"])
@@ -177,7 +179,7 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
 
 
 def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
-    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    """Perhaps shrink a worker; from its own random numbers, so that the rest of a schedule doesn't depend on it."""
     if random.random() >= SMALL:
         return workers
     small = random.randrange(len(workers))
@@ -198,7 +200,7 @@ def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
         logprobs=random.choice([None, None, 1]),
     )
     prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 2, 31, 32, 33, 100])))
-    if random.random() < 0.5:  # many begin alike
+    if random.random() < 0.5:  # many prompts have a common beginning
         shared = Random(random.randrange(2))
         prompt = tuple(shared.randrange(97) for _ in range(random.choice([32, 64, 80, 96]))) + prompt
     submit = Submit(request_id=f"r{number}", prompt=prompt, params=params, seed=random.randrange(2**32))
@@ -213,7 +215,7 @@ def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
 
 
 def _ranked(random: Random, schedule: Schedule) -> Schedule:
-    """Classes, tenants, deadlines, and how the scheduler deals with time and room."""
+    """Draw priorities, tenants and deadlines, and the scheduler's targets for time and memory."""
     requests = tuple(
         with_fields(
             spec,
@@ -228,7 +230,7 @@ def _ranked(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _crowded(random: Random, schedule: Schedule) -> Schedule:
-    """Let all become long at the same time, so that a few of them would fill the stages."""
+    """Let all requests become long at the same time, so that a few of them would fill the stages."""
     workers = tuple(replace(w, capacity=9 << 5) for w in schedule.workers)
     requests = []
     for spec in schedule.requests:
@@ -243,7 +245,7 @@ def _crowded(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _durable(random: Random, schedule: Schedule) -> Schedule:
-    """The journal, and what is kept in memory of what ended."""
+    """Draw the journal, its speed, and how long ended requests stay in memory."""
     settings, pace = schedule.settings, schedule.pace
     has_journal = random.random() >= NO_JOURNAL
     retain_s = random.choice([1.0, 5.0, 60.0]) if has_journal else 60.0
@@ -263,7 +265,7 @@ def _with_scheduler(schedule: Schedule, **fields: object) -> Schedule:
 
 
 def _hard(random: Random, schedule: Schedule) -> Schedule:
-    """Bad weather, and logs that are too small."""
+    """Draw bad weather, and logs that are too small."""
     weather, log_bytes = CALM, 1 << 20
     if random.random() < BAD_WEATHER:
         weather = Weather(
@@ -278,7 +280,8 @@ def _hard(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _with_a_lost_journal(random: Random, schedule: Schedule) -> Schedule:
-    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    """Perhaps add a fault of the journal; from its own random numbers, so that the rest of a schedule doesn't depend on
+    it."""
     if random.random() >= LOST_JOURNAL or not schedule.settings.requests.has_journal:
         return schedule
     kind, at = random.choice(JOURNAL_FAULT_KINDS), random.uniform(0.4, 4.5)
@@ -295,7 +298,7 @@ def _faults(random: Random) -> tuple[Fault, ...]:
 
 
 def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
-    """Detached ones, and ones with a second reader."""
+    """Detach some requests, and give some a second reader."""
     requests = []
     for spec in schedule.requests:
         after = random.uniform(0.0, 4.0) if random.random() < 0.6 else None
@@ -304,7 +307,7 @@ def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
-    """Clients that stand still, longer than they would wait for a broker."""
+    """Perhaps let a client stand still, longer than it would wait for a broker."""
     if random.random() >= FROZEN_CLIENT:
         return schedule
     fault = Fault("client_freeze", random.uniform(0.4, 4.5), random.randrange(8), random.uniform(*FROZEN_S))

@@ -1,4 +1,4 @@
-"""What goes wrong, one function for each kind. Everything that lasts ends by itself, or when all is healed."""
+"""Faults, one function for each kind. Each lasting fault ends by itself, or when all faults end."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from swarm.sim.actors.client import ClientNode
     from swarm.sim.actors.worker import WorkerNode
 
-NUM_IN_LOOP = 6  # deaths of a crash loop
-NUM_BROKERS = 3
-LOOP_S = (0.2, 2.5)  # between two of them
-CRAWL_S = 4.0
+NUM_IN_LOOP = 6  # deaths in a crash loop
+NUM_BROKERS = 3  # deaths of the broker in its loop
+LOOP_S = (0.2, 2.5)  # between two deaths of a loop
+CRAWL_S = 4.0  # extra time of a computation
 MOST_GARBLED = MOST_FAILED = 2
-DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others come for what a dead client left: soon, or after any grace
+DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others read what a dead client left: soon, or after any grace time
 AGAIN_S = 0.1
 MOST_LOST = 3  # orders or answers, one after the other
-POISONED_S = 60.0  # it may compute nothing for long
+POISONED_S = 60.0  # a worker whose steps failed may be excluded for this long
 
 
 def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
-    """Let it happen."""
+    """Apply a fault now."""
     cluster.world.tell("world", f"** {fault}")
     cluster.struck[fault.kind] += 1
     living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
@@ -48,7 +48,7 @@ def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
 
 
 def _client_dies(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
-    """Its connection breaks, and nobody comes back. Others read what it left detached."""
+    """Kill a client for good. Other clients read its detached requests."""
     client = clients[fault.who % len(clients)]
     if not client.alive:
         return
@@ -101,12 +101,12 @@ def _broker_power(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> N
 def _broker_crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     power = fault.whom % 4 == 0
     if not cluster.broker.has_journal:
-        return  # it would not come back with what it had
+        return  # it would not restart with its state
     cluster.broker.traps.append(BrokerTrap(*fault.broker_point, left=fault.count, power=power))
 
 
 def _broker_loop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """It dies, and again while it takes up what was."""
+    """Kill the broker, and again while it recovers."""
 
     def again(left: int) -> None:
         if left and not cluster.is_healed:
@@ -137,20 +137,20 @@ def _read_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> Non
 
 
 def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """Whoever is connected is served on; half of the clients are newcomers soon."""
+    """Close a listener for new connections. Existing ones stay; half of the clients must reconnect soon."""
     cluster.broker.shut_door(("client", "worker")[fault.who % 2], 2 * fault.for_s)
     for client in list(cluster.clients.values())[:: 1 + fault.whom % 2]:
         client.lose_connection(fault.for_s / 10)
 
 
 def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """Half of the time more than once."""
+    """Let computations of a worker fail: one, or several in half of the cases."""
     cluster.watch.disturbed(node.name, POISONED_S)
     node.device.fails = 1 + fault.whom % MOST_FAILED
 
 
 def _device_breaks(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """No request may suffer for it. Now and then a test of the device passes all the same."""
+    """Break a worker's device. No request may suffer from it. Now and then a test of the device still passes."""
     cluster.watch.disturbed(node.name, POISONED_S)
     is_seen = bool(fault.whom % 4)
     cluster.audit.num_deceived += not is_seen
@@ -158,7 +158,7 @@ def _device_breaks(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _request_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """It ends, and no other one; workers may have to go for a while until that is found out."""
+    """Make a request's steps fail. It must end, and no other one; workers may be excluded until the cause is found."""
     request_id = f"r{fault.who % 3}"
     cluster.blame.poisonous[request_id] = fault.whom % cluster.manifest.num_layers
     cluster.audit.may_fail.add(request_id)
@@ -169,7 +169,7 @@ def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _crash_loop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """Whoever bears the name then dies, several times."""
+    """Kill the worker with this name several times."""
     until = cluster.world.now + fault.for_s * 3
 
     def again(left: int) -> None:
@@ -224,12 +224,12 @@ def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """Lose what it is told next to load, or to take up; nothing says so."""
+    """Lose the next orders to load or activate a plan, without any error."""
     node.loses_orders = 1 + fault.whom % MOST_LOST
 
 
 def _answer_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """That it is there, has loaded or has taken up the plan is not heard."""
+    """Lose a worker's next Hello, or its answers about a plan."""
     cluster.watch.disturbed(node.name)
     node.loses_answers = 1 + fault.whom % MOST_LOST
 
@@ -264,7 +264,7 @@ def _cut_between(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _block(cluster: Cluster, node: WorkerNode, fault: Fault, ways: list[tuple[str, str]]) -> None:
-    """No way for a while. In half of the cases the connection to the broker does not outlive it."""
+    """Block routes for a while. In half of the cases the connection to the broker breaks, too."""
     if any(target in ("broker", ANYBODY) for _, target in ways):
         cluster.watch.silenced(node, fault.for_s, lambda: cluster.network.is_blocked(node.name, "broker"))
     if any("broker" in way or ANYBODY in way for way in ways):
@@ -288,15 +288,19 @@ def _garble(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """The stage behind it refuses what it sends, and the broker does without it for a while."""
+    """Make a stage send numbers that are not finite: the next stage refuses them, and the broker excludes the worker
+    for a while."""
     cluster.watch.disturbed(node.name, POISONED_S)
     cluster.audit.num_blows += 1
     node.device.poisons = 1
 
 
 def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """An operator puts an older state of the journal in its place. In half of the cases the workers are away meanwhile,
-    and come back to the broker after that one: what they hold has numbers that were given out again."""
+    """Replace the journal with an older state.
+
+    In half of the cases the workers are away meanwhile, and return to the broker after the next one: they hold
+    sequences whose numbers were assigned again.
+    """
     cluster.broker.put_back(fault.whom / 8)
     if fault.who % 2:
         for node in living:
@@ -305,13 +309,13 @@ def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) ->
 
 
 def _journal_other(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """The broker is started on another state directory for a while, then on this one again; workers serve both."""
+    """Run the broker on another state directory for a while, then on this one again; workers serve both."""
     if cluster.broker.swap_journals():
         _swap_back(cluster, fault)
 
 
 def _swap_back(cluster: Cluster, fault: Fault) -> None:
-    """As soon as it lives, once the time is over."""
+    """Swap the journals back after the fault's time, as soon as the broker lives."""
 
     def swap() -> None:
         if not cluster.is_healed and not cluster.broker.swap_journals():

@@ -1,9 +1,9 @@
-"""What else people and machines do, added to a schedule: each by a chance of its own, so that the rest of a seed's
-schedule doesn't depend on it.
+"""Variations added to a schedule, each from random numbers of its own, so that the rest of a seed's schedule doesn't
+depend on it.
 
-Some schedules are far larger than the others, some queues are short, some callers want to know the way of each token;
-requests are cancelled by others than who made them, clients die for good, doors close, reads and computations fail,
-devices break, requests make steps fail. Most swarms go by keys, and some of these are revoked.
+Some schedules are far larger than the others, some queues are short, and some callers ask for the route of each token.
+Requests are cancelled by other clients, clients die for good, listeners close, reads and computations fail, devices
+break, and requests make steps fail. Most swarms check keys, and some keys are revoked.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from swarm.sim.schedules.draw import (
 )
 from swarm.sim.schedules.schedule import Fault, FaultKind, Look, Schedule
 
-LARGE = 0.03  # how often a schedule has many more requests and faults than others
+LARGE = 0.03  # share of schedules with many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
-SHORT_QUEUE = 0.08  # how often so few may wait that others are sent away for a while
-QUEUES = (4, 6)  # places: enough for three continuations of one tenant
-HOPS = 0.15  # how often callers want to know by which way each token came
-REVOKED = 0.08  # how often others than who made them cancel requests
-RECALLS = 0.5  # how often a second reader asks first what was submitted
-NO_KEYS = 0.1  # how often doors go by no keys
-HIDDEN = 0.2  # how often some workers can only connect outwards, where doors go by keys
-KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
-LATE_DRAWS = 0.2
-LOOKED_UP = 0.3  # how often answers are looked up beside their readers
-KEPT = 0.15  # how often some answers are kept when their readers leave
-BROKER_SLEEPS = 0.04  # how often the broker stands still for long
-SLEEP_S = (31.0, 40.0)  # longer than what is unanswered waits for it, and shorter than what is answered does
-OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
+SHORT_QUEUE = 0.08  # share of schedules with a queue so short that requests are rejected for a while
+QUEUES = (4, 6)  # sequences: room for the three continuations of one tenant
+HOPS = 0.15  # share of schedules whose callers ask for the route of each token
+REVOKED = 0.08  # share of schedules in which other clients cancel requests
+RECALLS = 0.5  # share of schedules whose second readers first ask for the submitted request
+NO_KEYS = 0.1  # share of schedules whose listeners check no keys
+HIDDEN = 0.2  # share of schedules with keys in which some workers can only connect outwards
+KEY_REVOKED = 0.1  # share of schedules with keys in which workers' keys are revoked
+LATE_DRAWS = 0.2  # share of schedules in which the last stage delays draws
+LOOKED_UP = 0.3  # share of schedules in which a client looks answers up while others read them
+KEPT = 0.15  # share of schedules in which some requests are kept when their readers leave
+BROKER_SLEEPS = 0.04  # share of schedules in which the broker stands still for long
+SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
+OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
 def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
-    """Make the whole schedule of a seed, always the same."""
+    """Return the whole schedule of a seed, always the same."""
     schedule = make_schedule(seed, faults=faults)
     keys = Random(f"keys {seed}")
     schedule = replace(schedule, keys=keys.random() >= NO_KEYS)
@@ -63,7 +63,7 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def _short_queue(random: Random, schedule: Schedule) -> Schedule:
-    """Let one sequence run at a time, and few wait for it."""
+    """Let one sequence run at a time, with a short queue."""
     if random.random() >= SHORT_QUEUE:
         return schedule
     requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
@@ -72,14 +72,14 @@ def _short_queue(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _late_draws(random: Random, schedule: Schedule) -> Schedule:
-    """Have the last stage put draws off, as it does while grammars are being compiled."""
+    """Have the last stage delay draws, as it does while grammars are being compiled."""
     if random.random() >= LATE_DRAWS:
         return schedule
     return replace(schedule, put_off_every=random.choice([2, 3, 7, 20]))
 
 
 def _looked_up(random: Random, schedule: Schedule) -> Schedule:
-    """Have others look answers up while they come, and after their ends."""
+    """Have another client look answers up, while they come and after their ends."""
     if random.random() >= LOOKED_UP:
         return schedule
     looks: list[Look] = []
@@ -93,7 +93,7 @@ def _looked_up(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _kept(random: Random, schedule: Schedule) -> Schedule:
-    """Have some requests kept for a while when their readers leave; half of these are left."""
+    """Have some requests kept for a while when their readers leave; half of them are left."""
     if random.random() >= KEPT:
         return schedule
     requests = []
@@ -173,7 +173,7 @@ def _striking(kind: FaultKind) -> Callable[[Random, Schedule], Schedule]:
 
 
 def _with_detached(random: Random, schedule: Schedule) -> Schedule:
-    """Where a client is to die, half of the requests outlive it; without a journal nobody may detach one."""
+    """Detach half of the requests of a schedule in which a client dies; without a journal none can be detached."""
     if not schedule.settings.requests.has_journal:
         return schedule
     requests = tuple(

@@ -1,13 +1,21 @@
-"""The worker's process around the stage's core: its threads, its sockets, how it ends. Decides nothing.
+"""The worker's process around the stage's core: threads, sockets, shutdown. Decides nothing.
 
-Comes in: orders of the broker, steps and connections of other workers, signals, what a load came to. Goes out: what the
-core asks for, in the order in which it asks. Rules: the core and the executor belong to the compute thread; other
-threads tell it by queues, and each other by ``vitals``; beats come however long a step takes.
+In: orders of the broker, steps and connections of other workers, signals, results of loads. Out: the core's actions, in
+their order. Rules: the core and the executor belong to the compute thread; other threads reach it through queues, and
+share ``vitals``; heartbeats are sent however long a step takes::
 
-``service`` starts the threads and obeys the broker, to which ``control`` is the connection and ``beats`` the sign of
-life. ``compute`` owns the door for steps (``way``), the core and the executor; ``pieces`` cuts a step that is too
-large for the device's memory, ``points`` are the places for failpoints; ``loader`` loads beside it.
-``equipment`` is what a worker begins with: its device measured (``probing``: the way to the broker), its memory shared
-out (``budget``). ``waiting`` says how threads wait; ``leaving`` ends a worker in good order, ``keeper`` shows a death
-at once.
+    service             starts the threads and hands over orders
+    control             the control connection to the broker
+    heartbeat           the heartbeat thread
+    compute             the compute thread: owns the step listener, the core and the executor
+    connections         the step listener, and connections to other workers
+    pieces              a step in pieces, if the device is short of memory
+    compute_failpoints  failpoints of the compute thread
+    loader              loads layers while the compute thread computes
+    resources           the measured device and the shares of memory (``budget``)
+    link_probe          latency and bandwidth of the connection to the broker
+    openmp              how OpenMP's threads wait
+    shutdown            an orderly end
+    fast_exit           makes a crash visible within milliseconds
+    vitals              values shared between the threads
 """

@@ -1,8 +1,9 @@
-"""The beat thread: says that the worker's process lives and how far it is, over a socket of its own.
+"""The heartbeat thread: reports, over a socket of its own, that the worker's process is alive and how far it has come.
 
-A step that makes no progress may be long, starved, or hung. Whoever computes runs, or waits for a core or a disk,
-however busy the machine is; who waits for a lock that nobody gives back, or for a device that doesn't answer, does none
-of that. So beats say for how long there has been nothing but sleep (``Slumber``), as the system sees it.
+A step without progress may be long, starved of processor time, or hung. A thread that computes is running, or waiting
+for a core or a disk, however busy the machine is. A thread that is blocked on a lock which is never released, or on a
+device that does not answer, does none of these. So heartbeats report how long all threads have been asleep
+(``SleepDetector``), as the operating system shows it.
 """
 
 from __future__ import annotations
@@ -20,32 +21,33 @@ from swarm.wire.codec import BEAT
 from swarm.wire.messages import Beat
 
 TASKS: Final = Path("/proc/self/task")
-BUSY_SHARE = 0.2  # of one core; less is what threads take that only look around
-_ATTENDS: Final = frozenset({"R", "D"})  # it runs or waits for a core; it waits for a disk
+BUSY_SHARE = 0.2  # of one core; idle threads with timers take less
+_ATTENDS: Final = frozenset({"R", "D"})  # thread states: R, running or waiting for a core; D, waiting for a disk
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of the threads at one time."""
+    """State of the process's threads at one time."""
 
-    ran_s: float  # processor time of all of them so far
-    attends: bool  # one of those that may compute runs, or waits for a core or a disk
+    ran_s: float  # processor time of all threads so far
+    attends: bool  # a thread that may compute is running, or waiting for a core or a disk
 
 
 class Slumber:
-    """Feed it a look at every beat; it says for how long there has been nothing but sleep."""
+    """Detector of a process whose threads are all asleep. It takes one sample per heartbeat."""
 
     def __init__(self) -> None:
-        self._progress = -1
-        self._last: Look | None = None
+        self._progress = -1  # progress counter at the last sample
+        self._last: Look | None = None  # None after ``mark_awake``: the next sample can't be compared
         self._looked_at = 0.0
-        self._awake_at = 0.0
+        self._awake_at = 0.0  # when a thread was last seen running
 
     def awake(self, progress: int, now: float) -> None:
-        """There is nothing to compute, or no telling."""
+        """Reset: nothing is being computed, or no sample is available."""
         self._progress, self._last, self._awake_at = progress, None, now
 
     def asleep_s(self, progress: int, look: Look, now: float) -> float:
+        """Add a sample; return the seconds for which all threads have been asleep without progress."""
         last, self._last = self._last, look
         passed_s, self._looked_at = now - self._looked_at, now
         moved = progress != self._progress
@@ -56,8 +58,10 @@ class Slumber:
 
 
 def look(besides: frozenset[int]) -> Look | None:
-    """Read every thread of this process but those ``besides``: they only tell and hand on. None: the system doesn't
-    say (it is no Linux)."""
+    """Sample every thread of this process except those in ``excluded``, which only pass messages on.
+
+    Returns None if the operating system offers no such figures (it is not Linux).
+    """
     ran_ns, attends = 0, False
     try:
         for task in os.listdir(TASKS):
@@ -67,7 +71,7 @@ def look(besides: frozenset[int]) -> Look | None:
             name, _, rest = (TASKS / task / "stat").read_text().partition("(")[2].rpartition(")")
             attends = attends or (rest.split()[0] in _ATTENDS and not name.startswith("ZMQ"))
     except FileNotFoundError:
-        # One ended meanwhile: somebody did something. Without a list there is no such system.
+        # A thread ended meanwhile, so something was running. Without the folder, this is another operating system.
         return Look(0.0, attends=True) if TASKS.is_dir() else None
     except (OSError, ValueError, IndexError):
         return None
@@ -75,7 +79,7 @@ def look(besides: frozenset[int]) -> Look | None:
 
 
 class BeatThread:
-    """Says that the process lives, whatever its other threads do."""
+    """Thread that sends heartbeats while the process lives, whatever its other threads do."""
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class BeatThread:
             push.close()
 
     def _asleep_s(self) -> float:
-        """Only while a step makes no progress is it worth a look."""
+        """Return the seconds without activity; threads are sampled only while a step makes no progress."""
         vitals, now = self._vitals, self._vitals.clock.now()
         seen = None
         if vitals.shown == "computing":

@@ -1,11 +1,11 @@
-"""The compute thread: it owns the data sockets, the stage's core and the executor's computing half.
+"""The compute thread: it owns the data sockets, the stage's core and the computing half of the executor.
 
-A plain thread, since a hop through asyncio costs twice as much. Everything that happens to the stage comes here as an
-event: steps from the data socket, orders and connections from the control loop and loading results from the loader
+A plain thread, since a hop through asyncio costs twice as much. Everything that happens to the stage arrives here as an
+event: steps from the data socket; orders and connections from the control loop, and load results from the loader,
 through ``post``, which any thread may call.
 
-While the next stage takes nothing, sent steps wait in the outbox and no further ones are received: what is in flight
-is bounded by the broker, so the outbox is too, and the worker says whom it is blocked on.
+While the next stage accepts nothing, sent steps wait in the outbox and no further ones are received. The broker bounds
+the steps in flight, which bounds the outbox, too. The worker's heartbeats name the stage on which it is blocked.
 """
 
 from __future__ import annotations
@@ -55,19 +55,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TICK_S = 0.1
-INBOX = 4096  # orders and results waiting for the compute thread; a full inbox means that it has hung
+TICK_S = 0.1  # between two ``StageTick`` events
+INBOX = 4096  # events waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
 
 DEVICE_ERRORS = (RuntimeError, ValueError, MemoryError, ArithmeticError)  # torch's own errors are RuntimeErrors
 
+# actions carried out by the control loop
 Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit | act.Recast
 
 
 class ComputeThread:
-    """Runs a :class:`StageCore`. ``outward`` carries out what concerns the control loop; it is called from this thread
-    and must not wait."""
+    """Thread that runs a :class:`StageCore`.
+
+    ``on_control_action`` carries out actions of the control loop; it is called from this thread and must not block.
+    """
 
     def __init__(
         self,
@@ -89,37 +92,38 @@ class ComputeThread:
         self._vitals = vitals
         self._clock = clock
         self.outward = outward
-        self._tells_steps = tells_steps  # a line in the log for each, at level debug
-        self._wake = Wake()
+        self._tells_steps = tells_steps  # log a line per step, at level debug
+        self._wake = Wake()  # wakes the thread when an event is posted
         self._inbox: queue.Queue[Event] = queue.Queue(INBOX)
-        self._events: deque[Event] = deque()
-        self._outbox: deque[Step | StepDone] = deque()
-        self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()
-        self._next: PushChannel | None = None
-        self._next_key: str | None = None
+        self._events: deque[Event] = deque()  # events to handle next, before the inbox
+        self._outbox: deque[Step | StepDone] = deque()  # messages that the next stage has not accepted yet
+        self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()  # tensors of the messages in ``_outbox``
+        self._next: PushChannel | None = None  # connection to the next stage
+        self._next_key: str | None = None  # key of its listener, to recognise a blocked worker
         self._next_name = ""
         self._aside = AsideEdge(way)
         self._ticked_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._loader = PlanLoader(self, core.settings.incarnation, executor, vitals, clock, broker_host=way.broker_host)
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # the bug that ended a thread
 
     def start(self) -> None:
         self._thread.start()
 
     def seen_of_next(self) -> Seen | None:
-        """What was seen of the way to the next stage, from any thread."""
+        """Return TCP figures of the connection to the next stage. May be called from any thread."""
         edge = self._next
         return None if edge is None else edge.seen()
 
     def post(self, event: Event) -> None:
-        """Tell the core a fact, from any thread."""
+        """Queue an event for the core. May be called from any thread."""
         self._inbox.put_nowait(event)
         self._wake.set()
 
     def stop(self, grace_s: float) -> bool:
-        """End the thread; False if it is still busy after the grace (it is a daemon: the process may end)."""
+        """Stop the thread. Returns False if it is still busy after the grace time (it is a daemon: the process may
+        end)."""
         self._stopping = True
         self._wake.set()
         self._thread.join(grace_s)
@@ -160,7 +164,7 @@ class ComputeThread:
         return RETRY_S if self._aside.is_full else TICK_S
 
     def fail(self, error: BaseException) -> None:
-        """End after a bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
+        """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
         self.failure = error
         self._stopping = True
         self._wake.set()
@@ -171,7 +175,7 @@ class ComputeThread:
         return (self._next,) if is_blocked and self._next is not None else ()
 
     def _turn(self) -> None:
-        """Do everything that can be done without waiting."""
+        """Do everything that is possible without blocking."""
         self._wake.clear()
         self._flush()
         self._take_inbox()
@@ -206,7 +210,9 @@ class ComputeThread:
             self._events.append(StepRefused(str(error), sender))
             return
         if not isinstance(message, Step):
-            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage", sender))
+            self._events.append(
+                StepRefused(f"a {type(message).__name__} arrived, which is no message for a stage", sender)
+            )
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
         size = self._executor.manifest.hidden_size
@@ -294,7 +300,7 @@ class ComputeThread:
                 self._loader.stop_standby()
 
     def _compute(self, action: act.Compute) -> None:
-        """Run one micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
+        """Run a batch through the layers. Any error of the device becomes a ComputeFailed event."""
         self._vitals.set("computing")
         if self._tells_steps:
             rows = len(action.batch.rows)
@@ -318,7 +324,8 @@ class ComputeThread:
             self._events.appendleft(Computed(action.epoch, action.step, forwarded))
 
     def _test_device(self) -> None:
-        """Find out whether the device computes. Progress counts as a turn: who waits for this thread waits on."""
+        """Test the device. Each layer's progress counts as a turn, so that the broker does not take the test for a
+        hang."""
         self._vitals.set("computing")
         problem = ""
         try:
@@ -334,7 +341,7 @@ class ComputeThread:
         self._vitals.turned_at = self._clock.now()
 
     def _perform_aside(self, action: act.ComputeAside | act.SendAside | act.TestDevice | act.DropSpare) -> None:
-        """Do what no step waits for."""
+        """Carry out an action that no step waits for."""
         match action:
             case act.ComputeAside():
                 self._compute_aside(action)
@@ -346,7 +353,7 @@ class ComputeThread:
                 self._executor.drop_spare()
 
     def _compute_aside(self, action: act.ComputeAside) -> None:
-        """Compute again for a comparison. What goes wrong there concerns only who asked for it."""
+        """Compute a chunk of a recheck. An error fails only this recheck."""
         self._vitals.set("computing")
         try:
             forwarded = self._executor.recheck(
@@ -371,7 +378,7 @@ class ComputeThread:
             failpoints.reached("replay.sent" if message.step == REPLAY_STEP else "step.sent")
 
     def _flush(self) -> None:
-        """Send what can be sent now. A worker that is parked keeps it."""
+        """Send queued messages as far as the next stage accepts them. A parked worker sends nothing."""
         while self._outbox and self._next is not None and not self._core.parked:
             began = self._clock.now()
             frames = _frames(self._outbox[0], self._outbox_tensors[0])

@@ -1,6 +1,6 @@
-"""The worker's connection to the broker: it greets and introduces itself, and knocks with the keys that count by now.
+"""The worker's control connection: greeting, Hello, and the keys for the broker, which may change.
 
-It obeys nothing: what is ordered goes to its ``Hearer``.
+It obeys no orders itself: it passes them to its ``ControlCallbacks``.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ from swarm.wire.versions import VERSIONS
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-GREET_S = 3.0  # a broker that lives greets back at once
-LOOK_AGAIN_S = 30.0  # between two new connections to a broker that says nothing
-RENEW_S = 2.0  # between two new connections for orders that can't be understood
+GREET_S = 3.0  # until a missing greeting is logged; a live broker greets within milliseconds
+LOOK_AGAIN_S = 30.0  # between two reconnections to a silent broker
+RENEW_S = 2.0  # between two reconnections because of an order that can't be decoded
 
-Rotate = Callable[[Home], str]
+Rotate = Callable[[Home], str]  # makes a new key pair for this machine; returns an error text, or an empty one
 
 log = get_logger(__name__)
 
 
 class Hearer(Protocol):
-    """Who is told what becomes of the connection."""
+    """Callbacks of a ``ControlConnection``."""
 
     def connected(self) -> None:
-        """The broker has greeted, and the way to it is measured: time for a Hello."""
+        """Handle a greeted connection whose link is measured: Hello may be sent."""
 
     def lost(self) -> None:
-        """The connection is gone; it is made again by itself."""
+        """Handle the loss of the connection, which is re-established automatically."""
 
     def ordered(self, order: Order) -> None: ...
 
     def end(self, code: int, reason: str) -> None:
-        """End a worker that can do nothing here."""
+        """End a worker that can't work here."""
 
 
 class Control:
-    """See the module's text. ``way``: gets another key of ours as soon as there is one."""
+    """Control connection of a worker. ``connector`` receives each new key pair of this worker."""
 
     def __init__(
         self,
@@ -93,24 +93,24 @@ class Control:
         self._url, self._way, self._clock, self._hearer, self._name = settings.client.url, way, clock, hearer, name
         self._loop = asyncio.get_running_loop()
         self._home, self._rotate = home, rotate
-        self._looked_at = float("-inf")
+        self._looked_at = float("-inf")  # when the stored keys were last read
         self._rotation: asyncio.Task[None] | None = None
         self._channel = DealerChannel(
             context, control_endpoint(self._url), incarnation.encode(), ORDER.frame_limit_bytes, way.pair
         )
-        self.is_connected = False  # and greeted
+        self.is_connected = False  # connected and greeted
         self._closed = False
-        self._spoken = PROTOCOL_VERSION  # with this broker
-        self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
-        self._damper = Damper()  # for orders that can't be understood
-        self._renewed_at: float | None = None
-        self._up = asyncio.Event()
+        self._spoken = PROTOCOL_VERSION  # protocol version negotiated with this broker
+        self._ungreeted: object | None = None  # a token per connection that awaits the broker's greeting
+        self._damper = Damper()  # limits log lines about orders that can't be decoded
+        self._renewed_at: float | None = None  # time of the last forced reconnection
+        self._up = asyncio.Event()  # set at the first greeting
         self._probe = LinkProbe(self.send, clock)
         self.link: LinkCost | None = None
-        self._link_is_known = False  # or that it won't be
+        self._link_is_known = False  # the measurement has ended, with or without a result
 
     async def hear(self) -> None:
-        """Take what comes, until cancelled."""
+        """Handle connection events and messages until cancelled."""
         async for event in self._channel:
             if event is Link.UP:
                 self._channel.send(greeting(schema()))
@@ -119,7 +119,7 @@ class Control:
             elif event is Link.DOWN:
                 self.is_connected, self._ungreeted = False, None
                 self._hearer.lost()
-                log.warning("broker_gone", note="knocking until it is back")
+                log.warning("broker_gone", note="reconnecting until it is back")
             elif event is Link.TURNED_AWAY:
                 self._turned_away()
             elif event is Link.UNHEARD:
@@ -128,7 +128,7 @@ class Control:
                 self._take(event)
 
     async def measure_link(self) -> None:
-        """Measure the way to the broker once, before the first Hello, which tells of it."""
+        """Measure the connection to the broker once, before the first Hello, which reports it."""
         await self._up.wait()
         self.link = await self._probe.measure()
         if self._probe.loses_large:
@@ -138,35 +138,34 @@ class Control:
             self._hearer.connected()
 
     def renew_after(self, since: float, wait_s: float) -> None:
-        """Knock anew, if the last time, or ``since`` where there was none, is so long ago."""
+        """Reconnect if ``wait_s`` have passed since the last forced reconnection (or ``since``, if there was none)."""
         now = self._clock.now()
         if now - (since if self._renewed_at is None else self._renewed_at) >= wait_s:
             self._renewed_at = now
             self._channel.renew()
 
     def send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Send a message, unless its own schema refuses it; if the broker waits for it, that has a deadline."""
+        """Send a message. One that its own schema refuses is logged and dropped; if the broker waits for it, it has a
+        deadline."""
         try:
             self._say(message, payload)
         except WireError as error:
             log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
 
     def introduce(self, hello: Hello) -> None:
-        """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
+        """Send Hello. If its own schema refuses it, end the worker: without Hello it gets no work."""
         try:
             self._say(hello)
         except WireError as error:
-            reason = (
-                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
-            )
+            reason = f"this worker's Hello message is invalid: {error}; correct the named value, then start it again"
             self._hearer.end(code_without(hello), reason)
 
     def close(self) -> None:
-        self._closed = True  # what the compute thread handed over last may still be waiting for its turn
+        self._closed = True  # the compute thread's last actions may still be queued
         self._channel.close()
 
     def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Send a message. Raises WireError."""
+        """Encode and send a message. Raises WireError."""
         kind = type(message).__name__
         if failpoints.armed:
             failpoints.reached(f"tell.{kind.lower()}")
@@ -179,7 +178,7 @@ class Control:
     # --- greetings and keys ------------------------------------------------------------------------------------------
 
     def _greeted(self, theirs: Greeting) -> None:
-        """Take the broker's greeting; before it, nothing else is said to it."""
+        """Handle the broker's greeting. Nothing is sent before it."""
         self._ungreeted = None
         reason = why_strangers(theirs, schema())
         if reason is not None:
@@ -195,24 +194,26 @@ class Control:
     def _miss_greeting(self, waits_for: object) -> None:
         if waits_for is self._ungreeted:
             url = self._url
-            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
+            log.error("broker_does_not_greet", url=url, note="it is not a broker, or one of an older version")
 
     def _turned_away(self) -> None:
-        """Our key opens that door no more: perhaps since this machine has another one by now. Connections that stand
-        are the broker's to end."""
+        """Handle a rejected key. This machine may have a new one by now; the broker itself closes established
+        connections."""
         if not self._takes_up():
             self._hearer.end(EX_CONFIG, _turned_away(self._url))
 
     def _look_at_home(self) -> None:
-        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
+        """Handle a failed handshake: the broker may have a new key, stored by another process of this machine."""
         if self._clock.now() - self._looked_at >= RENEW_S:
             self._looked_at = self._clock.now()
             if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:
-                note = "who listens there has another key than is known here, or is busy; invited anew: --join"
+                note = (
+                    "the listener there has another key than the stored one, or is busy; with a new invitation: --join"
+                )
                 log.warning("broker_hangs_up", at=address_and_key(self._url)[0], note=note, left_out=left_out)
 
     def _takes_up(self) -> bool:
-        """Knock with the keys that are kept by now, if they are others."""
+        """Reconnect with the stored keys if they have changed; return whether they have."""
         kept = None if self._home is None else self._home.take_up()
         if kept is None:
             return False
@@ -223,7 +224,7 @@ class Control:
         return True
 
     def _broker_moves(self, key: str) -> None:
-        """The broker has another key: it is kept, and used at the next connection."""
+        """Store a new key of the broker, which is used from the next connection on."""
         if self._home is None:
             return
         try:
@@ -236,7 +237,7 @@ class Control:
         self.send(BrokerKeyKept(key=key))
 
     async def _change_key(self, home: Home, rotate: Rotate) -> None:
-        """Who governs wants another key of this machine. The old one's end is seen by being turned away."""
+        """Rotate this machine's key on an operator's order. The end of the old key shows as a rejected connection."""
         if reason := await asyncio.to_thread(rotate, home):
             log.error("key_not_changed", worker=self._name, reason=reason)
 
@@ -250,7 +251,7 @@ class Control:
         try:
             order, _ = ORDER.decode(frames)
         except ForeignMessage as error:
-            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
+            reason = f"the broker sent an unknown message ({error}): install the same version on both machines"
             self._hearer.end(EX_CONFIG, reason)
             return
         except WireError as error:
@@ -269,8 +270,11 @@ class Control:
         self._hearer.ordered(order)
 
     def _refuse_order(self, reason: str) -> None:
-        """Knock anew: the lost order may be the one that everybody waits for, and isn't said again. We say Hello
-        with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
+        """Reconnect after an order that can't be decoded: the broker does not repeat it, and a plan may wait for it.
+
+        After the reconnection, Hello reports the stored sequences, and the broker continues from there. The interval is
+        bounded, in case the broker keeps sending such orders.
+        """
         now = self._clock.now()
         if (left_out := self._damper.asks(now)) is not None:
             log.warning("order_refused", reason=reason, left_out=left_out)
@@ -278,7 +282,8 @@ class Control:
 
 
 def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str, link: LinkCost | None) -> Hello:
-    """Tell who this worker is, what it has and what it holds. ``key``: by which it knocks at others' doors."""
+    """Return the Hello message: identity, device, memory, and stored sequences. ``key``: public key for other workers'
+    listeners."""
     executor, own = equipment.executor, core.settings
     return Hello(
         epoch=core.fence,
@@ -309,7 +314,7 @@ def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str
 
 
 def as_told(settings: Iterable[Shown]) -> tuple[Setting, ...]:
-    """The worker's settings as its broker is told them. A value that is too long for a message is left out."""
+    """Return the worker's settings for its broker. A value that is too long for a message is left out."""
     texts = [(each.name, json.dumps(each.value, ensure_ascii=False), each.origin) for each in settings]
     return tuple(
         Setting(name, value if len(value) <= MAX_TEXT else '"…"', origin[:MAX_TEXT]) for name, value, origin in texts
@@ -317,13 +322,15 @@ def as_told(settings: Iterable[Shown]) -> tuple[Setting, ...]:
 
 
 def code_without(hello: Hello) -> int:
-    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
-    next start; only what it holds is gone then."""
+    """Return the exit code for a Hello that can't be sent.
+
+    The facts about the worker itself stay wrong at the next start; only stored sequences are gone then.
+    """
     return 1 if hello.held or hello.logs else EX_CONFIG
 
 
 def _turned_away(url: str) -> str:
     return (
-        f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
+        f"the broker at {address_and_key(url)[0]} does not accept this machine's key: it was revoked, or is not a "
         "worker's; join again (swarm worker --join)"
     )

@@ -1,4 +1,4 @@
-"""What a worker begins with: its device, measured before anything is loaded, and its memory, shared out."""
+"""A worker's resources: its device, measured before anything is loaded, and its shares of memory."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a worker works with: the device, how fast it was measured to be, bytes for the log, its keys. ``dtypes``:
-    types of weights that it could compute with instead, as its settings allow."""
+    """Resources of a worker."""
 
     executor: TorchExecutor
-    costs: tuple[LayerCost, ...]
-    log_bytes: int
+    costs: tuple[LayerCost, ...]  # the measured speed of one layer
+    log_bytes: int  # limit of the activation log
     pair: KeyPair
-    dtypes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with instead, as its settings allow
 
 
 def equip(settings: Settings, pair: KeyPair, dtype: str = "") -> Equipment:
-    """Open the model on the device, measure it, and share out the memory. ``dtype``: of the weights, where the swarm
-    has chosen it; else the settings do."""
+    """Open the model on the device, measure it, and divide the memory.
+
+    ``dtype``: type of the weights where the swarm has chosen it; empty: the settings decide.
+    """
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
     choice.settle(worker.kernels, worker.bits)
@@ -53,14 +54,14 @@ def equip(settings: Settings, pair: KeyPair, dtype: str = "") -> Equipment:
         choice.demand_portable(own=executor.has_own_kernels)
     costs = executor.measure()
     log_bytes = int(worker.log_bytes)
-    if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
+    if not worker.device.startswith("cuda"):  # for a GPU, the limit is for the device's own memory
         budget = _budget(limit, log_bytes)
         executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
     return Equipment(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, device_of(worker.device)))
 
 
 def _budget(limit: int | None, log_bytes: int) -> Budget:
-    """Reckon from what this process is now, with nothing loaded. Without a limit: what is free."""
+    """Divide the limit or, without one, the free memory, from the current size of this process, with nothing loaded."""
     base = psutil.Process().memory_info().rss
     return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
 

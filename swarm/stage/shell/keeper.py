@@ -1,8 +1,9 @@
-"""A worker's end shows at once, however much memory it has.
+"""Makes a worker's crash visible within milliseconds, however much memory it has.
 
-The kernel gives back a killed process's memory before it closes its sockets, by which the broker knows: a tenth of a
-second for each GiB. A *keeper* is a task that uses the same memory, does nothing, and ends after the process; then the
-sockets come first. Linux on x86-64 and aarch64, where Swarm's C was built; elsewhere a death is noticed later.
+When a process is killed, the kernel frees its memory before it closes its sockets, by which the broker notices the end:
+a tenth of a second per GiB. A *keeper* is a task that shares the process's memory, does nothing, and ends after the
+process; then the sockets are closed first. Linux on x86-64 and aarch64, where Swarm's C is built; elsewhere a crash is
+noticed later.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from contextlib import contextmanager
 from swarm.log import get_logger
 from swarm.stage import native
 
-NAME = "swarm-keeper"  # as ps shows it
-_WALL = 0x40000000  # __WALL: children that send no signal at their end, too
+NAME = "swarm-keeper"  # the name that ps shows
+_WALL = 0x40000000  # __WALL: wait also for children that send no signal at their end
 
 log = get_logger(__name__)
 
 
 @contextmanager
 def kept() -> Iterator[int | None]:
-    """The keeper's process number; None where there can be none. It is gone afterwards, and soon after this process
-    if that ends in between."""
+    """Run a keeper task; yields its process number, or None where there can be none.
+
+    The keeper ends with the context, and soon after this process if the process ends first.
+    """
     pid = _start()
     try:
         yield pid
@@ -40,12 +43,15 @@ def _start() -> int | None:
         if pid > 0:
             return pid
         why_not = os.strerror(-pid)
-    log.debug("no_keeper", reason=why_not, note="the more memory, the later a crash is noticed")
+    log.debug("no_keeper", reason=why_not, note="with more memory, a crash is noticed later")
     return None
 
 
 def _end(pid: int) -> None:
-    """The number is still its own, dead or alive: a child that sends no signal at its end is not given away by a wait
-    for any child, nor by ignoring SIGCHLD, but only by a wait with __WALL or __WCLONE, and this is the only one."""
+    """Kill the keeper and reap it.
+
+    The number can't have been reused: a child that sends no signal at its end is reaped only by a wait with __WALL or
+    __WCLONE, not by a wait for any child nor by ignoring SIGCHLD, and this is the only such wait.
+    """
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, _WALL)

@@ -1,8 +1,8 @@
-"""How a worker ends that a signal asks to end: it tells the broker, so that its end is nobody's fault, and waits a
-moment to be let go. It ends at once if there is no broker to tell, if the broker goes away, or at a second signal.
+"""Orderly shutdown of a worker after a signal: it notifies the broker, so that its end counts as no failure, and waits
+a moment to be released. It ends immediately if there is no broker, if the connection breaks, or at a second signal.
 
-The exit code says who wanted it. 0: the broker let it go because somebody asked the broker for that; it shall stay
-away. 128 plus a signal's number, as shells count: a supervisor that wants a worker here starts it again.
+The exit code tells a supervisor what to do. 0: an operator asked the broker to release the worker, so it stays away.
+128 plus the signal's number, as in shells: a supervisor that wants a worker here starts it again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-PATIENCE_S = 3.0  # well within the time that supervisors give; a plan without this worker is usually made by then
+PATIENCE_S = 3.0  # well within the time that supervisors allow; by then a plan without this worker usually exists
 
 
 class Farewell(Enum):
-    """What is to be done now."""
+    """Next step of a shutdown."""
 
     TELL = "tell the broker, and end after PATIENCE_S at the latest"
     END = "end at once"
@@ -22,20 +22,20 @@ class Farewell(Enum):
 
 @dataclass(slots=True)
 class Departure:
-    """See the module's text. ``exit_code`` is None until a signal has come."""
+    """State of a shutdown."""
 
-    exit_code: int | None = None
+    exit_code: int | None = None  # None until a signal has arrived
 
     def signalled(self, number: int, *, is_member: bool) -> Farewell:
-        """``is_member``: there is a broker that knows this worker."""
+        """Handle a signal. ``is_member``: a broker has welcomed this worker."""
         is_second = self.exit_code is not None
         self.exit_code = 128 + number
         return Farewell.TELL if is_member and not is_second else Farewell.END
 
     def released(self) -> Farewell | None:
-        """The broker lets the worker go; None if that was not the worker's own wish."""
+        """Handle a release by the broker; return None if this worker has not asked for it."""
         return Farewell.END if self.exit_code is not None else None
 
     def disconnected(self) -> Farewell | None:
-        """Note that nobody is left who could let it go."""
+        """Handle the loss of the broker, which can't release the worker any more."""
         return Farewell.END if self.exit_code is not None else None

@@ -1,7 +1,7 @@
-"""Load the layers of a plan, and those kept warm for others, in a thread that comes and goes with each order.
+"""Loading the layers of a plan, and standby layers, each in a short-lived thread.
 
-A plan loads at full speed if none is in force. If another plan serves meanwhile, steps go before. Layers for others
-load in the background: beside steps they take a small share of the time.
+A plan loads at full speed if no plan is in force. If another plan serves meanwhile, its steps have priority. Standby
+layers load in the background: while steps run, loading takes a small share of the time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from swarm.wire.messages import LayerRange, Lineage, LoadProgress
 
 REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
 PROGRESS_EVERY_S = 0.2
-SHARE = 0.05  # of the time that background work may take beside steps
+SHARE = 0.05  # share of the time for background work while steps run
 # A worker that has computed nothing for this long is idle. Between two tokens of one sequence, the other stages
-# compute, often on the same cores, so a short gap is no idleness.
+# compute, often on the same cores, so a short gap does not mean that the worker is idle.
 IDLE_AFTER_S = 2.0
-LOOK_S = 0.1  # between two looks at whether there are steps
-# Cores that other processes of this machine keep busy. Below, they rest: a swarm without work takes a few hundredths.
+LOOK_S = 0.1  # between two samples of the machine's activity
+# Cores kept busy by other processes of this machine. Below this value they count as idle: a swarm without work takes a
+# few hundredths.
 OTHERS_BUSY = 0.5
-LONGEST_REST_S = 5.0  # after one piece: the broker waits for a sign of progress
-GENTLE_FOR_S = 60.0  # a plan that is loaded beside another one rests for this long in all
+LONGEST_REST_S = 5.0  # after one piece of work: the broker waits for a sign of progress
+GENTLE_FOR_S = 60.0  # total rest of a plan that loads while another one serves
 
 log = get_logger(__name__)
 
 
 class Owner(Protocol):
-    """The compute thread, as its loader needs it: all of it may be called from any thread."""
+    """Interface of the compute thread for its loader. Every method may be called from any thread."""
 
     @property
     def outward(self) -> Callable[[act.Tell], None]: ...
@@ -59,24 +60,25 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class StepsNearby:
-    """Whether steps would be slowed down: this worker computes some, or other processes keep the machine busy."""
+    """Detector of steps that loading would slow down: of this worker, or of other processes that use the cores."""
 
-    num_computed: Callable[[], int]  # layers that this worker's steps have gone through so far
+    num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
     looked_at: float = field(init=False)
     _num_computed: int = field(init=False)
     _busy_s: float = field(init=False)
-    _computed_at: float = -inf  # when this worker's steps were last seen to make progress
+    _computed_at: float = -inf  # when this worker's steps last made progress
     _others_are_busy: bool = False
 
     def start(self, now: float) -> None:
         self.looked_at, self._num_computed, self._busy_s = now, self.num_computed(), self.busy_s()
 
     def are_seen(self, now: float) -> bool:
+        """Take a sample, and return whether steps are running."""
         num_computed, passed_s = self.num_computed(), now - self.looked_at
         if num_computed != self._num_computed:
             self._num_computed, self._computed_at = num_computed, now
-        if passed_s >= LOOK_S:  # the system counts in hundredths of a second
+        if passed_s >= LOOK_S:  # the operating system counts in hundredths of a second
             busy_s = self.busy_s()
             self._others_are_busy = busy_s - self._busy_s >= OTHERS_BUSY * passed_s
             self.looked_at, self._busy_s = now, busy_s
@@ -85,16 +87,17 @@ class StepsNearby:
 
 @dataclass(slots=True)
 class Throttle:
-    """Rests after each piece of background work, in proportion to the time that the piece took.
+    """Throttle of background work: a rest after each piece, in proportion to the time that the piece took.
 
-    Where no steps are nearby, work goes on at full speed.
+    Without running steps, work continues at full speed.
     """
 
     clock: Clock
     steps: StepsNearby
-    wait: Callable[[float], bool]  # wait so many seconds; True as soon as the work is to end or to hurry
-    most_rest_s: float = inf  # in all
-    worked_s: float = 0.0  # time in pieces, without the rests
+    # wait for this number of seconds; returns True early if the work is to end or to hurry
+    wait: Callable[[float], bool]
+    most_rest_s: float = inf  # limit of all rests together
+    worked_s: float = 0.0  # time in pieces, without rests
     rested_s: float = 0.0
     _piece_began_at: float = field(init=False)
 
@@ -103,7 +106,7 @@ class Throttle:
         self.steps.start(self._piece_began_at)
 
     def rest(self) -> None:
-        """End a piece of work, rest as long as it asks for, and begin the next piece."""
+        """End a piece of work, rest for its share, and start the next piece."""
         now = self.clock.now()
         piece_s = now - self._piece_began_at
         self.worked_s += piece_s
@@ -115,23 +118,23 @@ class Throttle:
         self.rested_s += self._piece_began_at - began
 
     def finish(self) -> None:
-        """End the last piece of work; nothing rests for it."""
+        """End the last piece of work, without a rest."""
         self.worked_s += self.clock.now() - self._piece_began_at
 
 
 def _others_busy_s() -> float:
-    """Processor time of all processes of this machine but this one."""
+    """Return the processor time of all processes of this machine except this one."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - time.process_time()
 
 
 class PlanLoader:
-    """Carries out ``Load`` and ``LoadStandby``, and posts what came of it."""
+    """Loader that carries out ``LoadLayers`` and ``LoadStandby``, and posts the results as events."""
 
     def __init__(
         self, owner: Owner, incarnation: str, executor: Executor, vitals: Vitals, clock: Clock, *, broker_host: str
     ) -> None:
-        """``broker_host``: see ``Way``."""
+        """Initialise. ``broker_host``: see ``PeerConnector``."""
         self._owner = owner
         self._broker_host = broker_host
         self._incarnation = incarnation
@@ -167,7 +170,8 @@ class PlanLoader:
         self._owner.fail(error)
 
     def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
-        """Load a plan. What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
+        """Load a plan. Errors of the machine, the files or the plan become a LoadFailed event; any other error is a
+        bug."""
         told_at = 0.0
         throttle = self._throttle(functools.partial(self._is_wanted_now_within, action.epoch), GENTLE_FOR_S)
 
@@ -191,7 +195,10 @@ class PlanLoader:
                 self._owner.outward(act.Tell(message))
 
         if action.relay and (problem := why_unreachable(reached(action.relay, self._broker_host))):
-            return LoadFailed(action.epoch, f"no relay, and nobody reaches this worker's own door: {problem}")
+            return LoadFailed(
+                action.epoch,
+                f"the relay can't be reached, and this worker's own listener is not reachable either: {problem}",
+            )
         if problem := why_unreachable(reached(action.edge.endpoint, self._broker_host)):
             return LoadFailed(action.epoch, problem, action.edge.to)
         try:
@@ -203,7 +210,7 @@ class PlanLoader:
         return Loaded(action.epoch, capacity)
 
     def _standby_loaded(self, layers: tuple[LayerRange, ...]) -> Event:
-        """Load layers for others, a piece at a time, and rest in between while steps are computed."""
+        """Load standby layers, a piece at a time, and rest in between while steps run."""
         throttle = self._throttle(self._is_to_stop_within)
         reported: tuple[LayerRange, ...] | None = None
         reported_s = 0.0
@@ -233,7 +240,8 @@ class PlanLoader:
         return Throttle(self._clock, StepsNearby(lambda: self._vitals.computed, _others_busy_s), wait, most_rest_s)
 
     def _is_wanted_now_within(self, epoch: int, seconds: float) -> bool:
-        """Whether the plan that is in force until then has come to its end: its steps are waited for no more."""
+        """Wait for ``seconds``, and return whether the plan in force has ended: then loading need not yield to its
+        steps."""
         time.sleep(seconds)
         return self._vitals.fence >= epoch or self._owner.is_stopping
 

@@ -1,7 +1,6 @@
-"""A batch in pieces: for a device that has too little memory for all of it at once.
+"""Computing a batch in pieces, for a device with too little memory for the whole batch.
 
-A row's result depends on nothing but its own sequence, and a prompt may be cut anywhere, so the bits are those of the
-whole.
+A row's result depends on nothing but its own sequence, and a prompt may be cut anywhere, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PIECE = 32  # positions: one cell of the arena
 def forward_in_pieces(
     executor: Executor, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]
 ) -> Forwarded:
-    """Compute a batch piece after piece, and join what comes out."""
+    """Compute a batch piece by piece, and join the results."""
     done = [executor.forward(piece, fenced, progressed) for piece in pieces_of(batch)]
     hidden = [each.hidden for each in done if each.hidden is not None]
     return Forwarded(
@@ -36,8 +35,10 @@ def forward_in_pieces(
 
 
 def pieces_of(batch: Batch) -> Iterator[Batch]:
-    """Cut a batch, in order, into pieces of one row and at most ``PIECE`` positions. The token after a row is drawn
-    with its last piece."""
+    """Cut a batch, in order, into pieces of one row and at most ``PIECE_POSITIONS`` positions.
+
+    The token after a row is drawn with the row's last piece.
+    """
     at = 0
     for number, row in enumerate(batch.rows):
         for first in range(0, row.count, PIECE):

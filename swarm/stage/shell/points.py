@@ -1,4 +1,4 @@
-"""Failpoints of the compute thread: which places an event or a computation passes."""
+"""Failpoints of the compute thread: the names of the places that an event or a computation passes."""
 
 from __future__ import annotations
 

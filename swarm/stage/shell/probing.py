@@ -1,9 +1,10 @@
-"""How far away the broker is, over the worker's own connection: what a plan reckons with between machines.
+"""Measurement of latency and bandwidth to the broker, over the worker's own connection. A plan between machines uses
+them.
 
-A few small messages tell the way there and back, larger ones how many bytes pass in a second. The least of a few is
-taken, since whatever else goes on makes a message slower. A broker that doesn't answer soon is not waited for: then
-nothing is known of the link. If small messages come back and large ones don't, as where the MTU of some wire on the way
-is smaller than the ends believe, the way is told to be as narrow as that.
+A few small messages measure the round trip, larger ones the bytes per second. The smallest of a few times counts, since
+any other activity makes a message slower. If the broker doesn't answer soon, the measurement ends without a result. If
+small messages return and large ones don't (where a link on the route has a smaller MTU than the ends assume), the
+reported bandwidth is the rate that this timeout implies.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from swarm.wire.messages import LinkCost, Probe
 from swarm.wire.tensors import pack_bytes
 
 MTU_REMEDY = (
-    "something on the way has a smaller MTU than both ends believe: lower it here (ip link set dev … mtu 1400), or let "
-    "ICMP pass, which tells of it"
+    "a link on the route has a smaller MTU than both ends assume: lower it here (ip link set dev … mtu 1400), or let "
+    "ICMP pass, which reports it"
 )
 _NUM_SMALL = 5
 _NUM_LARGE = 2
-_SIZES = (64 << 10, 512 << 10)  # the larger one only where the smaller one was quick
+_SIZES = (64 << 10, 512 << 10)  # bytes; the larger one is sent only if the smaller one was quick
 _QUICK_S = 0.05
-_ANSWER_S = 0.5  # for the first answer
+_ANSWER_S = 0.5  # timeout of the first answer
 _PATIENCE_S = 2.0
 _MOST_BYTES_PER_S = 1e12
 
 
 class LinkProbe:
-    """Ask with ``measure``; hand in what comes back with ``answered``. ``send``: takes a message and its payload."""
+    """Measurement of the link to the broker. ``send`` takes a message and its payload; answers go to ``on_answer``."""
 
     def __init__(self, send: Callable[[Probe, bytes | None], None], clock: Clock) -> None:
         self._send, self._clock = send, clock
-        self._ticket = 0
-        self._waits: asyncio.Future[None] | None = None
-        self.loses_large = False  # small messages came back, large ones did not
+        self._ticket = 0  # number of the last message
+        self._waits: asyncio.Future[None] | None = None  # resolved by the answer to the last message
+        self.loses_large = False  # small messages returned, large ones did not
 
     async def measure(self) -> LinkCost | None:
-        """Measure the way to the broker; None if it doesn't answer in time."""
+        """Measure the link to the broker; return None if it doesn't answer in time."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await self._round_trip(0)
@@ -51,7 +52,7 @@ class LinkProbe:
             self._waits = None
 
     async def _rate(self, there_and_back: float) -> float:
-        """Bytes that pass in a second, by the largest message that came back in time."""
+        """Return the bytes per second of the largest message that returned in time."""
         rate = _MOST_BYTES_PER_S
         for count, size in enumerate(_SIZES):
             try:
@@ -76,6 +77,6 @@ class LinkProbe:
         return self._clock.now() - began
 
     def answered(self, ticket: int) -> None:
-        """The broker answered; late answers to what is no longer waited for mean nothing."""
+        """Handle an answer; one to an earlier message is ignored."""
         if ticket == self._ticket and self._waits is not None and not self._waits.done():
             self._waits.set_result(None)

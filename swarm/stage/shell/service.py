@@ -1,9 +1,10 @@
-"""The worker's process: its threads, and who obeys the broker. It decides nothing; the stage's core does.
+"""The worker's process: starts its threads and passes the broker's orders on. It decides nothing; the stage's core
+does.
 
 * the main thread runs asyncio: the control connection, signals, statistics;
 * the compute thread (``compute``) owns the data sockets, the core and the computing;
-* the beat thread (``beats``) says that the process lives and how far it is, over a socket of its own;
-* a loader thread (``loader``) comes and goes with each plan.
+* the heartbeat thread (``heartbeat``) reports, over a socket of its own, that the process is alive and how far it is;
+* a loader thread (``loader``) runs for each load.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ if TYPE_CHECKING:
 
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
-OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
+# how long an order to rejoin may wait for the compute thread; a running step reaches the end of its layer by then
+OBEY_S = 10.0
 
 
 log = get_logger(__name__)
@@ -79,12 +81,14 @@ def run(
     rotate: Rotate | None = None,
     unit: Unit | None = None,
 ) -> int:
-    """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code. ``pair``: by
-    which the broker knows this machine; without one it gets one for this life, which is enough on the broker's own.
-    ``home``: where it is kept, and the broker's. ``rotate``: puts another one in its place, and says why not. ``unit``:
-    as systemd sees it."""
+    """Run until a signal, the broker or an error ends the worker; return the exit code.
+
+    ``pair``: key pair by which the broker recognises this machine; by default a temporary one, which suffices on the
+    broker's own machine. ``credentials``: where the key pair and the broker's key are stored. ``rotate``: replaces the
+    key pair and returns an error text. ``unit``: the process as systemd sees it.
+    """
     failpoints.arm(os.environ)
-    # Not with a device: its driver holds memory of this process, too, and what it makes of another user is not known.
+    # Not with a device: its driver holds memory of this process, too, and its handling of a second task is not known.
     with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
         return _work(settings, pair or new_pair(), home, rotate, unit)
 
@@ -93,13 +97,14 @@ def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate |
     dtype = ""
     while True:
         equipment = equip(settings, pair, dtype)
-        gc.freeze()  # else every full collection walks through all of torch: half a second in which nothing else runs
+        # otherwise every full collection walks through all of torch: half a second in which nothing else runs
+        gc.freeze()
         ended = uvloop.run(_main(settings, equipment, home, rotate, unit))
-        gc.freeze()  # the interpreter's last one, too
+        gc.freeze()  # the interpreter's last collection, too
         if isinstance(ended, int):
             return ended
         dtype = ended.dtype
-        gc.unfreeze()  # what the former equipment leaves is to be found
+        gc.unfreeze()  # so that the former resources can be collected
 
 
 async def _main(
@@ -115,7 +120,7 @@ async def _main(
 
 
 class WorkerService:
-    """The shell around a :class:`StageCore`."""
+    """Shell around a :class:`StageCore`."""
 
     def __init__(
         self,
@@ -131,7 +136,7 @@ class WorkerService:
         executor = equipment.executor
         self._unit = unit or Unit.nobodys(settings)
         self._progress = Progress()
-        self._told = as_told(self._unit.shown("worker", settings))
+        self._told = as_told(self._unit.shown("worker", settings))  # the settings, for Hello
         self._equipment = equipment
         self._settings = settings
         self._executor = executor
@@ -178,11 +183,11 @@ class WorkerService:
         self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
-        self._recast: act.Recast | None = None
+        self._recast: act.Recast | None = None  # set when the worker restarts with another dtype
         self._lineage = NOBODYS  # of the broker that welcomed this worker last
 
     async def run(self) -> int | act.Recast:
-        """Serve until something ends it; returns the exit code, or what to begin anew with."""
+        """Serve until the worker ends. Return the exit code, or the order to restart with another dtype."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
         self._unit.listen(self._loop)
@@ -209,7 +214,7 @@ class WorkerService:
         return self._recast or self._exit_code
 
     def close(self) -> bool:
-        """End threads and sockets; False if the compute thread is still busy and holds its sockets."""
+        """Stop threads and close sockets. Returns False if the compute thread is still busy and holds its sockets."""
         if self._beats is not None:
             self._beats.stop()
         ended = self._compute.stop(STOP_GRACE_S)
@@ -217,7 +222,8 @@ class WorkerService:
         return ended
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """A callback raised: that is a bug, and a worker that limps on would hide it. End; somebody starts us again."""
+        """End after an exception in a callback, which is a bug: a worker that limps on would hide it. A supervisor
+        restarts it."""
         loop.default_exception_handler(context)
         self._exit_code = 1
         self._stop.set()
@@ -228,9 +234,9 @@ class WorkerService:
         is_member = self._control.is_connected and self._core.welcome is not None
         farewell = self._departure.signalled(number, is_member=is_member)
         log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
-        self._unit.manager.stopping("leaving: others take over its layers")
+        self._unit.manager.stopping("leaving: other workers take over its layers")
         if farewell is Farewell.TELL:
-            self._control.send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
+            self._control.send(Leaving(incarnation=self._incarnation, reason=f"it received {number.name}"))
             self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
         self._say_goodbye(farewell)
 
@@ -242,15 +248,15 @@ class WorkerService:
     # --- control -----------------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Have the core say Hello."""
+        """Have the core send Hello."""
         self._compute.post(BrokerConnected())
 
     def lost(self) -> None:
-        """Note that nobody is left who could let this worker go."""
+        """Handle the loss of the broker: a shutdown need not wait for its release."""
         self._say_goodbye(self._departure.disconnected())
 
     def ordered(self, order: Order) -> None:
-        """Hand an order to the core, which lives in the compute thread."""
+        """Pass an order to the core, which lives in the compute thread."""
         if isinstance(order, Release):
             self._say_goodbye(self._departure.released())
         if isinstance(order, Rejoin):
@@ -259,21 +265,23 @@ class WorkerService:
         self._compute.post(OrderArrived(order))
 
     def end(self, code: int, reason: str) -> None:
-        """End this process: there is nothing that it can do here."""
+        """End this process: it can't work here."""
         self._exit_code = self._departure.exit_code or code
         (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
         self._stop.set()
 
     def _begin_anew(self, recast: act.Recast) -> None:
-        """Come back with weights of another type, unless this process is ending."""
+        """Restart with weights of another type, unless this process is ending."""
         if not self._stop.is_set():
             log.info("worker_recast", dtype=recast.dtype, reason=recast.reason)
             self._recast = recast
             self._stop.set()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
-        """End a worker that was told to join anew, and whose compute thread stands still. Nobody can use this
-        process any more; whoever starts workers shall start another."""
+        """End a worker whose compute thread has not reacted to an order to rejoin.
+
+        This process is of no more use to the broker; its supervisor is to start another one.
+        """
         turned_at = self._vitals.turned_at
         if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
             log.error("worker_is_stuck", worker=self._name, stands_still_s=round(self._clock.now() - turned_at, 1))
@@ -281,7 +289,7 @@ class WorkerService:
             self._stop.set()
 
     def _raise_fence_flag(self, order: Order) -> None:
-        """The compute thread may be in the middle of a long step: forward looks at this flag between layers."""
+        """Update the fence flag directly: during a long step, ``forward`` reads it between layers."""
         if isinstance(order, Welcome) and order.lineage != self._lineage:
             self._lineage, self._vitals.fence = order.lineage, order.epoch
         if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
@@ -291,7 +299,7 @@ class WorkerService:
         process = psutil.Process()
         while True:
             await asyncio.sleep(STATS_EVERY_S)
-            with contextlib.suppress(OSError):  # reading it takes a descriptor, and there may be none
+            with contextlib.suppress(OSError):  # reading needs a descriptor, and there may be none left
                 self._vitals.memory_bytes = process.memory_info().rss
                 self._vitals.process = process_figures(process)
             self._tell_manager()
@@ -303,7 +311,7 @@ class WorkerService:
                 self._control.send(Stats(incarnation=self._incarnation, values=self._stats()))
 
     def _tell_manager(self) -> None:
-        """Tell the service manager how it stands; it is ready once the broker has let it in."""
+        """Report the state to the service manager; the worker is ready once the broker has welcomed it."""
         core, manager = self._core, self._unit.manager
         if not manager.is_there:
             return
@@ -317,8 +325,11 @@ class WorkerService:
         (manager.ready if core.welcome is not None else manager.status)(said)
 
     def _look_for_the_broker(self) -> None:
-        """No word of it for long: perhaps over a connection that nobody will ever end, since this machine's address is
-        another one by now. Then others can't reach this worker's door either: whoever starts workers shall start it."""
+        """Reconnect to a broker that has long been silent.
+
+        The connection may be dead without an error because this machine's address has changed. Then other workers can't
+        reach this worker's listener either, and its supervisor is to restart it.
+        """
         if now_at := self._door.moved_to(self._settings):
             log.error("address_changed", worker=self._name, was=self._door.host, is_now=now_at)
             self._exit_code = 1
@@ -326,7 +337,7 @@ class WorkerService:
         self._control.renew_after(self._core.membership.heard_at, LOOK_AGAIN_S)
 
     def _stats(self) -> dict[str, float]:
-        """Counters of the core and the executor. Read across threads: a value may be a moment old."""
+        """Return counters of the core and the executor. They are read across threads: a value may be a moment old."""
         values = dict(self._core.counters) | self._executor.stats() | self._core.statistics.values()
         values["log_bytes"] = self._core.log.num_bytes
         values["log_evicted"] = self._core.log.num_evicted
@@ -336,7 +347,7 @@ class WorkerService:
         values["door_shut"] = self._door.pull.num_shut
         values["threads"] = threading.active_count()
         values |= self._vitals.process | figures_of(self._compute.seen_of_next())
-        values["clock_s"] = time.time()  # compared with the broker's own when it comes
+        values["clock_s"] = time.time()  # the broker compares it with its own clock on arrival
         return {name: float(value) for name, value in values.items()}
 
     async def _watch_lag(self) -> None:
@@ -348,7 +359,7 @@ class WorkerService:
             if failpoints.armed:
                 failpoints.reached("loop.turn")
 
-    # --- what the core wants of the control side ---------------------------------------------------------------------
+    # --- actions of the core -----------------------------------------------------------------------------------------
 
     def _from_compute_thread(self, action: Outward) -> None:
         message = self._hello() if isinstance(action, act.Introduce) else None
@@ -358,7 +369,7 @@ class WorkerService:
         match action:
             case act.Introduce():
                 assert hello is not None
-                if self._control.is_connected:  # else it is done when we are
+                if self._control.is_connected:  # otherwise Hello is sent after the connection is made
                     self._control.introduce(hello)
             case act.Tell(message):
                 self._control.send(message)
@@ -372,7 +383,7 @@ class WorkerService:
                 self._begin_anew(action)
 
     def _hello(self) -> Hello:
-        """Introduce the worker, in the compute thread: what is held belongs to it."""
+        """Build Hello in the compute thread, which owns the stored sequences."""
         hello = introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
         return replace(hello, settings=self._told)
 

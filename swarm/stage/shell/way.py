@@ -1,4 +1,4 @@
-"""A worker's way in and out: its door for steps, and connections to the doors of others."""
+"""A worker's data connections: its listener for steps, and connections to the listeners of other workers."""
 
 from __future__ import annotations
 
@@ -25,57 +25,61 @@ if TYPE_CHECKING:
     from swarm.config import Settings
     from swarm.config.worker import WorkerSettings
 
-RETRY_S: Final = 0.005  # how soon to try again: a fresh connection takes a moment
-PATIENCE_S: Final = 5.0  # for the connection; on a network that is no slower, the message is on its way then
-LINGER_S: Final = 2.0  # how long the rest of it may still leave when the connection is closed
+RETRY_S: Final = 0.005  # until a retry: a new connection takes a moment
+PATIENCE_S: Final = 5.0  # timeout of the connection; on a network that is no slower, the message is on its way by then
+LINGER_S: Final = 2.0  # how long queued bytes may still leave after the connection is closed
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Way:
-    """Connections to others. ``pair``: by which they know this worker when one is opened; the control loop may put
-    another in its place. ``broker_host``: the address by which it reaches the broker, for those doors of the broker
-    that are told without one."""
+    """Opens connections to other processes."""
 
-    pair: KeyPair
-    broker_host: str
+    pair: KeyPair  # key pair for new connections; the control loop may replace it
+    broker_host: str  # address that stands for the broker in endpoints without a host
 
     def open(self, endpoint: str) -> PushChannel:
         return PushChannel(self.reached(endpoint), pair=self.pair)
 
     def reached(self, endpoint: str) -> str:
-        """The endpoint as it is reached from here."""
+        """Return the endpoint as it is reached from here."""
         return reached(endpoint, self.broker_host) if endpoint else ""
 
 
 @dataclass(slots=True)
 class StepDoor:
-    """Where steps come in. At loopback, whoever names its word is heard; elsewhere, whose keys the plan names."""
+    """Listener for steps.
+
+    At loopback, it accepts connections that present the token in its address; elsewhere, those whose keys the plan
+    names.
+    """
 
     pull: PullChannel
-    endpoint: str  # as others are told
+    endpoint: str  # as reported to other workers
     host: str
-    ticket: str = field(default_factory=partial(secrets.token_hex, 16))  # by which a relay knows it
-    _heard: set[str] = field(default_factory=set)
+    ticket: str = field(default_factory=partial(secrets.token_hex, 16))  # by which a relay identifies this listener
+    _heard: set[str] = field(default_factory=set)  # accepted keys
 
     @classmethod
     def open(cls, settings: Settings, pair: KeyPair) -> StepDoor:
-        """Raises ConfigError if this machine has no such address, or no free port."""
+        """Bind the listener. Raises ConfigError if this machine has no such address, or no free port."""
         own = settings.worker
         host = own.host if own.host != "auto" else reaching(settings.client.url)
         heard: set[str] = set()
-        # Who is not heard is not told so: the plan that names it may be on its way, and it shall knock again.
+        # A rejected peer gets no explicit answer: the plan that names it may be on its way, so it should try again.
         lock = None if is_loopback(host) else Lock(pair, heard.__contains__, says_no=False)
         pull = PullChannel(host, DATA.frame_limit_bytes, _ports(own), lock=lock, nearby=True)
         if pull.not_nearby:
-            log.info("no_back_door", reason=pull.not_nearby)  # who runs on this host comes by tcp, too
+            log.info("no_back_door", reason=pull.not_nearby)  # workers on this host connect by tcp, too
         endpoint = failpoints.retold("advertise", _advertised(pull.endpoint, own.advertise))
         return cls(pull, endpoint, host, _heard=heard)
 
     def moved_to(self, settings: Settings) -> str:
-        """The address that reaches the broker now, if it is another one than this door's; empty: it is not, there is no
-        way, or the address was set by hand."""
+        """Return the address that now reaches the broker, if it differs from this listener's.
+
+        Empty: it is the same, there is no route, or the address is set by hand.
+        """
         with contextlib.suppress(ConfigError):
             now = reaching(settings.client.url)
             if settings.worker.host == "auto" and now != self.host:
@@ -83,7 +87,7 @@ class StepDoor:
         return ""
 
     def admit(self, keys: frozenset[str], relay: str) -> None:
-        """Hear these from now on, and nobody else; also those who come by this relay, if there is one."""
+        """Accept only these keys from now on, directly or through this relay (if not empty)."""
         self.pull.reach_out(relay)
         self._heard.clear()
         self._heard.update(keys)
@@ -108,7 +112,7 @@ def _ports(own: WorkerSettings) -> range:
 
 
 def figures_of(seen: Seen | None) -> dict[str, float]:
-    """What was seen of the way to the next stage, as the broker is told it."""
+    """Return the TCP figures of the connection to the next stage, for the broker."""
     if seen is None:
         return {}
     rate = {"next.bytes_per_s": seen.bytes_per_s, "next.is_least": float(seen.is_least)}
@@ -116,15 +120,15 @@ def figures_of(seen: Seen | None) -> dict[str, float]:
 
 
 def key_in(edge: Edge) -> str | None:
-    """The public key of the door there, if it has a lock."""
+    """Return the public key of the edge's listener, if it checks keys."""
     return public_key_in(address_and_key(edge.endpoint)[1])
 
 
 class AsideEdge:
-    """A connection for a single message, to a stage that nothing else is sent to.
+    """Connection for a single message to another stage: a recheck.
 
-    It may take its time, and may be lost: whoever waits for what becomes of it has a deadline. One message at a time; a
-    later one takes the place of one that could not be sent yet.
+    The message may be slow or lost: the broker has a deadline for its result. One message at a time; a later one
+    replaces one that could not be sent yet.
     """
 
     def __init__(self, way: Way) -> None:
@@ -145,7 +149,7 @@ class AsideEdge:
         self.flush(now)
 
     def flush(self, now: float) -> None:
-        """Send it if that is possible now; give up in the end."""
+        """Send the message if possible; give up after a timeout."""
         if self._channel is None:
             return
         if self._channel.send(self._frames):
@@ -155,7 +159,7 @@ class AsideEdge:
             self.close()
 
     def cut_off(self, key: str) -> None:
-        """Send nothing more to whose door has this key."""
+        """Send nothing more to the peer whose listener has this key."""
         if key == self._key:
             self.close()
 

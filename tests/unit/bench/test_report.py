@@ -128,7 +128,7 @@ def test_a_sweeps_page_and_table_show_each_load_and_where_it_is_full() -> None:
     checker = Checker()
     checker.feed(page(of))
     for text in (checker.text, table(of)):
-        assert "Full at 2 in flight" in text
+        assert "Saturated at 2 in flight" in text
         assert "in flight" in text
     assert "requests in flight" in checker.text
     assert of.best is SWEPT[1]
@@ -154,7 +154,7 @@ def test_the_document_is_json_with_the_same_figures() -> None:
 def test_figures_that_must_not_be_believed_blindly_are_named() -> None:
     """A busy client, a near ceiling, few requests, no success, an early end: each has its note."""
     assert any("of a core" in note for note in notes(document(result(cpu=0.95))))
-    assert any("p99 rests on 20 requests" in note for note in notes(document(result())))
+    assert any("p99 is based on 20 requests" in note for note in notes(document(result())))
     assert any("no request succeeded" in note for note in notes(document(result(failed=20))))
     near = document(result())
     near.ceiling = Ceiling(60.0, 4.0, 32, 64, 1, 2.0)

@@ -166,10 +166,10 @@ def test_workers_that_come_back_to_the_broker_were_not_lost() -> None:
     ("later", "expected"),
     [
         (look(W0, uptime_s=AWAITED_S - 1), []),
-        (look(W0, uptime_s=AWAITED_S + 1), ["w1 did not come back to the broker that was started again"]),
+        (look(W0, uptime_s=AWAITED_S + 1), ["w1 did not return to the restarted broker"]),
         (
             look(W0, worker("w1", incarnation="w1-2"), uptime_s=1.0),
-            ["w1 did not come back to the broker that was started again", "w1 is here (process 7 on h)"],
+            ["w1 did not return to the restarted broker", "w1 is here (process 7 on h)"],
         ),
         (look(W0, worker("w1", state="out", reason="no beat"), uptime_s=1.0), ["w1 is out: no beat"]),
         (look(W0, worker("w1", verdict="slow"), uptime_s=1.0), ["w1 is back (process 7 on h)", "w1 is slow"]),
@@ -195,7 +195,7 @@ def test_who_was_sent_away_is_told_when_the_broker_tells_it() -> None:
     """Once for each time that it does; to another broker it is new."""
     row = {"number": 1, "name": "w0", "host": "there", "pid": 9, "reason": "the name w0 is taken", "times": 1}
     again = row | {"number": 2, "times": 40}
-    text = "w0 was sent away (process 9 on there): the name w0 is taken"
+    text = "w0 was refused (process 9 on there): the name w0 is taken"
     assert texts(look(W0), refused(row)) == [text]
     assert texts(refused(row), refused(row)) == []
     assert texts(refused(row), refused(again)) == [text.replace(":", ", 40 times by now:")]

@@ -32,7 +32,7 @@ def test_nothing_of_opentelemetry_is_imported_when_off() -> None:
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://host:4317", "http://"])
 def test_an_endpoint_that_is_none_is_refused_in_one_line(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no address like http://127\.0\.0\.1:4318"):
+    with pytest.raises(ConfigError, match=r"is not an address like http://127\.0\.0\.1:4318"):
         make_tracer(endpoint, nothing)
 
 

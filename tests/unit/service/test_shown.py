@@ -72,7 +72,7 @@ def test_after_a_reload_what_is_in_force_is_told(file: Path) -> None:
 
 
 def test_a_value_that_is_too_long_for_a_message_is_left_out(file: Path) -> None:
-    """A worker that can't introduce itself for its settings would be none."""
+    """A worker whose Hello is rejected because of its settings would be useless."""
     settings = Settings(model="m" * 2 * MAX_TEXT)
     (told,) = [each for each in as_told(shown(settings, {}, "worker")) if each.name == "model"]
     assert told.value == '"…"'

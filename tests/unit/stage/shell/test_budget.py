@@ -36,7 +36,7 @@ def test_nothing_is_promised_twice(limit: int, base: int, log: int) -> None:
         budget = share_out(limit, base, log)
     except ConfigError as error:
         assert limit < base + LEAST_BYTES
-        found = re.search(r"the least is (\d+) MiB", str(error))
+        found = re.search(r"the minimum is (\d+) MiB", str(error))
         assert found is not None
         share_out(int(found[1]) * MIB, base, log)
     else:
