@@ -1,4 +1,4 @@
-"""What the APIs of one conversation have in common: from a body to its answer."""
+"""Common path of the APIs with a single conversation: from a body to its answer."""
 
 from __future__ import annotations
 
