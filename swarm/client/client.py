@@ -292,7 +292,7 @@ class AsyncClient(Governor):
         mailbox = Mailbox()
         call = await self._start(source, wish, mailbox, asyncio.get_running_loop().time())
         try:
-            news = await mailbox.get()  # any event except a failure means that the broker has accepted the request
+            news = await mailbox.get()  # any update except a failure means that the broker has accepted the request
             if isinstance(news, Failed):
                 raise news.error
         finally:

@@ -61,7 +61,7 @@ from swarm.wire.tensors import Bytes
 _LOOK_S = 1.0  # seconds between two reads of the stored keys while handshakes fail
 _CHANGE_S = 10.0  # time limit for the broker's answer about a new key
 _TICK_S = 0.1  # precision of time limits
-_TURN = 64  # events that one reader takes before others get a turn: about a millisecond
+_TURN = 64  # updates that one reader takes before others get a turn: about a millisecond
 _MAX_OUTBOX = 1 << 16  # messages that wait for space in the socket's queue
 
 Answer = tuple[Reply, bytes]
@@ -69,19 +69,19 @@ News = Deliver | Ended | Failed | Taken
 
 
 class Mailbox:
-    """Queue of events for one reader. The session bounds it: it accepts only a limited number of unconsumed tokens."""
+    """Queue of updates for one reader. The session bounds it: it accepts only a limited number of unconsumed tokens."""
 
     def __init__(self) -> None:
         self._news: deque[News] = deque()
-        self._some = asyncio.Event()  # set while events wait
-        self._num_at_once = 0  # events taken since the reader last yielded to the loop
+        self._some = asyncio.Event()  # set while updates wait
+        self._num_at_once = 0  # updates taken since the reader last yielded to the loop
 
     def put(self, news: News) -> None:
         self._news.append(news)
         self._some.set()
 
     async def get(self) -> News:
-        """Return the next event. A reader that always finds one yields to the loop every ``_TURN`` events."""
+        """Return the next update. A reader that always finds one yields to the loop every ``_YIELD_EVERY`` events."""
         self._num_at_once += 1
         if self._num_at_once >= _TURN:
             self._num_at_once = 0
@@ -104,8 +104,8 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """Connect. ``endpoint``: the session's address, with the broker's public key if it uses CURVE. ``home``: the
-        store of both keys, which other processes may change."""
+        """Connect. ``endpoint``: the session's address, with the broker's public key if it uses CURVE. ``credentials``:
+        the store of both keys, which other processes may change."""
         self.session = session
         self._home = home
         self._rotation: asyncio.Task[None] | None = None  # a key change in progress
@@ -133,7 +133,7 @@ class Link:
     # --- what callers do
 
     def start(self, event: Start, mailbox: Mailbox) -> None:
-        """Start a request whose events go to the mailbox. Raises InvalidRequest if it cannot be sent."""
+        """Start a request whose updates go to the mailbox. Raises InvalidRequest if it cannot be sent."""
         if event.attached:
             self.do(event)  # the broker already has it
         else:
@@ -141,7 +141,7 @@ class Link:
         self._mailboxes[event.submit.request_id] = mailbox
 
     def is_read(self, request_id: str, mailbox: Mailbox | None) -> bool:
-        """Whether this mailbox receives the request's events. False after the end, or once another reader has taken
+        """Whether this mailbox receives the request's updates. False after the end, or once another reader has taken
         over."""
         return mailbox is not None and self._mailboxes.get(request_id) is mailbox
 

@@ -22,15 +22,15 @@ _AT_ONCE = 256  # tokens of a look-up that are turned into text before other tas
 
 @dataclass(slots=True)
 class Call:
-    """One request in progress: turns its events into pieces. ``first``: pieces of each continuation before this index
-    are kept for the completion, but not returned."""
+    """One request in progress: turns its updates into pieces. ``first_index``: pieces of each continuation before this
+    index are kept for the completion, but not returned."""
 
     submit: Submit
     wish: Wish
     link: Link
     get_model: Callable[[], Awaitable[Model]]
     first: int = 0
-    _kept: list[Piece] = field(default_factory=list)  # pieces before ``first``
+    _kept: list[Piece] = field(default_factory=list)  # pieces before ``first_index``
     _assemblers: dict[int, Assembler] = field(default_factory=dict)  # by the number of the continuation
     _finished: dict[int, Finished] = field(default_factory=dict)
     _mailbox: Mailbox | None = None  # None before the start
@@ -40,7 +40,7 @@ class Call:
         return len(self._finished) == self.submit.params.n
 
     async def take(self, news: News) -> list[Piece]:
-        """Return the pieces that an event makes. Raises the error of a failed request."""
+        """Return the pieces that an update makes. Raises the error of a failed request."""
         if isinstance(news, Failed):
             raise news.error
         if isinstance(news, Taken):
@@ -64,7 +64,7 @@ class Call:
         return self.link.is_read(self.submit.request_id, self._mailbox)
 
     def _wanted(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces from ``first`` on, and an end in any case; keep the others for the completion."""
+        """Return the pieces from ``first_index`` on, and an end in any case; keep the others for the completion."""
         wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
         self._kept += [piece for piece in pieces if piece not in wanted]
         return wanted

@@ -46,7 +46,7 @@ MESSAGE_ERRORS: Answers = {status: {**told, "model": shapes.MessageError} for st
 
 
 def make_app(desk: Desk, accounts: Accounts | None = None, console: Console | None = None) -> FastAPI:
-    """Return the application on this completion service. ``accounts`` records the usage of its answers."""
+    """Return the application on this completion service. ``usage`` records the usage of its answers."""
     accounts = accounts or Accounts(HttpNumbers())
 
     @asynccontextmanager

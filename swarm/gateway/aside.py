@@ -28,7 +28,7 @@ class Aside:
         self._is_closed = False
 
     async def run(self, work: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
-        """Run the work in a thread and return its result. Raises Problem (429) if too many tasks are queued."""
+        """Run the work in a thread and return its result. Raises ApiError (429) if too many tasks are queued."""
         if self._num >= self._most:
             raise Problem(429, "too many long requests are being read", code="overloaded", retry_after_s=1.0)
         self._num += 1

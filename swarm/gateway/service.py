@@ -47,8 +47,8 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the process's exit code.
 
-    ``broker``: as for ``AsyncClient``. ``unit``: the process's context under systemd. ``home``: the local swarm that
-    ``swarm up`` runs. Raises ConfigError if the address cannot be bound.
+    ``broker``: as for ``AsyncClient``. ``unit``: the process's context under systemd. ``local_swarm``: the local swarm
+    that ``swarm up`` runs. Raises ConfigError if the address cannot be bound.
     """
     failpoints.arm(os.environ)
     # the library has few threads of its own: a long prompt would block all others

@@ -66,7 +66,7 @@ class Budget:
                 raise LimitPassed(f"it works through more than {PASSES} times what goes in")
 
     def check(self, size: int) -> None:
-        """Raise LimitPassed if a value of this size is too large."""
+        """Raise TemplateLimitExceeded if a value of this size is too large."""
         if size > self.most:
             raise LimitPassed(f"it makes a value of more than {self.most} characters or items")
 
@@ -85,8 +85,8 @@ def spending(budget: Budget) -> Iterator[None]:
 
 
 def current() -> Budget:
-    """Return the budget of this rendering. Raises LimitPassed outside of one, as when a template is compiled: nothing
-    may be used there."""
+    """Return the budget of this rendering. Raises TemplateLimitExceeded outside of one, as when a template is compiled:
+    nothing may be used there."""
     try:
         return _CURRENT.get()
     except LookupError:
@@ -157,7 +157,7 @@ def _text(value: object, budget: Budget) -> str:
 
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
-    """Raise LimitPassed if the result of ``left operator right`` would be too large."""
+    """Raise TemplateLimitExceeded if the result of ``left operator right`` would be too large."""
     budget = current()
     budget.tick()
     if operator == "+" and _is_long(left) and _is_long(right):
@@ -171,7 +171,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Raise LimitPassed if the result of calling a method of a text or list would be too large."""
+    """Raise TemplateLimitExceeded if the result of calling a method of a text or list would be too large."""
     budget = current()
     if not isinstance(owner, str):
         return
@@ -191,7 +191,7 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
 
 
 def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Raise LimitPassed if the result of a filter would be too large."""
+    """Raise TemplateLimitExceeded if the result of a filter would be too large."""
     budget = current()
     budget.tick()
     given = (*args, *keywords.values())

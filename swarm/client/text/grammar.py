@@ -23,14 +23,14 @@ _FIT = ""  # verdict of a grammar that can be followed
 
 
 class GrammarChecker:
-    """Checks whether a model can follow a grammar. ``ends``: the tokens that end an answer. Thread-safe."""
+    """Checks whether a model can follow a grammar. ``end_tokens``: the tokens that end an answer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ends = tuple(ends)
         self._words: LLTokenizer | None = None
         self._making_words = threading.Lock()
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # the reason of a refusal, or _FIT
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # the reason of a refusal, or _ACCEPTED
         self._lock = threading.Lock()  # held only briefly, so that a cached verdict never waits for a compilation
 
     def knows(self, params: SamplingParams) -> bool:

@@ -24,7 +24,7 @@ from swarm.errors import InvalidRequest, ModelError
 PIECE = 1 << 16  # characters that are counted at a time
 # Tolerance: pieces are cut anywhere, which adds some tokens, so their sum counts only beyond this share of the limit.
 ROUGHLY = 1.25
-MOST_CHARS = 1 << 20  # characters tokenized in one call; or CHARS_A_TOKEN per position if that is more
+MOST_CHARS = 1 << 20  # characters tokenized in one call; or CHARS_PER_TOKEN per position if that is more
 CHARS_A_TOKEN = 16  # four times the usual ratio
 _LARGE = 1 << 18  # characters; after tokenizing more, memory is returned to the system
 _PROBE = "Once upon a time"

@@ -79,7 +79,7 @@ class MessageBody(CountBody):
 
 
 def ask_of(body: MessageBody, served: Served) -> Ask:
-    """Convert a body into a completion request. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     _refuse(body, served)
     if body.max_tokens < 1:
         raise wrong("max_tokens", f"must be at least 1, not {body.max_tokens}")
@@ -111,7 +111,7 @@ def ask_of(body: MessageBody, served: Served) -> Ask:
 
 
 def count_of(body: CountBody, served: Served) -> Ask:
-    """Convert a body into a request whose prompt is only counted. Raises Problem."""
+    """Convert a body into a request whose prompt is only counted. Raises ApiError."""
     _refuse(body, served)
     tools = tools_of(body.tools, body.tool_choice)
     params = sampling(body, {"max_tokens": ALL_LEFT})
@@ -142,7 +142,7 @@ def _grammar_of(config: Mapping[str, Any] | None) -> Any:
 
 
 def tools_of(given: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolUse:
-    """Return the tools of a body. Raises Problem."""
+    """Return the tools of a body. Raises ApiError."""
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ())]
     choice = choice or {}
     wanted = choice.get("type", "auto")
@@ -169,7 +169,7 @@ def _tool(given: Mapping[str, Any], place: str) -> Json:
 
 
 def messages_of(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
-    """Convert the conversation into chat messages. Raises Problem."""
+    """Convert the conversation into chat messages. Raises ApiError."""
     messages: list[Json] = []
     if text := _text_of(system, "system"):
         messages.append({"role": "system", "content": text})

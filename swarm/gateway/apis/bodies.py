@@ -84,7 +84,7 @@ def check_extra(body: BaseModel, bookkeeping: Iterable[str] = BOOKKEEPING) -> No
 
 def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters from a body's shared fields and ``fields``; None stands for an absent field.
-    Raises Problem."""
+    Raises ApiError."""
     shared = {
         name: getattr(body, name)
         for name in ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
@@ -123,7 +123,7 @@ def deadline_of(body: Body) -> float | None:
 
 
 def keep_of(keep_s: float | None, stream: bool | None) -> float:
-    """Return the seconds for which an answer continues without its reader. Raises Problem."""
+    """Return the seconds for which an answer continues without its reader. Raises ApiError."""
     if not keep_s:
         return 0.0
     if not 0 < keep_s <= MAX_KEEP_S:
@@ -149,7 +149,7 @@ def stops(given: str | list[str] | None) -> tuple[str, ...] | None:
 
 
 def as_json(value: object, field: str) -> str:
-    """Encode a value of a body. Raises Problem if it cannot be encoded as JSON."""
+    """Encode a value of a body. Raises ApiError if it cannot be encoded as JSON."""
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, OverflowError, RecursionError) as error:
@@ -162,7 +162,7 @@ def json_grammar(schema: object) -> Grammar:
 
 
 def response_grammar(given: Mapping[str, Any] | None, field: str = "response_format") -> Grammar | None:
-    """Return the grammar of OpenAI's ``response_format``. Raises Problem."""
+    """Return the grammar of OpenAI's ``response_format``. Raises ApiError."""
     kind = None if given is None else given.get("type")
     if given is None or kind == "text":
         return None

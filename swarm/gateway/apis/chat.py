@@ -100,7 +100,7 @@ HARMLESS = {  # fields that are accepted with these values, which request the de
 
 
 def ask_of(body: ChatBody, served: Served) -> Ask:
-    """Convert a body into a completion request. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     for name, fine in HARMLESS.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in fine:
@@ -147,7 +147,7 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
 
 
 def _alone(grammar: Grammar, tools: ToolUse) -> Grammar:
-    """Return the grammar. Raises Problem if tools are offered, too: an answer follows one or the other."""
+    """Return the grammar. Raises ApiError if tools are offered, too: an answer follows one or the other."""
     if tools.offered:
         why = "an answer either has a form or may call tools: leave out one of them, or set tool_choice to none"
         raise wrong("response_format", why)
@@ -165,7 +165,7 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> None:
 
 
 def length_of(*given: int | None, field: str = "max_tokens") -> int:
-    """Return the first given length; ALL_LEFT if there is none."""
+    """Return the first given length; REST_OF_CONTEXT if there is none."""
     for number in given:
         if number is not None:
             if number < 1:
@@ -177,7 +177,7 @@ def length_of(*given: int | None, field: str = "max_tokens") -> int:
 def tool_use(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolUse:
-    """Return the tools of a body. Raises Problem."""
+    """Return the tools of a body. Raises ApiError."""
     offered = tuple(tool_of(tool, f"tools[{number}]") for number, tool in enumerate(tools or ()))
     if len({tool.name for tool in offered}) < len(offered):
         raise wrong("tools", "two tools have the same name")

@@ -69,7 +69,7 @@ class CompletionBody(Body):
 
 
 def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
-    """Convert a body into completion requests, one per prompt. Raises Problem."""
+    """Convert a body into completion requests, one per prompt. Raises ApiError."""
     check_extra(body)
     check_stream_options(body.stream_options, bool(body.stream))
     served.check_name(body.model)
@@ -121,7 +121,7 @@ def _length(given: int | None) -> int:
 
 
 def prompts_of(given: Any) -> list[str | tuple[int, ...]]:
-    """Return the prompts, as text or as token ids. Raises Problem."""
+    """Return the prompts, as text or as token ids. Raises ApiError."""
     if given is None or given in ("", []):
         raise wrong("prompt", "is empty")
     many = isinstance(given, list) and not isinstance(given[0], int)

@@ -15,7 +15,7 @@ TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal":
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
     """Convert the input into a conversation. Consecutive texts and calls of an assistant become one message. Raises
-    Problem."""
+    ApiError."""
     if isinstance(given, str):
         return ({"role": "user", "content": given},)
     messages: list[Json] = []
@@ -50,7 +50,7 @@ def _message(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
 
 
 def text_of(content: object, place: str) -> str:
-    """Return the text of a content, given as a string or a list of parts. Raises Problem."""
+    """Return the text of a content, given as a string or a list of parts. Raises ApiError."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

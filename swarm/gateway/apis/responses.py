@@ -96,7 +96,7 @@ class ResponseBody(Body):
 
 
 def ask_of(body: ResponseBody, served: Served) -> Ask:
-    """Convert a body into a completion request. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     _refuse(body)
     served.check_name(body.model)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -160,7 +160,7 @@ def _wants_logprobs(body: ResponseBody) -> bool:
 
 
 def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
-    """Return the data needed to write the answer. Raises Problem for a field that cannot be repeated in the answer."""
+    """Return the data needed to write the answer. Raises ApiError for a field that cannot be repeated in the answer."""
     told = _told(body, ask)
     for name, value in told.items():
         as_json(value, name)

@@ -48,7 +48,7 @@ class DetokenizeBody(BaseModel):
 
 
 def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
-    """Return the request whose prompt is tokenized; None if a text was given. Raises Problem."""
+    """Return the request whose prompt is tokenized; None if a text was given. Raises ApiError."""
     check_extra(body, ("parse_special",) if (body.model_extra or {}).get("parse_special") is not False else ())
     served.check_name(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
@@ -65,7 +65,7 @@ def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
 
 
 def ids_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
-    """Return the tokens of a text. Raises Problem, and ClientError for invalid text."""
+    """Return the tokens of a text. Raises ApiError, and ClientError for invalid text."""
     model = served.needs_text("it has no tokens")
     text = body.prompt if body.prompt is not None else body.content
     if not text:
@@ -94,7 +94,7 @@ def _piece(token: int, served: Served) -> Json:
 
 
 def detokenized(body: DetokenizeBody, served: Served) -> Json:
-    """Return the text of the tokens, including special ones. Raises Problem."""
+    """Return the text of the tokens, including special ones. Raises ApiError."""
     check_extra(body, ())
     served.check_name(body.model)
     if len(body.tokens) > MAX_TOKENS:

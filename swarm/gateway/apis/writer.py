@@ -32,7 +32,7 @@ class Mould:
     HOLE = "\x00text\x00"  # cannot occur in JSON unescaped
 
     def __init__(self, body: Json) -> None:
-        """Create the template. ``body`` has ``HOLE`` in place of the text."""
+        """Create the template. ``body`` has ``PLACEHOLDER`` in place of the text."""
         self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.HOLE))
 
     def cast(self, text: str) -> Sse:

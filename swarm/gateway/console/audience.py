@@ -30,7 +30,7 @@ _ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,12})")
 @dataclass(slots=True)
 class Audience:
     """Broadcast to the readers with one permission. ``tenant``: the owner of the requests they see; None: all requests.
-    ``life``: a random id that no other broadcast has. ``read_at``: time at which it last had a reader."""
+    ``broadcast_id``: a random id that no other broadcast has. ``read_at``: time at which it last had a reader."""
 
     life: str
     tenant: str | None = None

@@ -63,7 +63,7 @@ class Console:
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[AsyncClient]:
-        """Provide the client for a query, and turn errors of the broker into Problem."""
+        """Provide the client for a query, and turn errors of the broker into ApiError."""
         if self._asking.locked():
             text = "as many questions of consoles are under way as there may be"
             raise Problem(429, text, code="overloaded", retry_after_s=1.0)
@@ -76,7 +76,7 @@ class Console:
                 raise problem_of(error) from None
 
     async def give(self, body: object, owner: Owner) -> Json:
-        """Carry out a command. Raises Problem."""
+        """Carry out a command. Raises ApiError."""
         order = orders.order_of(body)
         try:
             async with self._asked() as client:
@@ -92,7 +92,7 @@ class Console:
         return {"text": text, "body": answer}
 
     async def suppose(self, body: object) -> Json:
-        """Return the plan that would be made, or the reason why there is none. Raises Problem."""
+        """Return the plan that would be made, or the reason why there is none. Raises ApiError."""
         wanted = orders.supposed(body)
         try:
             async with self._asked() as client:
@@ -103,7 +103,7 @@ class Console:
             return {"state": "no plan", "waits_for": problem.message.removeprefix(_NO_PLAN), "stages": []}
 
     async def trace(self, request_id: str, owner: Owner) -> Json:
-        """Return where the time of each token of a request went. Raises Problem."""
+        """Return where the time of each token of a request went. Raises ApiError."""
         request_id = plain_id(request_id)
         async with self._asked() as client:
             if not owner.is_admin and not await _is_own(client, request_id, owner):
@@ -114,13 +114,13 @@ class Console:
                 raise Problem(404, str(error), code="not_found") from None
 
     async def logs(self) -> Json:
-        """List the processes with logs. Raises Problem if this gateway has no logs' folder."""
+        """List the processes with logs. Raises ApiError if this gateway has no logs' folder."""
         folder = self._logs()
         beside = await asyncio.to_thread(lambda: household.names_of(household.children()))
         return {"processes": await asyncio.to_thread(logs.listed, folder, beside.keys())}
 
     async def log(self, name: str, before: int | None, search: str) -> Json:
-        """Return a page of a process's log. Raises Problem."""
+        """Return a page of a process's log. Raises ApiError."""
         return await asyncio.to_thread(logs.page, self._logs(), name, before, search)
 
     def _logs(self) -> Path:
@@ -158,7 +158,7 @@ async def _is_own(client: AsyncClient, request_id: str, owner: Owner) -> bool:
 
 
 async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
-    """Carry out a command. Returns a description for the user, and the broker's answer. Raises Problem and SwarmError.
+    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and SwarmError.
     """
     match order:
         case Cancel(request_id):

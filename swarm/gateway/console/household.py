@@ -61,7 +61,7 @@ def children() -> dict[int, list[str]]:
 
 def victim(worker: str, nodes: Json, host: str, beside: Mapping[str, int]) -> int:
     """Return the process to kill: a worker that the broker lists under this name or incarnation, on this machine, and
-    that our ``swarm up`` started under that very name. Raises Problem for any other."""
+    that our ``swarm up`` started under that very name. Raises ApiError for any other."""
     row = _row_of(worker, nodes)
     if row is None:
         known = ", ".join(sorted(str(r.get("name")) for r in rows_of(nodes.get("workers")) if is_here(r)))
@@ -82,7 +82,7 @@ def _row_of(worker: str, nodes: Json) -> Row | None:
 
 
 def kill(worker: str, nodes: Json) -> int:
-    """Kill a worker immediately, as a crash would. Returns its process id. Raises Problem. Slow: must not run on the
+    """Kill a worker immediately, as a crash would. Returns its process id. Raises ApiError. Slow: must not run on the
     event loop.
 
     The process is opened by its id before it is checked, so that another process that takes over the id meanwhile is

@@ -53,7 +53,7 @@ def listed(folder: Path, alive: Collection[str]) -> list[Tree]:
 
 
 def page(folder: Path, name: str, before: int | None, search: str) -> Tree:
-    """Return the lines before an offset (None: the end) that contain the text, ignoring case. Raises Problem if there
+    """Return the lines before an offset (None: the end) that contain the text, ignoring case. Raises ApiError if there
     is no such log."""
     sizes = _sizes(folder)
     if name + _END not in sizes:

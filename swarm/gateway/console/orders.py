@@ -50,7 +50,7 @@ Order = Cancel | Stop | Join | Kill | Steer
 
 
 def order_of(body: object) -> Order:
-    """Parse a command. Raises Problem that names what is wrong."""
+    """Parse a command. Raises ApiError that names what is wrong."""
     fields = _fields(body)
     verb = fields.get("verb")
     make = VERBS.get(verb) if isinstance(verb, str) else None
@@ -63,7 +63,7 @@ def order_of(body: object) -> Order:
 
 
 def check_may(order: Order, *, is_admin: bool, is_demo: bool, is_own: bool) -> None:
-    """Check whether the caller may give this command. Raises Problem if not. ``is_own``: the command is about one of
+    """Check whether the caller may give this command. Raises ApiError if not. ``is_own``: the command is about one of
     the caller's own requests."""
     if isinstance(order, Kill) and not is_demo:
         text = "workers can be killed from here only where swarm up runs them all on this machine alone"
@@ -77,14 +77,14 @@ def check_may(order: Order, *, is_admin: bool, is_demo: bool, is_own: bool) -> N
 
 
 def check_admin(*, is_admin: bool) -> None:
-    """Raise Problem for a caller without an admin's key."""
+    """Raise ApiError for a caller without an admin's key."""
     if not is_admin:
         text = "that needs the key of an admin: swarmctl keys add NAME --admin makes one"
         raise Problem(403, text, code="admin_only")
 
 
 def supposed(body: object) -> Suppose | Steer:
-    """Parse a question for a plan: without some workers, with additional ones, or with manual pins. Raises Problem."""
+    """Parse a question for a plan: without some workers, with additional ones, or with manual pins. Raises ApiError."""
     fields = _fields(body)
     one_more = fields.get("one_more")
     is_suppose = bool(fields.get("without")) or one_more is not None
@@ -103,7 +103,7 @@ def supposed(body: object) -> Suppose | Steer:
 
 
 def by_hand(body: object, *, dry_run: bool) -> Steer:
-    """Parse a manual plan. Raises Problem or InvalidRequest."""
+    """Parse a manual plan. Raises ApiError or InvalidRequest."""
     fields = _fields(body)
     pins = [Pin(orders.worker_named(name), _layers(value)) for name, value in _table(fields, "pins").items()]
     caps = [Cap(orders.worker_named(name), _most(value)) for name, value in _table(fields, "caps").items()]

@@ -9,8 +9,8 @@ stages, rates and recoveries are updated as usual.
 
 Each phase of a recovery takes some tens of milliseconds. To show phases one by one, polls come quickly for a short
 time: after a command, which may cause a recovery, or from the loss of the active plan, until the recovery ends. Such a
-poll requests few reports. In any case, at most ``MAX_TOLD`` events are sent in any second. Therefore reports are
-requested in the same polls, and other events wait where they would delay phases.
+poll requests few reports. In any case, at most ``MAX_EVENTS_PER_S`` events are sent in any second. Therefore reports
+are requested in the same polls, and other events wait where they would delay phases.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Viewer:
     """One open page. Its unread updates are bounded: beyond the limit, a snapshot replaces all of them."""
 
     def __init__(self, audience: Audience, told: Sequence[bytes] | None) -> None:
-        """Create a viewer. ``told``: the updates it lacks; None: it needs a snapshot."""
+        """Create a viewer. ``updates``: the updates it lacks; None: it needs a snapshot."""
         self.audience = audience
         self._waiting: list[bytes] = list(told or ())  # unread updates
         self._is_behind = told is None  # needs a snapshot

@@ -85,7 +85,7 @@ class Desk:
         return self._served
 
     async def description(self) -> Description:
-        """Return the model and state of the swarm, at most ``FRESH_S`` old. Raises Problem if the broker does not
+        """Return the model and state of the swarm, at most ``FRESH_S`` old. Raises ApiError if the broker does not
         answer."""
         now = asyncio.get_running_loop().time()
         if self._described is None or now >= self._described_at + FRESH_S:
@@ -138,7 +138,7 @@ class Desk:
             threads.close()
 
     async def served(self) -> Served:
-        """Return the model that is served now. Raises Problem while there is none."""
+        """Return the model that is served now. Raises ApiError while there is none."""
         description = await self._about()
         try:
             text, words = await self.client.text_model(), await self.client.words()
@@ -156,7 +156,7 @@ class Desk:
         return served
 
     async def order(self, ask: Ask, served: Served) -> Order:
-        """Prepare the prompt, in a thread if that takes longer than a moment. Raises Problem."""
+        """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
         try:
             ask, ids = await self._made(ask, served)
         except ClientError as error:
@@ -197,8 +197,8 @@ class Desk:
     ) -> Reading:
         """Start a request. Nothing is sent before the first part is read.
 
-        ``detached``: it continues to its end without its reader; with ``keep_s``, for that long. ``told``: called with
-        the number of tokens whenever some come.
+        ``detached``: it continues to its end without its reader; with ``keep_s``, for that long. ``on_tokens``: called
+        with the number of tokens whenever some come.
         """
         ask = order.ask
         if memo is not None:
@@ -233,7 +233,9 @@ class Desk:
         return memo, Reading(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
 
     async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Seen:
-        """Return what an answer has produced so far if ``may`` allows it, without replacing its reader. Raises Problem.
+        """Return what an answer has produced so far if ``is_allowed`` allows it, without replacing its reader. Raises
+        ApiError.
+
         """
         submit, memo = await self._recall(request_id, owner)
         if not may(memo):
@@ -256,8 +258,8 @@ class Desk:
         return Seen(memo, parts, Counts(usage.num_prompt, usage.num_tokens, usage.num_cached), has_ended=True)
 
     async def _recall(self, request_id: str, owner: Owner) -> tuple[Submit, Memo]:
-        """Return a request's submission and its resume state. Raises Problem; for any caller but its owner, the request
-        does not exist."""
+        """Return a request's submission and its resume state. Raises ApiError; for any caller but its owner, the
+        request does not exist."""
         try:
             submit = await self.client.recall(request_id)
         except ClientError as error:
@@ -301,7 +303,7 @@ def with_grammar(ask: Ask, served: Served) -> Ask:
 
 
 def encode(ask: Ask, served: Served, how: Rendering) -> tuple[int, ...]:
-    """Return the prompt's tokens. Raises InvalidRequest, or Problem if the model has no tokenizer."""
+    """Return the prompt's tokens. Raises InvalidRequest, or ApiError if the model has no tokenizer."""
     if ask.messages is not None:
         text = served.needs_text("pass token ids to /v1/completions")
         if clash := ask.template.keys() & {"self", "messages", "tools"}:

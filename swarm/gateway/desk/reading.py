@@ -35,11 +35,11 @@ class Reading:
         self.num_choices = parts.num_choices
 
     async def look(self) -> None:
-        """Wait for the first parts, and keep them for ``next``. Raises Problem."""
+        """Wait for the first parts, and keep them for ``next``. Raises ApiError."""
         self._ahead = await self.next()
 
     async def next(self) -> list[Part]:
-        """Return the parts that are available, at least one; empty at the end. Raises Problem."""
+        """Return the parts that are available, at least one; empty at the end. Raises ApiError."""
         if self._ahead:
             parts, self._ahead = self._ahead, []
             return parts
@@ -99,11 +99,11 @@ class Lot:
         self.num_prompt = sum(reading.num_prompt for reading in readings)
 
     async def look(self) -> None:
-        """Wait for the first parts of any answer, and keep them for ``next``. Raises Problem."""
+        """Wait for the first parts of any answer, and keep them for ``next``. Raises ApiError."""
         self._ahead = await self.next()
 
     async def next(self) -> list[Part]:
-        """Return the parts that are available, at least one; empty at the end of all answers. Raises Problem."""
+        """Return the parts that are available, at least one; empty at the end of all answers. Raises ApiError."""
         if self._ahead:
             parts, self._ahead = self._ahead, []
             return parts

@@ -23,7 +23,7 @@ class HungUp(Exception):
 
 
 async def read(receive: Receive, declared: int | None, max_bytes: int, timeout_s: float) -> bytes:
-    """Return the whole body. Raises Problem if it is too large or takes too long, ClientDisconnected if its sender is
+    """Return the whole body. Raises ApiError if it is too large or takes too long, ClientDisconnected if its sender is
     gone."""
     if declared is not None and declared > max_bytes:
         raise _too_large(max_bytes)
@@ -49,8 +49,8 @@ def _too_large(max_bytes: int) -> Problem:
 
 
 def decode(body: bytes, most: int = MAX_VALUES) -> Any:
-    """Decode a body with at most ``most`` values. It must be strictly valid: no NaN, no unpaired surrogates, only
-    UTF-8; otherwise later stages would fail on it. Raises Problem."""
+    """Decode a body with at most ``max_values`` values. It must be strictly valid: no NaN, no unpaired surrogates, only
+    UTF-8; otherwise later stages would fail on it. Raises ApiError."""
     if any(num_values > most for num_values in counts(body)):
         text = f"the body has more than {most} values, which is the most for this model"
         raise Problem(400, text, code="too_large")
@@ -63,7 +63,7 @@ def decode(body: bytes, most: int = MAX_VALUES) -> Any:
 
 
 def _measure(decoded: object) -> None:
-    """Raise Problem for a value that is nested too deeply, or so broad that processing it would take seconds."""
+    """Raise ApiError for a value that is nested too deeply, or so broad that processing it would take seconds."""
     level, depth = [decoded], 0
     while level:
         depth += 1

@@ -43,8 +43,8 @@ class Doors:
         make_client: MakeClient | None = None,
         shown: Callable[[], Json] = dict,
     ) -> None:
-        """Assemble the application. ``make_client`` and ``shown`` are passed on to ``Console`` (as ``make_client`` and
-        ``settings``)."""
+        """Assemble the application. ``make_client`` and ``settings_report`` are passed on to ``Console`` (as
+        ``make_client`` and ``settings``)."""
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None

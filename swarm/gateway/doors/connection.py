@@ -38,8 +38,8 @@ def _nobody(_status: int) -> None:
 
 
 def connections_of(settings: GatewaySettings, count: Callable[[int], None] = _nobody) -> type[H11Protocol]:
-    """Return the protocol class with these bounds. ``count`` is called with the status of everything that arrived and
-    was not a request."""
+    """Return the protocol class with these bounds. ``on_refused`` is called with the status of everything that arrived
+    and was not a request."""
 
     class Bounded(BoundedProtocol):
         head_s = settings.head_timeout_s

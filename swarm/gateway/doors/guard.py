@@ -135,7 +135,7 @@ class Guard:
                 self._aside.start(give_memory_back)
 
     def _key_of(self, scope: Scope, headers: Mapping[str, str]) -> Key | None:
-        """Return the key that the request carries; None if it needs none. Raises Problem."""
+        """Return the key that the request carries; None if it needs none. Raises ApiError."""
         path: str = scope["path"]
         if path in OPEN:
             return None
@@ -162,7 +162,8 @@ class Guard:
         return self._keys.ring is not None and self._keys.ring.still_has(key)
 
     def _look(self) -> None:
-        """Reload the keys' file if it has changed, checking at most every ``LOOK_S``; a check costs one system call."""
+        """Reload the keys' file if it has changed, checking at most every ``KEYS_CHECK_S``; a check costs one system
+        call."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -207,7 +208,7 @@ def _is_loopback(host: str) -> bool:
 
 def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) -> None:
     """Refuse requests from other machines while there are no keys, and requests from other sites' pages in a local
-    browser. Such a page can send requests here, under its own name (Host) or its own origin. Raises Problem."""
+    browser. Such a page can send requests here, under its own name (Host) or its own origin. Raises ApiError."""
     client = scope.get("client")
     if client is not None and not _is_loopback(client[0]):
         raise Problem(403, "without API keys only this machine is served", code="only_loopback")
@@ -226,7 +227,7 @@ def is_console(path: str) -> bool:
 def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
     """Refuse requests to the console from other sites' pages, whatever key they carry; only its own page and programs
     may use it. Commands must be declared as JSON, which other sites' pages cannot do without permission. Raises
-    Problem."""
+    ApiError."""
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None and netloc_of(origin) != host.lower():
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")

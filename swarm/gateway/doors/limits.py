@@ -35,7 +35,7 @@ class Book:
     used: dict[str, Used] = field(default_factory=dict)
 
     def enter(self, key: Key, now: float) -> Problem | None:
-        """Admit a request, or return the error. ``now``: seconds since 1970. An admitted request must ``leave``."""
+        """Admit a request, or return the error. ``now``: seconds since 1970. An admitted request must be released."""
         limits = key.limits
         used = self._of(key.name, limits, now)
         problem = _refusal(key.name, limits, used, now)

@@ -58,7 +58,7 @@ class Counter:
         self._accounts = accounts
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
-        """Answer a request. Raises Problem for an error that occurs before a status is sent."""
+        """Answer a request. Raises ApiError for an error that occurs before a status is sent."""
         if job.asks[0].keep_s and not job.memo.is_kept:
             raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be read on")
         account = self._accounts.open(
@@ -110,8 +110,8 @@ class Counter:
         return close
 
     async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
-        """Return an answer's current state if ``may`` allows it, without replacing its reader. Raises Problem. An
-        answer that has ended is recorded as if it had been read."""
+        """Return an answer's current state if ``is_allowed`` allows it, without replacing its reader. Raises ApiError.
+        An answer that has ended is recorded as if it had been read."""
         seen = await self._desk.look_up(request_id, owner, may)
         served = await self._desk.served()
         writer = self._writers[seen.memo.api](seen.memo, served, request_id)
@@ -131,8 +131,8 @@ class Counter:
     async def _begin(
         self, ordered: asyncio.Event, served: Served, owner: Owner, job: Job, account: Account
     ) -> Reading | Lot:
-        """Submit the requests and wait for the first part or the first error. ``ordered`` is set once the prompts have
-        been made or have failed."""
+        """Submit the requests and wait for the first part or the first error. ``prompts_ready`` is set once the prompts
+        have been made or have failed."""
         try:
             orders = await self._orders(served, job)
         finally:

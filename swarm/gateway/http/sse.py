@@ -65,7 +65,7 @@ def resumed_by(scope: Scope) -> str:
 
 def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
     """Parse an event id into the request's id and the event counts. A request's id alone has no counts: the stream
-    starts from the beginning. Raises Problem."""
+    starts from the beginning. Raises ApiError."""
     match = _ID.fullmatch(text)
     if match is None:
         raise Problem(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")

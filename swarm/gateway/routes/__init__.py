@@ -1,2 +1,2 @@
-"""Routes with a module of their own; ``app`` has the others and assembles them. ``asking`` is the common path of all
-APIs with a single conversation."""
+"""Routes with a module of their own; ``app`` has the others and assembles them. ``conversation`` is the common path of
+all APIs with a single conversation."""

@@ -32,7 +32,7 @@ async def answer(
     memo_of: Callable[[B, Ask, int], Memo],
     make_writer: MakeWriter,
 ) -> Response:
-    """Answer a conversation. Raises Problem."""
+    """Answer a conversation. Raises ApiError."""
     served = await desk_of(request).served()
 
     def read() -> tuple[Ask, Memo]:

@@ -2,8 +2,8 @@
 
 Templates differ in what they support, and fail in different ways: some raise at a second system message, some drop it
 silently; some take a call's arguments as an object, some as text. So each template is probed once with small
-conversations (``probe_template``), and features that it lacks are expressed in another way (``prepare``), so that
-nothing of the client's conversation is lost.
+conversations (``probe_template``), and features that it lacks are expressed in another way (``adapt_conversation``), so
+that nothing of the client's conversation is lost.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _shows(text: TextModel, messages: Sequence[Json], *wanted: str, **variables:
 
 
 def prepare(messages: Sequence[Json], use: ToolUse, family: Family, habits: Habits) -> Prepared:
-    """Return the conversation in a form that this template can render. Raises Problem that names what is wrong."""
+    """Return the conversation in a form that this template can render. Raises ApiError that names what is wrong."""
     told = family.instructions(use) if use.offered else ""
     whole = [_plain(message, number) for number, message in enumerate(messages)]
     whole = _named([message for message in whole if not _is_empty(message)])
@@ -198,7 +198,7 @@ def _joined_answers(messages: Sequence[Json]) -> list[Json]:
 
 def _systems(messages: Sequence[Json], told: str, habits: Habits) -> list[Json]:
     """Join the instructions at the beginning into one message; keep later ones in place if the template supports them,
-    or turn them into user messages. ``told`` is appended to the first."""
+    or turn them into user messages. ``tool_text`` is appended to the first."""
     first = 0
     while first < len(messages) and messages[first]["role"] in ("system", "developer"):
         first += 1

@@ -50,8 +50,8 @@ class Characters:
 
 
 class Reader(Characters):
-    """Base class of all formats' parsers. A subclass implements what follows a mark (``calls``), and what may begin an
-    answer without one (``opening``)."""
+    """Base class of all formats' parsers. A subclass implements what follows a mark (``parse_calls``), and what may
+    begin an answer without one (``parse_opening``)."""
 
     starts: Sequence[str] = ()  # marks that begin calls
     ends: Sequence[str] = ()  # marks that end calls; the rest of a broken call is skipped up to one
@@ -84,7 +84,7 @@ class Reader(Characters):
         yield from ()
 
     def calls(self, mark: str) -> Steps[None]:
-        """Read the call, or calls, after this mark. Raises Broken if there is none."""
+        """Read the call, or calls, after this mark. Raises NotACall if there is none."""
         raise NotImplementedError
 
     # --- for callers
@@ -259,7 +259,7 @@ def skip_space(source: Characters) -> Steps[str]:
 
 
 def expect(source: Characters, text: str) -> Steps[None]:
-    """Read exactly this text. Raises Broken at the first other character."""
+    """Read exactly this text. Raises NotACall at the first other character."""
     for wanted in text:
         char = yield from source.char()
         if char != wanted:

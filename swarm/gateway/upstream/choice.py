@@ -55,8 +55,9 @@ class Board:
         return self._order([Target(s, s.models[model]) for s in self.servers if model in s.models], now)
 
     def for_ours(self, own: str, trouble: Trouble, now: float) -> list[Target]:
-        """Return the servers that take a request for our model. ``own``: its name, or "" while it is unknown. A model
-        name from a client is never sent to another server this way: it could be that of its most expensive model."""
+        """Return the servers that take a request for our model. ``own_model``: its name, or "" while it is unknown. A
+        model name from a client is never sent to another server this way: it could be that of its most expensive model.
+        """
         fit = ("busy", "down") if trouble == "down" else ("busy",)
         targets = [Target(s, s.overflow_model or own) for s in self.servers if s.when in fit]
         return self._order([target for target in targets if target.model], now)

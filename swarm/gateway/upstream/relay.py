@@ -53,8 +53,8 @@ class Upstreams:
         numbers: HttpNumbers | None = None,
         served: Callable[[], Served | None] = lambda: None,
     ) -> None:
-        """Configure the servers. ``numbers``: where their outcomes are counted. ``served``: returns the model that our
-        swarm served last. Raises ConfigError if a key cannot be read."""
+        """Configure the servers. ``metrics``: where their outcomes are counted. ``get_served``: returns the model that
+        our swarm served last. Raises ConfigError if a key cannot be read."""
         self._app, self._numbers, self._served = app, numbers or HttpNumbers(), served
         self.board = Board([server_of(one) for one in settings], self._numbers.upstream)
         for server in self.board.servers:  # initialise each counter: rates need a zero to begin with
