@@ -1,5 +1,5 @@
-// The answer as it streams in: its continuations beside each other, how they ended, what they took; each token's
-// borders and certainty on demand. What a model writes is text and nothing else.
+// The streaming answer: its continuations side by side, how they ended and what they took; borders and certainty of
+// tokens on demand. The model's output is only ever inserted as text.
 
 import { TokenText, alternativesPanel, certaintyLegend } from "./alternatives.js";
 import { hasConfidence } from "./ask.js";
@@ -24,7 +24,7 @@ const STATES = {
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
-  const view = { borders: false }; // a way of looking, not of asking
+  const view = { borders: false }; // affects the display, not the request
   const state = badge("", "");
   const status = h("span", { role: "status", class: "answer-state" }, state);
   const nothing = empty(
@@ -74,10 +74,10 @@ export function mount(root, store, api) {
   };
   const drawFacts = () => text(facts, factsOf(talk.answer, talk.model?.context));
   talk.subscribe(draw);
-  setInterval(() => talk.isBusy && drawFacts(), 1000); // its time goes on while nothing comes
+  setInterval(() => talk.isBusy && drawFacts(), 1000); // keep the elapsed time running while nothing arrives
 }
 
-// Before the first token: whether it waits for its turn, or how much of its prompt is computed.
+// Progress before the first token: place in the queue, or computed share of the prompt.
 function waitingFor(talk, store) {
   const element = h("div", { class: "waiting" }, meter("prompt"));
   const draw = () => {
@@ -92,7 +92,7 @@ function waitingFor(talk, store) {
   return { element, draw };
 }
 
-// --- the continuations
+// --- continuations
 
 function choiceGrid(talk, view) {
   const element = h("div", { class: "choices" });
@@ -102,7 +102,7 @@ function choiceGrid(talk, view) {
     const { answer } = talk;
     if (drawnFor !== answer) {
       drawnFor = answer;
-      element.keyedChildren = new Map(); // the words of another answer are not changed into these
+      element.keyedChildren = new Map(); // do not reuse the elements of another answer
       fill(element);
     }
     set(element, { "data-many": answer.choices.length > 1 });
@@ -146,7 +146,7 @@ function choiceCard(talk, { index }, name) {
     tokens.draw(choice, { withBorders: view.borders, withCertainty: talk.wantsConfidence, isOver: answer.isOver });
     if (isLow && !answer.isOver) output.scrollTop = output.scrollHeight;
     const scrolls = tokens.isPlain && output.scrollHeight > output.clientHeight;
-    set(output, { tabindex: scrolls ? 0 : null }); // to scroll by keys
+    set(output, { tabindex: scrolls ? 0 : null }); // lets keyboard users scroll
   };
   return card;
 }
@@ -193,18 +193,19 @@ function certaintySwitch(talk, view) {
   return { switches, element, draw };
 }
 
-// Counted at the end: over thousands of tokens it is no work for each frame.
+// Summarised only at the end: for thousands of tokens it is too slow for each frame.
 const certaintyWords = (answer) =>
   answer.isOver
     ? summary(answer.choices.flatMap(({ chances }) => chances))
     : "Point at a token, or go through them with the arrow keys.";
 
-// --- what it took
+// --- usage
 
 function factsOf(answer, context) {
   const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
   const end = endedAt ?? Date.now();
-  const num = usage?.completion_tokens ?? answer.numPieces; // until it is told, pieces of text are about as many
+  // until the report arrives, the number of pieces is a good estimate
+  const num = usage?.completion_tokens ?? answer.numPieces;
   const speed = firstAt !== null && end > firstAt && num > 1 ? num / ((end - firstAt) / 1000) : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;

@@ -1,7 +1,6 @@
-// From what stands in the prompt box to a request of the public API: the parameters, what is wrong with them, the body.
+// Turns the contents of the prompt box into a request of the public API: parameters, their validation, and the body.
 
-// Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own
-// default.
+// Parameters of the API. `step` "any" allows fractions, 1 only integers. An empty field means the API's default.
 export const PARAMETERS = [
   ["max_tokens", "Max tokens", 1, 1_000_000, 1, "how long the answer may become"],
   ["temperature", "Temperature", 0, 100, "any", "0 always takes the likeliest token"],
@@ -23,17 +22,17 @@ export const DEFAULTS = {
   temperature: "0.7",
   n: "1",
   priority: "normal",
-  ignore_eos: "", // "yes": the answer ends by its length only
+  ignore_eos: "", // "yes": the answer ends only at its maximum length
   stop: "",
   schema: "",
   regex: "",
   system: "",
 };
 export const MOST_STOPS = 16;
-const NUM_ALTERNATIVES = 5; // beside the token itself: more is noise
-const KEEP_S = 60; // a reload takes a second or two; a tab that is closed for good costs no more than this
+const NUM_ALTERNATIVES = 5; // besides the token itself; more would be noise
+const KEEP_S = 60; // seconds; a reload takes one or two, and a tab that is closed costs no more than this
 
-// What is wrong, by field, in words; empty if all is well.
+// Return the problems by field, as text; empty if there are none.
 export function problemsOf(values) {
   const problems = {};
   for (const parameter of PARAMETERS) {
@@ -46,7 +45,7 @@ export function problemsOf(values) {
   return { ...togetherProblems(values), ...problems };
 }
 
-// What can't be had together.
+// Return the problems of combinations that exclude each other.
 function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless, schema = "", regex = "" }) {
   const problems = {};
   const forms = [schema, regex].filter((words) => words.trim() !== "");
@@ -67,7 +66,7 @@ function numberProblem({ name, label, low, high, step }, given) {
   return number === 0 && ABOVE_ZERO.has(name) ? `${label} must be above 0.` : null;
 }
 
-// A schema as written: {schema} if it parses to one, {problem} in words if not, {} if there is none.
+// Parse a schema: {schema} if it is valid, {problem} as text if not, {} if it is empty.
 export function readSchema(given) {
   const words = String(given ?? "").trim();
   if (words === "") return {};
@@ -83,7 +82,7 @@ export function readSchema(given) {
   return isSchema ? { schema } : { problem: 'JSON schema: a schema is an object, such as {"type": "object"}.' };
 }
 
-// Browsers tell the place each in their own way; a line and a column are what an editor shows.
+// Browsers report the position in different ways; convert it into line and column.
 function whereIn(words, message) {
   const place = /position (\d+)/.exec(message);
   if (place === null) return /end of/i.test(message) ? ": it ends too early." : ".";
@@ -91,7 +90,7 @@ function whereIn(words, message) {
   return ` at line ${before.length}, column ${before.at(-1).length + 1}.`;
 }
 
-// One stop string a line; \n and \t stand for what a line can't hold.
+// One stop string per line; \n and \t stand for line break and tab.
 export function stopsOf(given) {
   const lines = String(given ?? "")
     .split("\n")
@@ -99,8 +98,8 @@ export function stopsOf(given) {
   return lines.map((line) => line.replace(/\\([nt\\])/g, (_, sign) => ({ n: "\n", t: "\t", "\\": "\\" })[sign]));
 }
 
-// {path, body} of a request. `messages` for a conversation, `prompt` for text that is gone on with. `seed` is used
-// where none was given, so that the same answer can be had once more, with each token's confidence for example.
+// Build a request: {path, body}. `messages` for a conversation, `prompt` for text to continue. `seed` is used if none
+// was given, so that the same answer can be requested again, for example with confidence.
 export function requestOf({ mode, values, model, messages, prompt, seed, confidence }) {
   const isChat = mode === "chat";
   const body = { model, ...(isChat ? { messages } : { prompt }) };

@@ -1,4 +1,4 @@
-// The chain: the model's stages in order, cards for a dozen, tiles for a hundred, with steps moving through them.
+// The chain of stages in order: cards for up to a dozen, tiles for more, with steps moving through them.
 
 import { MOST_CARDS, numLayers, place, stagesOf, tally, turn } from "./chain_layout.js";
 import { orderAfter } from "./dialogs.js";
@@ -12,7 +12,7 @@ import { talkOf } from "./talk.js";
 import { empty, heading } from "./widgets.js";
 
 const WHY_NONE = { locked: "This gateway needs a key: press “Key” above." };
-const AGAIN_MS = 1000; // stages that died go after a while, though nothing else changes
+const AGAIN_MS = 1000; // redraw while lost stages are shown, since they disappear after a while without any update
 
 export function mount(root, store, api) {
   new Chain(root, store, api);
@@ -58,7 +58,7 @@ class Chain {
     this.#shown = stagesOf(view, this.#shown, this.#store.now());
     clearTimeout(this.#timer);
     if (this.#shown.some((stage) => stage.isGone)) this.#timer = setTimeout(() => this.#draw(), AGAIN_MS);
-    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
+    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // do not animate outdated rates
     text(this.#summary, summaryOf(view, this.#shown, this.#store.isFresh));
     const none = this.#shown.length === 0 && whyNone(view);
     if (none) return this.#show(none.textContent, none);
@@ -117,7 +117,7 @@ function whyNone(view) {
     : empty("The model is not cut into stages yet", `Waiting: ${waits}. The tab Plan says what can be done.`);
 }
 
-// Up to a dozen stages, each a card with the link before it, the broker at both ends.
+// Up to a dozen stages, each a card with the link before it, and the broker at both ends.
 class Cards {
   #pulses = new Pulses();
   #onKill;

@@ -1,4 +1,4 @@
-// Ready settings for programs that speak to this gateway.
+// Ready-made settings for clients of this gateway.
 
 import { copier } from "./copying.js";
 import { fill, h } from "./dom.js";

@@ -1,4 +1,4 @@
-// What happened, newest first: workers, recoveries, plans, problems.
+// The events, newest first: workers, recoveries, plans, problems.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { clock } from "./format.js";
@@ -32,7 +32,7 @@ export function mount(root, store) {
   store.subscribe(["events"], draw);
 }
 
-// The store keeps the last ones of an endless row: each is told apart by the object itself.
+// The store keeps only the latest events, so each is identified by its object.
 const numbers = new WeakMap();
 let counted = 0;
 

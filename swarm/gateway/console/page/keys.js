@@ -1,4 +1,4 @@
-// The API keys' quotas and what is used of them. Never a secret: the gateway itself keeps only hashes.
+// Quotas and usage of the API keys. Never contains secrets: the gateway itself stores only hashes.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { count } from "./format.js";
@@ -68,7 +68,7 @@ function makeRow() {
   return element;
 }
 
-const limit = (value) => (value ? count(value) : "no limit"); // 0: none is set
+const limit = (value) => (value ? count(value) : "no limit"); // 0: no limit is set
 
 function updateRow(element, key) {
   const [name, may, minute, atOnce, , made] = element.children;

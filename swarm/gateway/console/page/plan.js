@@ -1,4 +1,5 @@
-// The plan in force: who holds what and why, predicted beside measured; why there is none, and what can be done.
+// The active plan: which worker holds which layers and why, predicted and measured times; or why there is none, and the
+// remedies.
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
@@ -8,7 +9,7 @@ import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
 
-const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence that says for a terminal what the note says here
+const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence for terminals that duplicates the note shown here
 const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
 
 export function mount(root, store, api) {
@@ -38,7 +39,7 @@ export function mount(root, store, api) {
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
-    const isServing = view?.status?.state === "serving"; // what an older report of the plan waited for has come
+    const isServing = view?.status?.state === "serving"; // the condition that an older plan report waited for is met
     const waits = view?.status?.waits_for || (isServing ? "" : plan?.waits_for) || "";
     text(epoch, epochWords(plan, view?.status));
     lacking.hidden = !waits;
@@ -57,7 +58,7 @@ export function mount(root, store, api) {
   });
 }
 
-// Both times are for as many sequences: more steps in flight have more.
+// Both times are for the same number of sequences: with more steps in flight there are more sequences.
 const withOneMore = ({ like, step_s: then, now_step_s: now, sequences }) =>
   `${seconds(then)} a step instead of ${seconds(now)}, for ${sequences} sequences, with one more like ${like}`;
 

@@ -1,4 +1,4 @@
-// "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
+// "What if" form: assume that workers are gone or added, assign layers manually, preview the plan, and apply it.
 
 import { numLayers } from "./chain_layout.js";
 import { ask, say, told } from "./dialogs.js";
@@ -31,9 +31,9 @@ export class Supposing {
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
   #isBusy = false;
-  #isImpossible = false; // what was tried
-  #isTouched = false; // by a person: what counts is not written over it
-  #numChanges = 0; // an answer for a form that has been changed since is none for what stands in it now
+  #isImpossible = false; // the previewed plan
+  #isTouched = false; // edited by the user: do not overwrite it with the applied values
+  #numChanges = 0; // detects that the form has changed while an answer was on its way
   #hand = "";
 
   constructor(store, api) {
@@ -84,7 +84,7 @@ export class Supposing {
     store.subscribe(["workers", "me", "plan", "connection"], () => this.#draw());
   }
 
-  // What was tried before is no comparison of what stands in the form now.
+  // The earlier preview does not match the form any more.
   #changed() {
     this.#isTouched = true;
     this.#isImpossible = false;
@@ -97,7 +97,7 @@ export class Supposing {
     fill(this.#result, words ? h("p", { class: "quiet-words" }, words) : null);
   }
 
-  // What counts by hand stands in the form, so that Apply changes it and doesn't drop it.
+  // Show the applied manual plan in the form, so that Apply modifies it instead of dropping it.
   #drawHand() {
     const hand = this.#store.view?.plan?.by_hand ?? null;
     const now = JSON.stringify([hand, [...this.#body.children].map((row) => row.dataset.worker)]);
@@ -149,7 +149,7 @@ export class Supposing {
     text(this.#reason, why);
   }
 
-  // What the form says. Raises RangeError in words.
+  // Read the form. Throws a RangeError with a displayable message.
   #read() {
     const wanted = { without: [], one_more: null, objective: this.#objective.value, pins: {}, caps: {}, exclude: [] };
     const more = Math.round(Number(this.#more.value)) || 0;
@@ -191,7 +191,8 @@ export class Supposing {
     });
   }
 
-  // One thing at a time. `act` returns how to show what came of it, for the form as it was when it was asked.
+  // Run one action at a time. `act` returns a function that shows its result, which is used only if the form is
+  // unchanged.
   async #guarded(act) {
     if (this.#isBusy) return;
     const [asked, focused] = [this.#numChanges, document.activeElement];
@@ -206,7 +207,7 @@ export class Supposing {
       else fill(this.#result, h("p", { class: "problem" }, error.message));
     } finally {
       this.#setBusy(false);
-      if (document.activeElement === document.body) focused?.focus(); // a button that is disabled loses it
+      if (document.activeElement === document.body) focused?.focus(); // a disabled button loses the focus
     }
   }
 
@@ -281,7 +282,7 @@ function makeRow(row) {
   );
 }
 
-// Why there is no plan, and the ways out that exist.
+// Show why there is no plan, and the available remedies.
 export function whyNot(waits) {
   const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
   return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];

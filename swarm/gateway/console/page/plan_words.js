@@ -1,8 +1,8 @@
-// What a plan says, and what can be done where none is possible: pure.
+// Texts about plans, and remedies where no plan is possible. Pure.
 
 import { layers, layerWord, plural, rate, seconds } from "./format.js";
 
-// The ways out that exist, for what the broker says that it waits for. Each: [what, how].
+// Remedies by the broker's reason for waiting. Each: [what, how].
 const REMEDIES = [
   [
     /pins? or caps?|another pin|other pins/,
@@ -43,14 +43,14 @@ export function remedies(waitsFor) {
   return found.map(([, what, how]) => ({ what, how }));
 }
 
-// What a supposed plan waits for, in the form's own words: the broker tells those supposed gone as any that it must not
-// use.
+// Adapt the reason for a previewed plan to the form's terms: the broker reports workers assumed gone as workers that
+// must not be used.
 export function waitsSupposed(waitsFor, { without, exclude }) {
   if (without.length === 0 || exclude.length > 0) return waitsFor;
   return waitsFor.replace("which must not be used", `who ${without.length === 1 ? "is" : "are"} supposed gone`);
 }
 
-// Read the words of the form: {pins: {w1: [0, 11]}, caps: {w1: 4}}, or an error that names the worker.
+// Parse a cell of the form into a range [0, 11], or throw an error that names the worker.
 export function readPin(name, words) {
   const found = /^\s*(\d{1,6})(?:\s*[-–]\s*(\d{1,6}))?\s*$/.exec(words);
   if (!found) throw new RangeError(`For ${name}, layers are written like 0-10, not “${words}”.`);
@@ -65,7 +65,7 @@ export function readCap(name, words) {
   return Number(words);
 }
 
-// What was laid down by hand, in words; empty if nothing was.
+// Describe the manual plan; empty if there is none.
 export function handWords(hand) {
   if (!hand) return "";
   const words = [
@@ -77,7 +77,7 @@ export function handWords(hand) {
   return words.join("; ");
 }
 
-// Which plan is shown; the report of one that is new takes the broker a moment.
+// Name the plan shown; the report of a new plan takes the broker a moment.
 export function epochWords(plan, status) {
   const state = plan?.state ?? "no plan";
   const former = plan?.epoch ? `plan of epoch ${plan.epoch}` : state;
@@ -87,8 +87,8 @@ export function epochWords(plan, status) {
   return `epoch ${plan.epoch}, ${state}`;
 }
 
-// A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the
-// broker has reckoned it so.
+// Compare a previewed plan with the active one: [[what, now, then]], for the same number of sequences if the broker has
+// computed that.
 export function compared(now, then) {
   const forecast = then?.forecast ?? {};
   const before = { ...now?.forecast };

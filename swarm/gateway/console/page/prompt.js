@@ -1,5 +1,5 @@
-// The prompt box: a conversation or plain text, examples, the parameters of the API, Generate and Stop, and the same as
-// a command.
+// The prompt box: conversation or plain text, examples, API parameters, Generate and Stop, and the request as a
+// command.
 
 import { copier } from "./copying.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
@@ -16,7 +16,7 @@ const LACKS = {
   live: "The swarm serves no model yet: Generate works as soon as it does.",
   locked: "This gateway needs a key: press “Key” above.",
 };
-const LONGEST = 1_000_000; // characters of a prompt: more is no prompt that somebody types
+const LONGEST = 1_000_000; // characters; longer prompts are not typed by hand
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
@@ -54,7 +54,7 @@ function modeSwitch(talk) {
   const draw = () => {
     for (const input of element.querySelectorAll("input")) {
       input.checked = input.value === talk.mode;
-      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no form for it
+      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no chat template
       input.disabled = talk.isBusy || isNever;
       set(input.parentElement, { "data-never": isNever });
     }
@@ -62,7 +62,7 @@ function modeSwitch(talk) {
   return { element, draw };
 }
 
-// What was said before. The answer that is under way, or was the last, has a place of its own.
+// The earlier turns. The current or last answer is shown elsewhere.
 function pastTurns(talk) {
   const list = h("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation" });
   const anew = button("New conversation", () => talk.startAnew(), { tone: "quiet small" });
@@ -124,7 +124,7 @@ function promptBox(talk) {
   return { element, draw, generate, focus: () => input.focus() };
 }
 
-// What is left of the model's context, before it is sent; and a way out where that is too little.
+// The remaining context before the prompt is sent, and a remedy if it is too small.
 function roomLeft(talk) {
   const bar = meter("Context");
   const anew = button("Begin a new conversation", () => talk.startAnew(), { tone: "small" });
@@ -183,7 +183,7 @@ function actionButtons(talk, store, ask) {
   );
   const draw = () => {
     const { prompt, ...others } = talk.problems;
-    const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
+    const [first = ""] = Object.values(others); // the field may be folded away, so the problem is shown here, too
     set(generate, { disabled: talk.isBusy || first !== "" || !talk.model });
     again.checked = talk.repeats;
     set(stop, { disabled: !talk.isBusy || talk.isStopping });

@@ -1,4 +1,4 @@
-// Tells a recovery while it happens, phase by phase, and afterwards in one sentence.
+// Shows a recovery while it happens, phase by phase, and afterwards its summary.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { LONG } from "./examples.js";
@@ -11,7 +11,8 @@ const WHAT = "If a worker dies, what the others do about it is told here, phase 
 const WRITE_FIRST =
   "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer goes on.";
 const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer goes on.";
-const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
+// seconds; the phases of a recovery that had already ended are replayed within this time, in true proportion
+const TOLD_S = 1.4;
 
 export function mount(root, store, api) {
   const state = badge("none", UNKNOWN);
@@ -38,7 +39,7 @@ export function mount(root, store, api) {
     const running = view?.recovery ?? null;
     const shown = running ?? view?.recoveries?.[0] ?? null;
     told.hidden = shown === null;
-    nothing.element.hidden = shown !== null || !view?.recoveries; // not known yet
+    nothing.element.hidden = shown !== null || !view?.recoveries; // not reported yet
     nothing.draw();
     if (shown === null) return view?.recoveries && setBadge(state, "none", "none so far");
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
@@ -51,12 +52,12 @@ export function mount(root, store, api) {
   });
 }
 
-// While nothing had to heal: what will be told here, and where workers may be killed for show, how to see it.
+// Before the first recovery: explain this card, and, where workers may be killed for demonstrations, how to try it.
 function invitation(store, talk) {
   const write = button("Write a long story", () => {
     talk.take(LONG);
     talk.generate();
-    document.querySelector("#stages button.danger")?.focus(); // what comes next, in sight and under the keys
+    document.querySelector("#stages button.danger")?.focus(); // focus the next step, which also scrolls it into view
   });
   const element = empty("Nothing had to heal yet");
   const words = element.lastElementChild;
@@ -83,7 +84,7 @@ function figure(element, value, words) {
   text(element.lastElementChild, words);
 }
 
-// What was seen while it ran ticks off as it happens; what was over before anybody saw it is played after.
+// Phases observed live tick off as they happen; those of a recovery that had already ended are replayed.
 function drawPhases(list, recovery, isLive) {
   keyed(
     list,

@@ -1,5 +1,5 @@
-// The queue and what runs: who, how far, since when; cancelling, and the way to a trace. Long lists are drawn as far as
-// seen.
+// Requests, queued and running: owner, progress, age; cancelling, and a link to the trace. Only visible rows of a long
+// list are drawn.
 
 import { orderAfter } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
@@ -51,7 +51,7 @@ export function mount(root, store, api) {
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
   const draw = () => {
-    if (!root.offsetParent) return; // in a tab that is closed
+    if (!root.offsetParent) return; // in a closed tab
     const found = rowsOf(store.view, filter.value);
     text(summary, summaryOf(store.view));
     const isEmpty = found.length === 0;

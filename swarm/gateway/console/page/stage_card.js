@@ -61,7 +61,8 @@ export function updateCard(card, shown, about) {
   text(parts.speed.firstElementChild, state === "lost" ? "0" : rate(about.rates?.tokens_per_s));
   text(parts.speed.lastElementChild, "tokens/s");
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));
-  set(parts.kill, { "aria-label": `Kill this worker: ${worker}` }); // one of many: whose it is has to be heard
+  // one of many buttons: the accessible name needs the worker
+  set(parts.kill, { "aria-label": `Kill this worker: ${worker}` });
   parts.kill.hidden = !about.canKill || isGone;
   parts.kill.disabled = state === "lost" || !about.isLive;
 }
@@ -82,7 +83,7 @@ function fillOf(row, stage) {
   return { value: used, most, words: `${short(used)} of ${short(most)} · ${share(used, most)}` };
 }
 
-// The whole model as a line: what this stage holds is solid, what it keeps warm is hatched.
+// The model as a line: layers in service are solid, standby layers hatched.
 function drawRuler(ruler, held, standby, total) {
   const key = JSON.stringify([held, standby, total]);
   if (ruler.dataset.drawn === key) return;
@@ -91,7 +92,7 @@ function drawRuler(ruler, held, standby, total) {
   ruler.replaceChildren(...standby.map((range) => span(range, "warm")), span(held, "held"));
 }
 
-// The way from one stage to the next: latency above the line, rate below.
+// The link from one stage to the next: latency above the line, rate below.
 export function makeLink() {
   const parts = {
     latency: h("span", { class: "link-latency" }),

@@ -1,4 +1,4 @@
-// All workers, also those that hold no layers, and what an admin may do with them.
+// All workers, including those without layers, and the commands for admins.
 
 import { ask, orderAfter, say } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
@@ -17,7 +17,7 @@ const COLUMNS = [
   "Memory",
   "KV",
   "Round trip",
-  "Tokens/s", // for small screens, where there is no room for all the others
+  "Tokens/s", // for small screens, which do not show all columns
   "",
 ];
 
@@ -56,7 +56,7 @@ export function mount(root, store, api) {
   });
 }
 
-// Who has left, or was put out, is told for a while, and can be ordered nothing.
+// Workers that have left or were put out are shown for a while, without commands.
 const isHere = ({ state }) => state !== "left" && state !== "out";
 
 const holdsLayers = ({ layers: range }) => Boolean(range && range[1] > range[0]);
@@ -71,7 +71,7 @@ function whyNot({ me, connection, problem }) {
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
 
-// In the order of the model; those without layers come last, by name.
+// In the model's order; workers without layers come last, by name.
 function byLayers(a, b) {
   const first = (row) => (holdsLayers(row) ? row.layers[0] : Infinity);
   return (
@@ -125,13 +125,13 @@ function updateRow(element, row, may, { view, isFresh }) {
   set(cells[2], { title: row.evidence });
   const [drain, cordon, uncordon] = buttons;
   for (const each of buttons) each.hidden = !isHere(row);
-  if (row.steered && row.steered !== "excluded") cordon.hidden = true; // who is excluded may be cordoned, too
+  if (row.steered && row.steered !== "excluded") cordon.hidden = true; // an excluded worker can be cordoned, too
   else uncordon.hidden = true;
   if (row.steered?.startsWith("drain")) drain.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 
-// What an admin may order; each asks first, in words that say what will happen.
+// Commands for admins; each is confirmed first, with a description of its effect.
 class Actions {
   #api;
 
