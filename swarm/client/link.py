@@ -1,5 +1,4 @@
-"""Broker connection: the socket, the clock and the waiting callers around a :class:`Session`, whose actions it carries
-out."""
+"""Broker connection: socket, clock and waiting callers around a :class:`Session`, whose actions it carries out."""
 
 from __future__ import annotations
 
@@ -94,8 +93,8 @@ class Mailbox:
 
 
 class Link:
-    """One connection to a broker, on the running loop. Only :meth:`ask` waits for the network. ``pair``: the key pair
-    that authenticates this machine to a broker on another machine."""
+    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine there.
+    """
 
     def __init__(
         self,
@@ -104,8 +103,8 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """Connect. ``endpoint``: the session's address, with the broker's public key if it uses CURVE. ``credentials``:
-        the store of both keys, which other processes may change."""
+        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may change.
+        """
         self.session = session
         self._home = home
         self._rotation: asyncio.Task[None] | None = None  # a key change in progress
@@ -141,8 +140,7 @@ class Link:
         self._mailboxes[event.submit.request_id] = mailbox
 
     def is_read(self, request_id: str, mailbox: Mailbox | None) -> bool:
-        """Whether this mailbox receives the request's updates. False after the end, or once another reader has taken
-        over."""
+        """Whether this mailbox gets the request's updates: until its end, or until another reader takes over."""
         return mailbox is not None and self._mailboxes.get(request_id) is mailbox
 
     def leave(self, request_id: str, *, cancel: bool = False) -> None:
@@ -151,8 +149,7 @@ class Link:
             self.do(Leave(request_id, cancel))
 
     async def ask(self, question: Ask) -> Answer:
-        """Return the broker's answer. Raises RequestTimeout, Unavailable, or InvalidRequest if the question cannot be
-        sent."""
+        """Return the broker's answer. Raises RequestTimeout, Unavailable, or InvalidRequest if it cannot be sent."""
         self._refuse_if_over()
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[question.key] = future
@@ -168,9 +165,8 @@ class Link:
         return next(self._keys)
 
     def _begin(self, event: Event, message: ClientMessage) -> None:
-        """Handle an event whose message must be encodable. A message that cannot be encoded is the caller's mistake: it
-        is refused here, or every reconnect would try to send it again. The frames made here are the ones that are sent.
-        """
+        """Handle an event whose message must be encodable. A message that is not is refused here, as its caller's
+        mistake; otherwise every reconnect would try to send it again. The frames made here are sent."""
         self._refuse_if_over()
         try:
             self._encoded = message, CLIENT.encode(message, version=self._spoken)
@@ -246,14 +242,12 @@ class Link:
             self._arrived(event)
 
     def _turned_away(self) -> None:
-        """Handle a rejected key. This machine may have a newer one by now; otherwise the broker counts as incompatible.
-        """
+        """Handle a rejected key: use a newer one if this machine has it, otherwise count the broker as incompatible."""
         if not self._takes_up():
             self.do(Estranged("it does not take this machine's key (was it revoked?); join again with an invitation"))
 
     def _look_at_home(self) -> None:
-        """Handle a failed handshake. The broker may have another key, which another process on this machine has
-        received and stored."""
+        """Handle a failed handshake: the broker may have another key, which another process here has stored."""
         if self._loop.time() - self._looked_at >= _LOOK_S:
             self._looked_at = self._loop.time()
             self._takes_up()
@@ -268,8 +262,7 @@ class Link:
         return True
 
     def _broker_moves(self, key: str) -> None:
-        """Store the broker's new key and use it from the next connection on. If it cannot be stored, the broker gets no
-        confirmation and lists this machine as one without the new key."""
+        """Store the broker's new key for the next connection. If that fails, the broker gets no confirmation."""
         if self._home is None:
             return
         try:
@@ -320,8 +313,7 @@ class Link:
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(_TICK_S)
-            # read all waiting messages first, so that no unread answer counts as late
-            for event in self._channel.waiting():
+            for event in self._channel.waiting():  # an unread answer must not count as late
                 self._came(event)
             self._flush()
             self.do(Tick())
