@@ -274,7 +274,7 @@ class Client:
                 self._thread.start()
                 started.wait()
             if self._loop is None or not self._thread.is_alive():
-                why = "it could not begin, or belongs to the process that this one was forked from"
+                why = "it could not start, or it belongs to the process from which this one was forked"
                 raise Unavailable(f"this client's thread does not run ({why}): make a new client")
             return self._loop
 

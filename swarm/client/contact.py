@@ -59,7 +59,7 @@ class Contact:
     def estrange(self, reason: str) -> Unavailable:
         """Mark the connected broker as incompatible and return the error. The mark stays until the connection breaks,
         since another broker may answer then."""
-        self._stranger = f"the broker at {self.url} can't be talked to: {reason}"
+        self._stranger = f"the broker at {self.url} can't be used: {reason}"
         return Unavailable(self._stranger)
 
     def refuse_strangers(self) -> None:
@@ -89,7 +89,7 @@ class Contact:
             return None
         self._is_mute = True
         if self._ever_heard:
-            return Unavailable(f"the broker at {self.url} has said nothing for {limit_s:g} s")
+            return Unavailable(f"the broker at {self.url} has sent nothing for {limit_s:g} s")
         return Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
 
     def is_silent(self, now: float) -> bool:
@@ -118,9 +118,9 @@ class Contact:
         """The error that explains why there is no connection."""
         if self._unheard:
             return Unavailable(
-                f"who listens at {self.url} hangs up while this machine knocks: it may have another key by now than is "
-                "known here, then ask there for an invitation (swarmctl invite), and give it with --join; or it is no "
-                "broker (a gateway, say)"
+                f"the server at {self.url} closes the connection during the security handshake: if its key has changed "
+                "since this machine joined, ask there for an invitation (swarmctl invite), and pass it with --join; or "
+                "it is not a broker (but a gateway, for example)"
             )
         if self._lost_at is not None:
             return Unavailable(f"the broker at {self.url} went away and has not come back")

@@ -93,8 +93,7 @@ class Mailbox:
 
 
 class Link:
-    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine there.
-    """
+    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine there."""
 
     def __init__(
         self,
@@ -103,8 +102,7 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may change.
-        """
+        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may change."""
         self.session = session
         self._home = home
         self._rotation: asyncio.Task[None] | None = None  # a key change in progress
@@ -244,7 +242,7 @@ class Link:
     def _turned_away(self) -> None:
         """Handle a rejected key: use a newer one if this machine has it, otherwise count the broker as incompatible."""
         if not self._takes_up():
-            self.do(Estranged("it does not take this machine's key (was it revoked?); join again with an invitation"))
+            self.do(Estranged("it does not accept this machine's key (was it revoked?); join again with an invitation"))
 
     def _look_at_home(self) -> None:
         """Handle a failed handshake: the broker may have another key, which another process here has stored."""

@@ -78,7 +78,7 @@ class ModelSource:
         if content is not None:
             return content
         if asset.num_bytes > MAX_ASSET_BYTES:
-            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are taken")
+            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are accepted")
         content = await self._download(asset)
         if not assets.is_genuine(content, asset):
             raise ModelError(f"{asset.name} did not come from {self._url} as the broker announced it: digests differ")

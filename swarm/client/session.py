@@ -177,7 +177,7 @@ class Session:
         if former.left:
             raise RequestCancelled("the request was cancelled")
         del self._requests[request_id]
-        return [] if former.ended else [Failed(request_id, ReadElsewhere("somebody else reads this answer now"))]
+        return [] if former.ended else [Failed(request_id, ReadElsewhere("another reader has taken over this answer"))]
 
     def _ask(self, event: Ask, now: float) -> Actions:
         self._contact.refuse_strangers()
@@ -287,7 +287,9 @@ class Session:
     def _misunderstood(self, reason: str) -> Actions:
         """Fail whatever the broker could not decode. Its answer does not name the message: fail all unanswered requests
         and questions, or, if there are none, everything that is live."""
-        error = InvalidRequest(f"the broker at {self.url} can't understand this client: {reason}", code="malformed")
+        error = InvalidRequest(
+            f"the broker at {self.url} can't decode this client's messages: {reason}", code="malformed"
+        )
         requests = [request for request in self._requests.values() if not request.accepted]
         if not requests and not self._questions:
             requests = list(self._requests.values())
@@ -301,7 +303,7 @@ class Session:
         every open question."""
         self._talk.num_ignored += 1
         error = Unavailable(
-            f"the broker at {self.url} and this client don't understand each other ({event.reason}): "
+            f"the broker at {self.url} and this client are incompatible ({event.reason}): "
             "install the same version on both"
         )
         if event.request_id:

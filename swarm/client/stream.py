@@ -329,7 +329,7 @@ async def read_pages(link: Link, request_id: str) -> tuple[Submit, list[_Continu
     refuses."""
     first = await _ask(link, request_id, 0, 0)
     if first.submit is None:
-        raise Unavailable("the broker answered a look-up without what was asked for")
+        raise Unavailable("the broker's answer to a look-up lacks the request")
     return first.submit, [await _read(link, request_id, index, first) for index in range(first.submit.params.n)]
 
 

@@ -201,4 +201,4 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def broken(request: Request, error: Exception) -> Response:
     """Answer an internal error. Its cause is in the log, not in the response."""
-    return refuse(request, Problem(500, "the gateway has a fault: its log says more"))
+    return refuse(request, Problem(500, "internal error of the gateway: see its log"))

@@ -110,7 +110,7 @@ async def _main(
     )
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=client.url)
     if not doors.needs_keys:
-        log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
+        log.warning("no_keys", note="only this machine is served; swarmctl keys add makes a key")
     warming = asyncio.create_task(desk.keep_warm())
     try:
         await Server(config, client, unit, f"http://{own.host}:{own.port}", doors.end_streams).serve(sockets=[listener])
@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
         yield
 
     def _told(self) -> None:
-        self._unit.manager.stopping("ending the answers under way")
+        self._unit.manager.stopping("ending the answers in progress")
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -98,7 +98,7 @@ def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -
 def test_why_it_cannot_connect_is_said(console: Console, guards: Guards) -> None:
     """In the gateway's words, until it can."""
     guards.expect("status of 503")
-    words = "as many consoles are open as there may be"
+    words = "too many consoles are open"
     console.page.route("**/console/live", lambda route: route.fulfill(status=503, json={"error": {"message": words}}))
     console.page.reload()
     expect(console.page.get_by_role("banner")).to_contain_text(words)

@@ -63,7 +63,7 @@ class Budget:
         if isinstance(value, str):
             self._made -= len(value)
             if self._made < 0:
-                raise LimitPassed(f"it works through more than {PASSES} times what goes in")
+                raise LimitPassed(f"it processes more than {PASSES} times its input")
 
     def check(self, size: int) -> None:
         """Raise TemplateLimitExceeded if a value of this size is too large."""
@@ -90,7 +90,7 @@ def current() -> Budget:
     try:
         return _CURRENT.get()
     except LookupError:
-        raise LimitPassed("nothing is rendered here") from None
+        raise LimitPassed("no template is being rendered") from None
 
 
 def size_of(value: object, most: int | None = None) -> int:
@@ -181,7 +181,7 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
     if name in ("format", "format_map"):
         _check_format(owner, given, budget)
     elif name == "translate":
-        raise LimitPassed("translate is not for templates")
+        raise LimitPassed("translate is not allowed in templates")
     elif name == "expandtabs":
         budget.check(len(owner) + MAX_NUMBER * owner.count("\t"))
     elif name == "replace" and len(given) >= 2:

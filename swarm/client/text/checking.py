@@ -38,14 +38,14 @@ class GrammarChecks:
         found = self._under_way.get(key)
         if found is None:
             if len(self._under_way) >= self._most:
-                raise Overloaded(f"{self._most} grammars are being compiled; come again", _RETRY_S)
+                raise Overloaded(f"{self._most} grammars are being compiled; try again later", _RETRY_S)
             loop = asyncio.get_running_loop()
             found = loop.run_in_executor(self._threads, _verdict, checker, params)
             self._under_way[key] = found
             found.add_done_callback(lambda _: self._under_way.pop(key, None))
         done, _ = await asyncio.wait({found}, timeout=self._wait_s)
         if not done:
-            raise Overloaded(f"the grammar could not be compiled within {self._wait_s:g} s; come again", _RETRY_S)
+            raise Overloaded(f"the grammar could not be compiled within {self._wait_s:g} s; try again later", _RETRY_S)
         if found.cancelled():
             raise Unavailable("this client is closed")
         problem = found.result()

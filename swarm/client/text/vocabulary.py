@@ -148,9 +148,7 @@ class _Speller:
         forged = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
         if forged is not None:  # its id may be 0
             text = self._forbidden[forged]
-            raise InvalidRequest(
-                f"this model's tokenizer knows no other way to write {text!r}: leave it out", "messages"
-            )
+            raise InvalidRequest(f"this model's tokenizer has no other encoding for {text!r}: leave it out", "messages")
         return tuple(self._originals.get(token, token) for token in ids)
 
 

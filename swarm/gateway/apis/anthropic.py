@@ -62,7 +62,7 @@ class CountBody(Body):
     system: str | Objects | None = None
     tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thoughts come.")] = None
+    thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thinking is returned.")] = None
     output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema.")] = None
 
 
@@ -73,7 +73,7 @@ class MessageBody(CountBody):
     stop_sequences: Texts | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
+    seed: Annotated[int | None, Field(description="Swarm extension.")] = None
     stream: bool | None = None
     keep_s: KeepSeconds = None
 
@@ -86,7 +86,7 @@ def ask_of(body: MessageBody, served: Served) -> Ask:
     tools = tools_of(body.tools, body.tool_choice)
     grammar = _grammar_of(body.output_config)
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("output_config.format", "can't be kept where a tool must be called")
+        raise wrong("output_config.format", "can't be combined with a required tool call")
     params = sampling(
         body,
         {
@@ -122,7 +122,7 @@ def count_of(body: CountBody, served: Served) -> Ask:
 def _refuse(body: CountBody, served: Served) -> None:
     check_extra(body, IGNORED)
     if body.hops:
-        raise unsupported("hops", "/v1/chat/completions and /v1/completions tell them")
+        raise unsupported("hops", "/v1/chat/completions and /v1/completions report them")
     if body.thinking is not None and body.thinking.get("type") not in THINKING:
         raise wrong("thinking.type", f"must be one of {', '.join(THINKING)}")
     served.check_name(body.model)
@@ -178,7 +178,7 @@ def messages_of(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Jso
     if not given:
         raise wrong("messages", "at least one message is needed")
     if messages and messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last one is the assistant's, and answers can't be begun by the caller")
+        raise unsupported("messages", "the last message is the assistant's, and answers can't be prefilled")
     return tuple(messages)
 
 

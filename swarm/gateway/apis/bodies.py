@@ -1,5 +1,4 @@
-"""Common parts of request bodies: sampling fields, and rules for which fields are accepted, ignored or rejected. Pure.
-"""
+"""Common parts of request bodies: sampling fields, and rules for which fields are accepted, ignored or rejected. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ Texts = Annotated[list[str], Quick]
 Objects = Annotated[list[dict[str, Any]], Quick]
 KeepSeconds = Annotated[
     Number | None,
-    Field(description="Swarm's own: how long a stream's answer goes on when its reader is gone, to be read on."),
+    Field(description="Swarm extension: seconds that a streamed answer continues without its reader, to be resumed."),
 ]
 
 
@@ -57,17 +56,21 @@ class Body(BaseModel):
     # the API's names of parameters, where they differ from ours; see ``names``
     called: ClassVar[Mapping[str, str]] = {}
 
-    top_k: Annotated[int | None, Field(description="Swarm's own: draw among so many of the likeliest.")] = None
-    min_p: Annotated[Number | None, Field(description="Swarm's own: at least this share of the likeliest.")] = None
-    repetition_penalty: Annotated[Number | None, Field(description="Swarm's own: 1 is off.")] = None
-    min_tokens: Annotated[int | None, Field(description="Swarm's own: the answer doesn't end before.")] = None
-    ignore_eos: Annotated[bool | None, Field(description="Swarm's own: the answer ends by its length only.")] = None
-    stop_token_ids: Annotated[Ids | None, Field(description="Swarm's own: tokens that end the answer.")] = None
-    priority: Annotated[int | str | None, Field(description="Swarm's own: high, normal, low, or -100 to 100.")] = None
-    deadline_s: Annotated[Number | None, Field(description="Swarm's own: seconds after which it is not wanted.")] = None
-    hops: Annotated[bool | None, Field(description="Swarm's own: where each token's time went.")] = None
+    top_k: Annotated[int | None, Field(description="Swarm extension: sample among this many of the likeliest.")] = None
+    min_p: Annotated[Number | None, Field(description="Swarm extension: least share of the likeliest.")] = None
+    repetition_penalty: Annotated[Number | None, Field(description="Swarm extension: 1 disables it.")] = None
+    min_tokens: Annotated[int | None, Field(description="Swarm extension: least length of the answer.")] = None
+    ignore_eos: Annotated[bool | None, Field(description="Swarm extension: end only at the maximum length.")] = None
+    stop_token_ids: Annotated[Ids | None, Field(description="Swarm extension: tokens that end the answer.")] = None
+    priority: Annotated[int | str | None, Field(description="Swarm extension: high, normal, low, or -100 to 100.")] = (
+        None
+    )
+    deadline_s: Annotated[
+        Number | None, Field(description="Swarm extension: seconds after which it is not needed.")
+    ] = None
+    hops: Annotated[bool | None, Field(description="Swarm extension: where each token's time went.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="Swarm's own: variables for the chat template.")
+        dict[str, Any] | None, Field(description="Swarm extension: variables for the chat template.")
     ] = None
 
     def names(self) -> Mapping[str, str]:
@@ -129,7 +132,7 @@ def keep_of(keep_s: float | None, stream: bool | None) -> float:
     if not 0 < keep_s <= MAX_KEEP_S:
         raise wrong("keep_s", f"must be between 0 and {MAX_KEEP_S:g} seconds, not {keep_s:g}")
     if not stream:
-        raise wrong("keep_s", "is only for streams: nobody could read on in another answer")
+        raise wrong("keep_s", "is only for streams: other answers can't be resumed")
     return keep_s
 
 
@@ -153,7 +156,7 @@ def as_json(value: object, field: str) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise wrong(field, f"can't be kept: {error}") from None
+        raise wrong(field, f"can't be encoded as JSON: {error}") from None
 
 
 def json_grammar(schema: object) -> Grammar:
@@ -179,6 +182,6 @@ def response_grammar(given: Mapping[str, Any] | None, field: str = "response_for
         if kind == "choice" and isinstance(text, list):
             text = json.dumps(text, ensure_ascii=False)
         if not isinstance(text, str):
-            raise wrong(field, f"a {kind} is given as {kind!r}")
+            raise wrong(field, f"a {kind} needs the field {kind!r}")
         return Grammar(kind, text)
     raise wrong(field, f"the type {kind!r} is not known; known are text, json_object, json_schema, regex, choice, ebnf")

@@ -79,7 +79,7 @@ class ChatBody(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     keep_s: KeepSeconds = None
-    user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+    user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
     def names(self) -> Mapping[str, str]:
         if self.max_completion_tokens is None:
@@ -149,7 +149,7 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
 def _alone(grammar: Grammar, tools: ToolUse) -> Grammar:
     """Return the grammar. Raises ApiError if tools are offered, too: an answer follows one or the other."""
     if tools.offered:
-        why = "an answer either has a form or may call tools: leave out one of them, or set tool_choice to none"
+        why = "an answer either has a format or may call tools: leave one of them out, or set tool_choice to none"
         raise wrong("response_format", why)
     return grammar
 

@@ -52,7 +52,7 @@ class CompletionBody(Body):
     temperature: Number | None = None
     top_p: Number | None = None
     n: int | None = None
-    best_of: Annotated[int | None, Field(description="Only as many as n.")] = None
+    best_of: Annotated[int | None, Field(description="Only the value of n.")] = None
     stop: str | Texts | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
@@ -60,12 +60,12 @@ class CompletionBody(Body):
     logit_bias: Biases | None = None
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: Annotated[str | None, Field(description="Refused: models here write forwards only.")] = None
+    suffix: Annotated[str | None, Field(description="Rejected: models here only continue text.")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     keep_s: KeepSeconds = None
     response_format: Annotated[dict[str, Any] | None, Field(description="As in /v1/chat/completions.")] = None
-    user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+    user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
 
 def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
@@ -74,9 +74,9 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
     check_stream_options(body.stream_options, bool(body.stream))
     served.check_name(body.model)
     if body.suffix:
-        raise unsupported("suffix", "models here write forwards only")
+        raise unsupported("suffix", "models here only continue text")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "every answer that is made is given: ask for n")
+        raise unsupported("best_of", "every generated answer is returned: use n")
     if body.echo and body.logprobs is not None:
         raise unsupported("echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs")
     params = sampling(

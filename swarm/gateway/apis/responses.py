@@ -1,5 +1,4 @@
-"""Request body of OpenAI's /v1/responses. Pure. ``items`` converts the input, ``response_writer`` encodes the answer.
-"""
+"""Request body of OpenAI's /v1/responses. Pure. ``items`` converts the input, ``response_writer`` encodes the answer."""
 
 from __future__ import annotations
 
@@ -49,9 +48,9 @@ INCLUDES = frozenset({
 REFUSED = {
     "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
     "conversation": "nothing is stored here between requests: send the whole conversation as input",
-    "background": "ask with stream and keep_s instead, and go on by Last-Event-ID",
+    "background": "use stream and keep_s instead, and resume with Last-Event-ID",
     "prompt": "no prompts are stored here: send instructions and input",
-    "hops": "/v1/chat/completions and /v1/completions tell them",
+    "hops": "/v1/chat/completions and /v1/completions report them",
 }
 
 # Accepted and ignored; those that OpenAI's answer contains are repeated in ours.
@@ -83,15 +82,15 @@ class ResponseBody(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Annotated[str | None, Field(description="Only disabled.")] = None
-    previous_response_id: Annotated[str | None, Field(description="Refused: nothing is stored.")] = None
-    background: Annotated[bool | None, Field(description="Refused.")] = None
-    store: Annotated[bool | None, Field(description="May GET /v1/responses/ID give it while it is remembered?")] = None
-    metadata: Annotated[dict[str, Any] | None, Field(description="Told again.")] = None
-    reasoning: Annotated[dict[str, Any] | None, Field(description="Told again, and not looked at.")] = None
-    seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
-    stop: Annotated[str | Texts | None, Field(description="Swarm's own here.")] = None
-    presence_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
-    frequency_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
+    previous_response_id: Annotated[str | None, Field(description="Rejected: nothing is stored.")] = None
+    background: Annotated[bool | None, Field(description="Rejected.")] = None
+    store: Annotated[bool | None, Field(description="Let GET /v1/responses/ID return it for a while.")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer.")] = None
+    reasoning: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer, else ignored.")] = None
+    seed: Annotated[int | None, Field(description="Swarm extension.")] = None
+    stop: Annotated[str | Texts | None, Field(description="Swarm extension.")] = None
+    presence_penalty: Annotated[Number | None, Field(description="Swarm extension.")] = None
+    frequency_penalty: Annotated[Number | None, Field(description="Swarm extension.")] = None
     keep_s: KeepSeconds = None
 
 
@@ -102,7 +101,7 @@ def ask_of(body: ResponseBody, served: Served) -> Ask:
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = response_grammar(_format_of(body), "text.format")
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("text.format", "can't be kept where a tool must be called")
+        raise wrong("text.format", "can't be combined with a required tool call")
     params = sampling(
         body,
         {
@@ -139,7 +138,7 @@ def _refuse(body: ResponseBody) -> None:
     check_extra(body, IGNORED | REFUSED.keys())
     check_stream_options(body.stream_options, bool(body.stream))
     if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "only disabled: leave out what is too long yourself")
+        raise unsupported("truncation", "only disabled: shorten the input yourself")
     for name in body.include or ():
         if name not in INCLUDES:
             raise unsupported("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDES))}")

@@ -34,7 +34,7 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool | None = None
     add_special_tokens: Annotated[bool | None, Field(description="With prompt; true unless given.")] = None
     add_special: Annotated[bool | None, Field(description="With content; false unless given.")] = None
-    return_token_strs: Annotated[bool | None, Field(description="Tokens as texts too, as token_strs.")] = None
+    return_token_strs: Annotated[bool | None, Field(description="Also return token_strs, the tokens as texts.")] = None
     with_pieces: Annotated[bool | None, Field(description="Tokens as objects with id and piece.")] = None
 
 

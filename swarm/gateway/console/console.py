@@ -65,7 +65,7 @@ class Console:
     async def _asked(self) -> AsyncIterator[AsyncClient]:
         """Provide the client for a query, and turn errors of the broker into ApiError."""
         if self._asking.locked():
-            text = "as many questions of consoles are under way as there may be"
+            text = "too many console queries are in progress"
             raise Problem(429, text, code="overloaded", retry_after_s=1.0)
         async with self._asking:
             try:
@@ -125,7 +125,7 @@ class Console:
 
     def _logs(self) -> Path:
         if self.home.logs is None:
-            text = "this gateway knows no logs: swarm up tells its own where they are"
+            text = "this gateway has no folder of logs: only swarm up provides one"
             raise Problem(404, text, code="no_logs")
         return self.home.logs
 
@@ -158,12 +158,11 @@ async def _is_own(client: AsyncClient, request_id: str, owner: Owner) -> bool:
 
 
 async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
-    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and SwarmError.
-    """
+    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and SwarmError."""
     match order:
         case Cancel(request_id):
             await client.cancel(request_id)
-            return f"the request {request_id} is ended", {"request_id": request_id, "state": "ended"}
+            return f"request {request_id} is cancelled", {"request_id": request_id, "state": "ended"}
         case Stop(worker, force):
             return f"{worker} hands over its layers and leaves", await client.stop_worker(worker, force=force)
         case Join(count):

@@ -69,7 +69,7 @@ def victim(worker: str, nodes: Json, host: str, beside: Mapping[str, int]) -> in
     pid = row.get("pid")
     is_ours = row.get("host") == host and isinstance(pid, int) and beside.get(str(row.get("name"))) == pid
     if not is_ours or not isinstance(pid, int):
-        text = f"{row.get('name')} was not started by the swarm up of this gateway: it is killed where it runs"
+        text = f"{row.get('name')} was not started by this gateway's swarm up: kill it where it runs"
         raise Problem(409, text, code="not_ours")
     return pid
 

@@ -90,7 +90,7 @@ def supposed(body: object) -> Suppose | Steer:
     is_suppose = bool(fields.get("without")) or one_more is not None
     is_by_hand = any(fields.get(name) for name in ("pins", "caps", "exclude"))
     if is_suppose and is_by_hand:
-        raise wrong("without", "what is supposed to be gone or here can't be mixed with pins, caps and exclude")
+        raise wrong("without", "workers assumed gone or added can't be combined with pins, caps and exclude")
     try:
         if is_by_hand:
             return by_hand(fields, dry_run=True)
@@ -162,12 +162,12 @@ def _layers(value: object) -> LayerRange:
         first, stop = value
         if 0 <= first < stop <= 1 << 20:
             return LayerRange(first, stop)
-    raise wrong("pins", "layers are [first, the one behind the last], like [0, 3]")
+    raise wrong("pins", "layers are [first, one past the last], like [0, 3]")
 
 
 def _most(value: object) -> int:
     if type(value) is not int or not 1 <= value <= 1 << 16:
-        raise wrong("caps", "a number of layers, at least 1, is expected: for none at all, exclude")
+        raise wrong("caps", "a number of layers, at least 1, is expected: to assign none, use exclude")
     return value
 
 

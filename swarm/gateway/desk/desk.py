@@ -104,8 +104,7 @@ class Desk:
         return described
 
     async def keep_warm(self) -> None:
-        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until cancelled.
-        """
+        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until cancelled."""
         while True:
             with contextlib.suppress(Problem):  # the next request gets the error
                 await self._ask()
@@ -239,7 +238,7 @@ class Desk:
         """
         submit, memo = await self._recall(request_id, owner)
         if not may(memo):
-            raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
+            raise Problem(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served()
         try:
             progress = await self.client.look_up(request_id, visible=_shown(memo, served))
@@ -266,7 +265,7 @@ class Desk:
             raise problem_of(error) from None
         memo = Memo.read(submit.memo)
         if memo is None or submit.tenant != owner.tenant:
-            raise Problem(404, f"nobody knows an answer {request_id!r} that can be read on", code="not_found")
+            raise Problem(404, f"there is no answer {request_id!r} that can be resumed", code="not_found")
         return submit, memo
 
 

@@ -45,14 +45,14 @@ async def read(receive: Receive, declared: int | None, max_bytes: int, timeout_s
 
 
 def _too_large(max_bytes: int) -> Problem:
-    return Problem(413, f"the body is longer than {max_bytes} bytes, which is the most", code="too_large")
+    return Problem(413, f"the body is longer than the limit of {max_bytes} bytes", code="too_large")
 
 
 def decode(body: bytes, most: int = MAX_VALUES) -> Any:
     """Decode a body with at most ``max_values`` values. It must be strictly valid: no NaN, no unpaired surrogates, only
     UTF-8; otherwise later stages would fail on it. Raises ApiError."""
     if any(num_values > most for num_values in counts(body)):
-        text = f"the body has more than {most} values, which is the most for this model"
+        text = f"the body has more than {most} values, which is the limit for this model"
         raise Problem(400, text, code="too_large")
     try:
         decoded = msgspec.json.decode(body)

@@ -92,7 +92,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            text = f"{self.max_connections} connections are open, which is the most"
+            text = f"{self.max_connections} connections are open, which is the limit"
             self._refuse(Problem(503, text, code="overloaded", retry_after_s=1.0))
         else:
             self._await_head()
@@ -121,7 +121,7 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer input that is not HTTP in the usual error format; if an answer is in progress, only close the
         connection."""
-        self._refuse(self.conn.refusal or Problem(400, "this is not a request of HTTP/1.1", code="invalid_http"))
+        self._refuse(self.conn.refusal or Problem(400, "this is not an HTTP/1.1 request", code="invalid_http"))
 
     def _refuse(self, problem: Problem) -> None:
         """Send the error, and close the connection."""

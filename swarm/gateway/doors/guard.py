@@ -153,7 +153,7 @@ class Guard:
                 401, "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="missing_api_key"
             )
         if (key := ring.find(shown)) is None:
-            raise Problem(401, "this API key is not known here", code="invalid_api_key")
+            raise Problem(401, "this API key is unknown", code="invalid_api_key")
         return key
 
     def _still_may(self, key: Key) -> bool:
@@ -217,7 +217,7 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
         raise Problem(403, f"this server is not {host[:80]!r}; without API keys it is 127.0.0.1", code="only_loopback")
     origin = headers.get("origin")
     if origin is not None and "*" not in origins and origin not in origins and not _is_loopback(_hostname(origin)):
-        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+        raise Problem(403, f"pages of {origin[:80]!r} may not send requests here", code="origin_refused")
 
 
 def is_console(path: str) -> bool:
@@ -230,7 +230,7 @@ def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
     ApiError."""
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None and netloc_of(origin) != host.lower():
-        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+        raise Problem(403, f"pages of {origin[:80]!r} may not send requests here", code="origin_refused")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if scope["method"] == "POST" and kind != "application/json":
         raise Problem(415, "a body of content-type application/json is expected", code="content_type")

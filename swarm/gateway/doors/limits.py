@@ -95,7 +95,7 @@ def _refusal(name: str, limits: Limits, used: Used, now: float) -> Problem | Non
         text = f"the key {name!r} has used its {limits.tokens_per_day} tokens of today; the next day begins at 0:00 UTC"
         return Problem(429, text, code="tokens_per_day", retry_after_s=DAY_S - now % DAY_S)
     if limits.concurrency and used.running >= limits.concurrency:
-        text = f"{used.running} requests of the key {name!r} are under way, which is as many as it may have"
+        text = f"{used.running} requests of the key {name!r} are in progress, which is its limit"
         return Problem(429, text, code="concurrency", retry_after_s=_BUSY_S)
     if limits.rate_per_min and used.tokens_left < 1:
         text = f"the key {name!r} may make {limits.rate_per_min:g} requests a minute"

@@ -60,7 +60,7 @@ class Counter:
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
         """Answer a request. Raises ApiError for an error that occurs before a status is sent."""
         if job.asks[0].keep_s and not job.memo.is_kept:
-            raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be read on")
+            raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be resumed")
         account = self._accounts.open(
             owner, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
         )

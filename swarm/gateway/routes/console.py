@@ -63,7 +63,7 @@ async def live(request: Request) -> Response:
     owner, watch = owner_of(request), console_of(request).watch
     viewer = watch.join(None if owner.is_admin else owner.tenant, request.headers.get("last-event-id", ""))
     if viewer is None:
-        raise Problem(503, "as many consoles are open as there may be", code="overloaded", retry_after_s=5.0)
+        raise Problem(503, "too many consoles are open", code="overloaded", retry_after_s=5.0)
     still_may: Callable[[], bool] = request.scope.get("swarm.still_may", lambda: True)
     return EventStream(watch.read(viewer, still_may), lambda: watch.leave(viewer), {}, SLOW_READER_S)
 

@@ -43,12 +43,12 @@ async def fetch(
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str) -> Response:
     """Refuse: answers expire by themselves."""
-    text = f"{response_id[:80]!r} can't be deleted: answers are forgotten by themselves soon after their end"
+    text = f"{response_id[:80]!r} can't be deleted: answers expire by themselves soon after their end"
     raise Problem(400, text, code="unsupported")
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(response_id: str) -> Response:
     """Refuse: no answer runs in the background."""
-    text = f"{response_id[:80]!r} does not run in the background: hang up, and it is cancelled"
+    text = f"{response_id[:80]!r} does not run in the background: closing the connection cancels it"
     raise Problem(400, text, code="unsupported")

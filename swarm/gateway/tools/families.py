@@ -62,6 +62,6 @@ def _plugged() -> dict[str, Make]:
         try:
             found[point.name] = point.load()
         except (ImportError, AttributeError) as error:
-            reason = f"the family of tool calls {point.name!r} ({point.value}) can't be loaded: {error}"
+            reason = f"the tool-call format {point.name!r} ({point.value}) can't be loaded: {error}"
             raise ModelError(reason) from error
     return found

@@ -282,7 +282,7 @@ def _credential(file: Path, environment: Callable[[str], str | None]) -> Path:
 def _key_in(file: Path, url: str) -> str:
     try:
         if file.stat().st_mode & 0o007:
-            raise ConfigError(f"everybody may read {file}, the key of {url}: chmod 600 {file}")
+            raise ConfigError(f"everyone may read {file}, the key of {url}: chmod 600 {file}")
         key = file.read_text().strip()
     except OSError as error:
         raise ConfigError(f"{file}, the key of {url}, can't be read ({error.strerror})") from None

@@ -167,7 +167,7 @@ test("a tab that rested tries again until the gateway can be reached", async (t)
   const stream = (path, { onEvent, signal }) =>
     new Promise((_, refuse) => {
       tries += 1;
-      if (!isThere) return refuse(new ApiError("as many consoles are open as there may be", 503));
+      if (!isThere) return refuse(new ApiError("too many consoles are open", 503));
       signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
       onEvent({ event: "snapshot", data: "{}", id: "1" });
     });
@@ -181,7 +181,7 @@ test("a tab that rested tries again until the gateway can be reached", async (t)
   look(false);
   await pass(30);
   assert.ok(tries > 4, `${tries} tries`);
-  assert.deepEqual([store.connection, store.problem], ["reconnecting", "as many consoles are open as there may be"]);
+  assert.deepEqual([store.connection, store.problem], ["reconnecting", "too many consoles are open"]);
   isThere = true;
   await pass(6);
   assert.deepEqual([store.connection, store.problem], ["live", ""]);
