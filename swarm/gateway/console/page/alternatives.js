@@ -160,7 +160,7 @@ function rowsOf(chance) {
       h("bdi", { class: "mono" }, words),
       h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }),
       h("span", { class: "num" }, percent(probability)),
-      isChosen ? h("span", { class: "quiet-words" }, "taken") : h("span"),
+      isChosen ? h("span", { class: "quiet-words" }, "chosen") : h("span"),
     );
   return [
     ...found.map((each) => row(visible(each.token), each.probability, each.isChosen)),

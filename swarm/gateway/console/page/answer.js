@@ -11,7 +11,7 @@ import { isCutByContext } from "./room.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, meter, setBadge, setMeter } from "./widgets.js";
 
-const REASONS = { stop: "came to its end", length: "cut at its length", tool_calls: "calls a tool" };
+const REASONS = { stop: "reached its end", length: "cut at the maximum length", tool_calls: "calls a tool" };
 const STATES = {
   asking: ["connecting", "asked"],
   streaming: ["runs", "streaming"],
@@ -29,7 +29,7 @@ export function mount(root, store, api) {
   const status = h("span", { role: "status", class: "answer-state" }, state);
   const nothing = empty(
     "No answer yet",
-    "Write a prompt and press Generate: the answer streams in here, and goes on after a reload.",
+    "Write a prompt and press Generate: the answer streams in here, and continues after a reload.",
   );
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
@@ -128,7 +128,7 @@ function choiceCard(talk, { index }, name) {
   const tokens = new TokenText(output, index);
   const end = h("span", { class: "quiet-words" });
   const pick = h("input", { type: "radio", name, onchange: () => talk.set({ chosen: index }) });
-  const picker = h("label", { class: "check quiet-words" }, pick, "go on with this one");
+  const picker = h("label", { class: "check quiet-words" }, pick, "continue with this one");
   const card = h(
     "article",
     { class: "choice", "aria-label": `Continuation ${index + 1}` },
@@ -188,7 +188,7 @@ function certaintySwitch(talk, view) {
     legend.hidden = !isKnown;
     again.hidden = isKnown || talk.isBusy;
     if (element.hidden) return;
-    text(told, isKnown ? certaintyWords(answer) : "This answer was asked for without it.");
+    text(told, isKnown ? certaintyWords(answer) : "This answer was requested without confidence.");
   };
   return { switches, element, draw };
 }
@@ -217,7 +217,7 @@ function factsOf(answer, context) {
     firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,
     `${answer.isOver ? "in all" : "so far"} ${seconds((end - askedAt) / 1000)}`,
     speed ? `${usage ? "" : "about "}${rate(speed)} tokens/s` : "",
-    numBreaks ? `gone on with after ${plural(numBreaks, "break")}` : "",
+    numBreaks ? `resumed after ${plural(numBreaks, "break")}` : "",
     `seed ${request.body.seed}`,
     requestId ? `request ${requestId.slice(0, 8)}` : "",
     isCut ? "longer than this page keeps: its end is not shown" : "",

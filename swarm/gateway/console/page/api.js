@@ -94,7 +94,7 @@ export class Api {
     } catch (error) {
       const isLate = error.name === "TimeoutError";
       if (isLate) throw new ApiError(`The gateway has not answered within ${patience_s} seconds.`);
-      if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is no JSON.");
+      if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is not JSON.");
       if (error instanceof TypeError) throw new ApiError("The gateway's answer broke off.");
       throw error;
     }

@@ -2,17 +2,17 @@
 
 // Parameters of the API. `step` "any" allows fractions, 1 only integers. An empty field means the API's default.
 export const PARAMETERS = [
-  ["max_tokens", "Max tokens", 1, 1_000_000, 1, "how long the answer may become"],
+  ["max_tokens", "Max tokens", 1, 1_000_000, 1, "maximum length of the answer"],
   ["temperature", "Temperature", 0, 100, "any", "0 always takes the likeliest token"],
-  ["top_p", "Top p", 0, 1, "any", "draw among the likeliest that make up this share"],
-  ["top_k", "Top k", 0, 1_000_000, 1, "draw among so many of the likeliest"],
+  ["top_p", "Top p", 0, 1, "any", "sample among the likeliest that make up this share"],
+  ["top_k", "Top k", 0, 1_000_000, 1, "sample among this many of the likeliest"],
   ["min_p", "Min p", 0, 1, "any", "at least this share of the likeliest one"],
-  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1, "the same seed, the same text; empty: drawn"],
-  ["min_tokens", "Min tokens", 0, 1_000_000, 1, "the answer does not come to its end before"],
-  ["n", "Continuations", 1, 64, 1, "so many answers to one prompt"],
-  ["presence_penalty", "Presence penalty", -100, 100, "any", "taken from tokens that were said"],
-  ["frequency_penalty", "Frequency penalty", -100, 100, "any", "the same, for each time"],
-  ["repetition_penalty", "Repetition penalty", 0, 100, "any", "divides; 1 is off"],
+  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1, "the same seed gives the same text; empty: random"],
+  ["min_tokens", "Min tokens", 0, 1_000_000, 1, "minimum length of the answer"],
+  ["n", "Continuations", 1, 64, 1, "number of answers to one prompt"],
+  ["presence_penalty", "Presence penalty", -100, 100, "any", "subtracted for tokens that have occurred"],
+  ["frequency_penalty", "Frequency penalty", -100, 100, "any", "subtracted for each occurrence"],
+  ["repetition_penalty", "Repetition penalty", 0, 100, "any", "divisor for repeated tokens; 1 is off"],
 ].map(([name, label, low, high, step, hint]) => ({ name, label, low, high, step, hint }));
 const ABOVE_ZERO = new Set(["top_p", "repetition_penalty"]);
 
@@ -50,9 +50,9 @@ function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isE
   const problems = {};
   const forms = [schema, regex].filter((words) => words.trim() !== "");
   if (Number(least || 0) > Number(most || Infinity)) problems.min_tokens = "Min tokens is more than Max tokens.";
-  if (forms.length > 1) problems.regex = "An answer has one form: take the JSON schema or the regular expression.";
+  if (forms.length > 1) problems.regex = "An answer has one format: use the JSON schema or the regular expression.";
   if (isEndless && forms.length > 0)
-    problems.ignore_eos = "An answer with a form ends where the form says: untick this, or take the form away.";
+    problems.ignore_eos = "An answer with a format ends where its format ends: untick this, or remove it.";
   return problems;
 }
 
@@ -60,7 +60,7 @@ function numberProblem({ name, label, low, high, step }, given) {
   const words = String(given ?? "").trim();
   if (words === "") return null;
   const number = Number(words);
-  if (!Number.isFinite(number)) return `${label}: “${words}” is no number.`;
+  if (!Number.isFinite(number)) return `${label}: “${words}” is not a number.`;
   if (step === 1 && !Number.isInteger(number)) return `${label} is a whole number.`;
   if (number < low || number > high) return `${label} goes from ${low} to ${high}.`;
   return number === 0 && ABOVE_ZERO.has(name) ? `${label} must be above 0.` : null;

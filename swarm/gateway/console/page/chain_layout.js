@@ -84,7 +84,7 @@ function isOfLast(view, name, now) {
 
 function evidenceOf(view, { worker, row }) {
   const told = [view.recovery, view.recoveries?.[0]].find((one) => one?.workers?.includes(worker));
-  return told?.evidence || row?.evidence || "it is not here";
+  return told?.evidence || row?.evidence || "it is not connected";
 }
 
 export const numLayers = (view) => Math.max(0, ...stagesIn(view).map((stage) => stage.layers[1]));

@@ -120,9 +120,9 @@ export function askForKey(api, words, onKey) {
     h(
       "p",
       {},
-      "One that ",
+      "A key that ",
       h("code", {}, "swarmctl keys add"),
-      " has shown. It stays in this tab and is sent with each request, never in an address.",
+      " has printed. It stays in this tab and is sent with each request, never in an address.",
     ),
     h("div", { class: "field wide" }, h("label", { for: input.id }, "Key"), input),
     words ? problem : null,

@@ -22,14 +22,14 @@ const BEGINNING = 32; // tokens of the context left for the prompt
 
 // `hint`: what the example shows.
 export const EXAMPLES = [
-  { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text that the model goes on with" },
+  { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text for the model to continue" },
   { name: "A question", mode: "chat", prompt: "What colour is the cat?", hint: "A turn of a conversation" },
   {
     name: "JSON",
     mode: "chat",
     prompt: "Invent an animal.",
     values: { schema: JSON.stringify(SCHEMA, null, 2), temperature: "0" },
-    hint: "An answer that fits a schema, whatever the model would say",
+    hint: "An answer that always fits a schema",
   },
   {
     name: "A long story",
@@ -37,7 +37,7 @@ export const EXAMPLES = [
     prompt: "A book of stories.\n",
     values: { regex: STORIES },
     isLong: true,
-    hint: "One after the other until Stop: time to kill a worker, and to see the others take over",
+    hint: "Repeated until Stop: time to kill a worker, and to see the others take over",
   },
 ];
 export const LONG = EXAMPLES.find(({ isLong }) => isLong);

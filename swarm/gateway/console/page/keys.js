@@ -4,7 +4,7 @@ import { fill, h, keyed, set, text } from "./dom.js";
 import { count } from "./format.js";
 import { button, empty, heading, meter, setMeter } from "./widgets.js";
 
-const COLUMNS = ["Key", "May", "Requests a minute", "At once", "Tokens today", "Made"];
+const COLUMNS = ["Key", "Permissions", "Requests a minute", "Concurrent", "Tokens today", "Created"];
 
 export function mount(root, store, api) {
   const again = button("Read again", () => read(), { tone: "small" });
@@ -73,7 +73,7 @@ const limit = (value) => (value ? count(value) : "no limit"); // 0: no limit is 
 function updateRow(element, key) {
   const [name, may, minute, atOnce, , made] = element.children;
   text(name, key.name);
-  text(may, key.admin ? "everything (admin)" : "ask and look");
+  text(may, key.admin ? "everything (admin)" : "use and view");
   text(minute, limit(key.rate_per_min));
   text(atOnce, `${count(key.under_way ?? 0)} of ${limit(key.concurrency)}`);
   const words = `${count(key.spent_today ?? 0)} of ${limit(key.tokens_per_day)}`;

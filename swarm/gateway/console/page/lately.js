@@ -12,7 +12,7 @@ export function lately(store, talk) {
   const what = h("p", { class: "lately-what" });
   const phases = h("ol", { class: "lately-phases" });
   const end = h("p", { class: "lately-end quiet-words", dir: "auto" });
-  const element = h("div", { class: "lately", role: "group", "aria-label": "Recovery in short" }, what, phases, end);
+  const element = h("div", { class: "lately", role: "group", "aria-label": "Recovery summary" }, what, phases, end);
   const latest = new Latest();
   let timer = 0;
   const draw = () => {

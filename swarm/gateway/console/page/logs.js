@@ -24,9 +24,9 @@ export function mount(root, store, api) {
         ".",
       );
     return empty(
-      "This gateway does not know where the logs are",
+      "This gateway has no logs",
       h("code", {}, "swarm up"),
-      " tells it; other swarms keep them where their processes run.",
+      " provides them; other swarms keep logs where their processes run.",
     );
   };
   const isOpen = () => !document.getElementById("panel-logs").hidden;

@@ -11,10 +11,10 @@ export function withOlder(lines, older) {
 
 // Describe the result: number of lines, whether they were searched for, and whether older lines remain unsearched.
 export function foundIn(num, isSearch, hasOlder) {
-  const found = `${plural(num, "line")}${isSearch ? " with these words" : ""}, newest last`;
+  const found = `${plural(num, "line")}${isSearch ? " that match" : ""}, newest last`;
   if (num > 0) return hasOlder ? found : `${found}, from the beginning`;
-  if (hasOlder) return "No line has these words in what was looked through so far: older lines may.";
-  return isSearch ? "No line has these words." : "Nothing is written in this log.";
+  if (hasOlder) return "No match so far; older lines have not been searched.";
+  return isSearch ? "No matching lines." : "This log is empty.";
 }
 
 // Logs have timestamps as text or as seconds.

@@ -71,7 +71,7 @@ function numberField(talk, { name, label, low, high, step, hint }) {
     inputmode: mode,
     autocomplete: "off",
     title: `${hint} (${low} to ${high})`,
-    placeholder: name === "seed" ? "drawn" : "",
+    placeholder: name === "seed" ? "random" : "",
   });
   return valueField(talk, name, label, input);
 }
@@ -92,7 +92,7 @@ function endField(talk) {
   const element = h(
     "div",
     { class: "field wide" },
-    h("label", { class: "check", title: "ignore_eos" }, box, "Go on to Max tokens, past where the answer would end"),
+    h("label", { class: "check", title: "ignore_eos" }, box, "Continue to Max tokens, beyond the answer's own end"),
     problem,
   );
   box.addEventListener("change", () => {
@@ -110,7 +110,7 @@ function endField(talk) {
 function stopField(talk) {
   const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
   return valueField(talk, "stop", "Stop", input, {
-    hint: "One text a line that ends the answer; \\n stands for a new line.",
+    hint: "Texts that end the answer, one per line; \\n stands for a new line.",
     isWide: true,
   });
 }
@@ -137,7 +137,7 @@ function regexField(talk) {
 function systemField(talk) {
   const input = h("textarea", { rows: 2, dir: "auto" });
   const { element, draw } = valueField(talk, "system", "System message", input, {
-    hint: "Stands before a conversation.",
+    hint: "Precedes the conversation.",
     isWide: true,
   });
   return {

@@ -1,12 +1,12 @@
 // Prepares a recovery's phases for drawing. Pure.
 
 export const PHASES = [
-  ["verdict", "Notice the loss"],
-  ["plan", "Plan who takes over"],
+  ["verdict", "Detect the loss"],
+  ["plan", "Plan the takeover"],
   ["load", "Load the layers"],
   ["activate", "Switch over"],
   ["replay", "Replay what was lost"],
-  ["resume", "Go on"],
+  ["resume", "Resume"],
 ];
 
 // Return [{name, words, state, took_s, predicted_s, from, to}]. `from` and `to` are the phase's position on one time

@@ -7,10 +7,10 @@ import { drawSentences, Supposing, whyNot } from "./plan_form.js";
 import { epochWords, handWords } from "./plan_words.js";
 import { heading } from "./widgets.js";
 
-const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
+const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "KV capacity"];
 
 const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence for terminals that duplicates the note shown here
-const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
+const UNTIL = "It applies until the broker restarts, or until Clear and Apply.";
 
 export function mount(root, store, api) {
   const facts = h("dl", { class: "plan-facts" });
@@ -34,7 +34,7 @@ export function mount(root, store, api) {
     byHand,
     facts,
     stages,
-    h("details", { open: true }, h("summary", {}, "Why so"), why),
+    h("details", { open: true }, h("summary", {}, "Reasons"), why),
   );
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
@@ -46,7 +46,7 @@ export function mount(root, store, api) {
     if (waits) fill(lacking, whyNot(waits));
     const hand = handWords(plan?.by_hand);
     byHand.hidden = hand === "";
-    text(said, hand && `Made by hand: ${hand}. `);
+    text(said, hand && `Manual plan: ${hand}. `);
     const hasStages = (plan?.stages ?? []).length > 0;
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);

@@ -8,12 +8,12 @@ import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_word
 import { button, field, heading } from "./widgets.js";
 
 const ONLY_SUPPOSED =
-  "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
-const SETTINGS_ALONE = "Plans go by the settings alone again.";
-const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
-const CHANGED = "Changed since it was asked: what comes of that is not shown. Try it once more.";
+  "Workers that are only assumed gone, or assumed here, can't be applied: drain or join them.";
+const SETTINGS_ALONE = "Plans follow the settings alone again.";
+const BY_HAND = "It replaces what was applied before, until the broker restarts.";
+const CHANGED = "The form has changed since the request: its result is not shown. Try it once more.";
 const IMPOSSIBLE = "There is no such plan to apply.";
-const MOVES = "Layers may move; answers wait for that moment and go on.";
+const MOVES = "Layers may move; answers pause for a moment and continue.";
 
 export class Supposing {
   #store;
@@ -39,7 +39,7 @@ export class Supposing {
   constructor(store, api) {
     this.#store = store;
     this.#api = api;
-    const columns = ["Worker", "Holds", "Suppose it gone", "Give it none", "Just layers", "At most"];
+    const columns = ["Worker", "Holds", "Assume it is gone", "No layers", "Only layers", "At most"];
     const head = h(
       "thead",
       {},
@@ -141,7 +141,7 @@ export class Supposing {
 
   #drawApply() {
     const { me, connection } = this.#store;
-    const why = !me?.admin ? "It takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
+    const why = !me?.admin ? "This requires an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
     const cant = this.#isBusy || connection !== "live" || !me?.admin;
     const said = { "aria-describedby": why ? "plan-reason" : null };
     set(this.#tries, { disabled: cant, ...said });
@@ -168,7 +168,7 @@ export class Supposing {
   async #try() {
     await this.#guarded(async () => {
       const wanted = this.#read();
-      this.#tell("Reckoning …");
+      this.#tell("Computing …");
       const plan = await this.#api.post("/console/plan", wanted);
       return () => this.#show(plan, wanted);
     });
@@ -275,9 +275,9 @@ function makeRow(row) {
     { "data-worker": row.name },
     h("th", { scope: "row" }, row.name),
     h("td"),
-    labelled("Suppose it gone", { type: "checkbox" }),
-    labelled("Give it none", { type: "checkbox" }),
-    labelled("Just layers", { type: "text", size: 6, maxlength: 15 }),
+    labelled("Assume it is gone", { type: "checkbox" }),
+    labelled("No layers", { type: "checkbox" }),
+    labelled("Only layers", { type: "text", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
   );
 }

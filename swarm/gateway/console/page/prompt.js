@@ -11,7 +11,7 @@ import { curlOf, pythonOf } from "./snippets.js";
 import { talkOf } from "./talk.js";
 import { button, field, heading, meter, setMeter } from "./widgets.js";
 
-const REPEATS = "Whenever an answer has come to its end, the same is asked again, as long as this page is looked at";
+const REPEATS = "Repeat the request whenever an answer ends, while this page is visible";
 const LACKS = {
   live: "The swarm serves no model yet: Generate works as soon as it does.",
   locked: "This gateway needs a key: press “Key” above.",
@@ -48,8 +48,8 @@ function modeSwitch(talk) {
     "fieldset",
     { class: "segments" },
     h("legend", { class: "unseen" }, "Kind of prompt"),
-    radio("chat", "Chat", "Turns of a conversation, in the model's own form"),
-    radio("raw", "Raw", "Plain text that the model goes on with"),
+    radio("chat", "Chat", "Turns of a conversation, in the model's own format"),
+    radio("raw", "Raw", "Plain text for the model to continue"),
   );
   const draw = () => {
     for (const input of element.querySelectorAll("input")) {
@@ -66,7 +66,7 @@ function modeSwitch(talk) {
 function pastTurns(talk) {
   const list = h("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation" });
   const anew = button("New conversation", () => talk.startAnew(), { tone: "quiet small" });
-  const back = button("Undo", () => talk.goBack(), { tone: "quiet small", title: "Back to the former conversation" });
+  const back = button("Undo", () => talk.goBack(), { tone: "quiet small", title: "Back to the previous conversation" });
   const make = ({ role }) =>
     h(
       "li",
@@ -118,7 +118,7 @@ function promptBox(talk) {
   const draw = () => {
     set(input, {
       value: talk.draft,
-      placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with",
+      placeholder: talk.mode === "chat" ? "Message to the model" : "Text to continue",
     });
   };
   return { element, draw, generate, focus: () => input.focus() };
@@ -169,7 +169,7 @@ function actionButtons(talk, store, ask) {
     copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
   const again = h("input", { type: "checkbox", onchange: () => talk.set({ repeats: again.checked }) });
-  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "again until Stop");
+  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "repeat until Stop");
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });
   const element = h(

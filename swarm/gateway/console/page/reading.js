@@ -157,10 +157,10 @@ export class Answer {
   #hopeless(problem, now) {
     const status = problem?.status ?? 0;
     if (!this.requestId) return problem?.message ?? "The gateway does not answer.";
-    if (status === 404) return "The swarm remembers this answer no longer, so it can't be gone on with.";
+    if (status === 404) return "The swarm no longer has this answer, so it can't be resumed.";
     if (status >= 400 && status < 500 && !PASSING.has(status)) return problem.message;
     if (now - this.brokenSince <= PATIENCE_S * 1000) return null;
-    return `Given up: for ${PATIENCE_S} seconds nothing came.`;
+    return `Given up: for ${PATIENCE_S} seconds no data came.`;
   }
 
   // The address to resume the stream: after the last event, or from the beginning.
@@ -186,7 +186,7 @@ export class Answer {
     const answer = Object.assign(new Answer(kept.request, kept.askedAt), kept);
     if (!answer.isOver) {
       if (answer.requestId) answer.state = "broken";
-      else answer.#end("failed", "The page was loaded again before the gateway had answered.", kept.askedAt);
+      else answer.#end("failed", "The page was reloaded before the gateway had answered.", kept.askedAt);
     }
     return answer;
   }

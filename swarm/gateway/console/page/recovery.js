@@ -7,10 +7,10 @@ import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, setBadge } from "./widgets.js";
 
-const WHAT = "If a worker dies, what the others do about it is told here, phase by phase.";
+const WHAT = "If a worker dies, this card shows phase by phase how the others take over.";
 const WRITE_FIRST =
-  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer goes on.";
-const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer goes on.";
+  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer continues.";
+const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer continues.";
 // seconds; the phases of a recovery that had already ended are replayed within this time, in true proportion
 const TOLD_S = 1.4;
 
@@ -22,7 +22,7 @@ export function mount(root, store, api) {
   const forecast = h("p", { class: "figure" }, h("b"), h("span"));
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
-  const more = h("details", {}, h("summary", {}, "Earlier ones"), earlier);
+  const more = h("details", {}, h("summary", {}, "Earlier recoveries"), earlier);
   const told = h(
     "div",
     { class: "recovery" },
@@ -42,11 +42,11 @@ export function mount(root, store, api) {
     nothing.element.hidden = shown !== null || !view?.recoveries; // not reported yet
     nothing.draw();
     if (shown === null) return view?.recoveries && setBadge(state, "none", "none so far");
-    setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
+    setBadge(state, running ? "recovering" : "done", running ? "in progress" : "recovered");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown, running !== null);
-    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
+    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken since the verdict");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
@@ -59,7 +59,7 @@ function invitation(store, talk) {
     talk.generate();
     document.querySelector("#stages button.danger")?.focus(); // focus the next step, which also scrolls it into view
   });
-  const element = empty("Nothing had to heal yet");
+  const element = empty("No recoveries yet");
   const words = element.lastElementChild;
   element.append(write);
   const draw = () => {

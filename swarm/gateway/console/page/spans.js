@@ -5,7 +5,7 @@ import { layers as rangeOf, layerWord, quoted, seconds, share } from "./format.j
 
 // Parts in chronological order: {name, field of reports, label, doing, meaning, isOfStage: reported for each stage}.
 export const PARTS = [
-  ["queue", "queue", "queueing", "in no step: waiting for room or a turn"],
+  ["queue", "queue", "queueing", "in no step: waiting for capacity or a turn"],
   ["wire", "wire", "on the wire", "between broker and stages: sockets, networks, encoding"],
   ["wait", "waiting", "waiting", "in a stage, behind other steps", true],
   ["compute", "compute", "computing", "in the layers", true],
@@ -217,7 +217,7 @@ const perToken = (spans, field) =>
 const ALIKE = 0.05; // differences up to a twentieth are random
 
 function speedWords({ first, second }, nameA, nameB) {
-  if (first === null || second === null) return "One of the two has no times that are known.";
+  if (first === null || second === null) return "One of the two has no known times.";
   const times = `${seconds(first)} and ${seconds(second)} a token`;
   if (Math.abs(second - first) <= ALIKE * first) return `Both took the same time: ${times}.`;
   const [slower, quicker] = second > first ? [nameB, nameA] : [nameA, nameB];
@@ -243,7 +243,7 @@ function firstWords({ first, second, difference }, nameA, nameB) {
 function stageWords(a, b, nameA, nameB) {
   const [cutA, cutB] = [cutOf(a), cutOf(b)];
   if (cutA === cutB || cutA === "" || cutB === "") return [];
-  return [`The layers were with others in ${nameA}: ${cutA}.`, `In ${nameB}: ${cutB}.`];
+  return [`The layers were held by other workers in ${nameA}: ${cutA}.`, `In ${nameB}: ${cutB}.`];
 }
 
 const MOST_NAMED = 6; // workers; more would not fit a sentence

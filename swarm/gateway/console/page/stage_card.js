@@ -41,7 +41,7 @@ export function updateCard(card, shown, about) {
   const parts = card.parts;
   const name = isGone ? `Lost stage: ${worker}` : `Stage ${number}: ${worker}`;
   set(card, { "aria-label": name, "data-worker": worker, "data-state": state, "data-gone": isGone });
-  text(parts.number, isGone ? "Was a stage" : `Stage ${number}`);
+  text(parts.number, isGone ? "Former stage" : `Stage ${number}`);
   setBadge(parts.badge, state, state);
   text(parts.name, worker);
   text(parts.place, placeOf(row, stage));
@@ -68,7 +68,7 @@ export function updateCard(card, shown, about) {
 }
 
 const placeOf = (row, stage) =>
-  [row?.host, row?.device, row?.dtype, stage.by_relay ? "by relay" : ""].filter(Boolean).join(" · ") || "not here";
+  [row?.host, row?.device, row?.dtype, stage.by_relay ? "by relay" : ""].filter(Boolean).join(" · ") || "not connected";
 
 function layersOf(stage, row, total) {
   const standby = (row?.standby ?? []).map(layers).join(", ");

@@ -300,7 +300,7 @@ export class Talk {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (!answer.isOver)
-        this.notice = `The swarm could not be told to stop: ${error.message} It stops by itself within a minute.`;
+        this.notice = `The swarm could not be stopped: ${error.message} It stops by itself within a minute.`;
       this.#letGo(answer);
     }
   }

@@ -38,7 +38,7 @@ export function mount(root, store, api) {
     const spans = shown.spans[shown.choice] ?? shown.spans[0];
     const isEmpty = spans.tokens.length === 0;
     nothing.hidden = shown.requestId !== "" && (!isEmpty || shown.problem !== "");
-    text(nothing.firstElementChild, shown.requestId === "" ? "Nothing timed yet" : waitsFor(shown, talk));
+    text(nothing.firstElementChild, shown.requestId === "" ? "No times yet" : waitsFor(shown, talk));
     body.hidden = isEmpty;
     text(problem, shown.problem).hidden = !shown.problem;
     const isOwn = shown.requestId === (talk.answer?.requestId ?? "");
@@ -90,7 +90,7 @@ export function mount(root, store, api) {
 function waitsFor({ requestId, isRunning }, { answer }) {
   if (requestId === answer?.requestId && answer.firstAt === null && !answer.isOver)
     return "Waiting for the first token …";
-  return isRunning ? "The times are fetched while this is in sight" : "Fetching the times …";
+  return isRunning ? "The times are fetched while this is visible" : "Fetching the times …";
 }
 
 function choiceSelect(shown, changed) {
@@ -183,7 +183,7 @@ const MISSING = 2; // the newest tokens of a running answer may be generated but
 function noteOf({ tokens, numTokens }, { perColumn }) {
   const missing = numTokens - tokens.length;
   const words = [perColumn > 1 ? `each column the slowest of ${perColumn} tokens` : "each column a token"];
-  if (missing > MISSING) words.push(`${plural(missing, "token")} not known any more`);
+  if (missing > MISSING) words.push(`${plural(missing, "token")} no longer known`);
   return words.join("; ");
 }
 
@@ -264,7 +264,7 @@ const totalRow = ({ numTraced }, length) =>
   h(
     "tr",
     { class: "total" },
-    h("th", { scope: "row" }, "together"),
+    h("th", { scope: "row" }, "total"),
     h("td", { class: "num" }, seconds(length)),
     h("td"),
     h("td", { class: "hint" }, plural(numTraced, "token")),

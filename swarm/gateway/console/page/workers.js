@@ -65,8 +65,8 @@ const mayAct = ({ me, connection }) => Boolean(me?.admin) && connection === "liv
 
 function whyNot({ me, connection, problem }) {
   if (me && !me.admin)
-    return "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin).";
-  return connection === "reconnecting" ? `Nothing can be ordered until this page is live again. ${problem}` : "";
+    return "This key can only view. Changes need an admin's key (swarmctl keys add NAME --admin).";
+  return connection === "reconnecting" ? `No commands until this page is live again. ${problem}` : "";
 }
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
@@ -172,26 +172,26 @@ class Actions {
     if (!row) return gone();
     const force = h("input", { type: "checkbox" });
     const words = "Its layers go to others first, then its process ends.";
-    const more = [h("label", { class: "check" }, force, "End it even if nobody can take its layers")];
+    const more = [h("label", { class: "check" }, force, "End it even if no other worker can take its layers")];
     if (!(await ask({ title: `Stop ${row.name}?`, words, yes: `Yes, stop ${row.name}`, more }))) return null;
     return this.#order(null, "stop", { worker: row.name, force: force.checked });
   }
 
   async join() {
     const count = h("input", { type: "number", min: 1, max: 64, value: 1, inputmode: "numeric" });
-    const words = "More processes on the gateway's machine. They get layers as soon as a better plan has them.";
+    const words = "More processes on the gateway's machine. They get layers as soon as a better plan uses them.";
     const more = [field("How many", count)];
     if (!(await ask({ title: "Join a worker?", words, yes: "Yes, join", isGrave: false, more }))) return null;
     return this.#order(null, "join", { count: Math.max(1, Math.round(Number(count.value)) || 1) });
   }
 
   rebalance() {
-    const words = "A plan is made from what is measured now. Layers may move; answers wait for that moment and go on.";
+    const words = "A plan is made from what is measured now. Layers may move; answers pause for a moment and continue.";
     return this.#order({ title: "Rebalance?", words, yes: "Yes, rebalance", isGrave: false }, "rebalance", {});
   }
 }
 
 function gone() {
-  say("This worker is not here any more.", { isError: true });
+  say("This worker is no longer connected.", { isError: true });
   return null;
 }
