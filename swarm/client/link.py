@@ -93,7 +93,8 @@ class Mailbox:
 
 
 class Link:
-    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine there."""
+    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine
+    there."""
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may change."""
+        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may
+        change."""
         self.session = session
         self._home = home
         self._rotation: asyncio.Task[None] | None = None  # a key change in progress

@@ -128,7 +128,8 @@ class Ongoing:
             self.left_at = min(now, self.left_at + pause_s)
 
     def take(self, message: Tokens) -> Deliver | None:
-        """Accept the new tokens of a message that begins at or before the next expected one, as far as capacity allows."""
+        """Accept the new tokens of a message that begins at or before the next expected one, as far as capacity
+        allows."""
         continuation = self.continuations[message.index]
         self.attaching = False
         start = continuation.expected

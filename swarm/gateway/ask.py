@@ -14,7 +14,8 @@ Choice = Literal["auto", "none", "required", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that the model may call. A custom tool takes free text, perhaps restricted by a grammar, instead of JSON."""
+    """A tool that the model may call. A custom tool takes free text, perhaps restricted by a grammar, instead of
+    JSON."""
 
     name: str
     description: str = ""

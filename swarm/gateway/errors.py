@@ -49,7 +49,8 @@ class Problem(Exception):
         return self
 
     def forget(self) -> None:
-        """Drop the traceback and its frames, which would keep whole bodies in memory until the next garbage collection."""
+        """Drop the traceback and its frames, which would keep whole bodies in memory until the next garbage
+        collection."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     @property
@@ -82,7 +83,8 @@ def wrong(field: str, why: str) -> Problem:
 
 
 def _field(code: str, text: str) -> str:
-    """Return the field that an error of the client library is about. The broker's messages begin with the field's name."""
+    """Return the field that an error of the client library is about. The broker's messages begin with the field's
+    name."""
     if code == "invalid" and (named := re.match(r"(\w+)(?:: | is |\[)", text)) is not None:
         return named[1]
     return {"context": "prompt", "too_long": "prompt", "too_large": "max_tokens"}.get(code, code)

@@ -26,7 +26,8 @@ class _Waiting:
 
 
 def with_text(piece: Piece, text: str) -> Piece:
-    """Return the piece with this text. Called once per token, so it avoids ``replace``, which is several times slower."""
+    """Return the piece with this text. Called once per token, so it avoids ``replace``, which is several times
+    slower."""
     return Piece(piece.token, text, piece.index, piece.choice, piece.finish_reason, piece.logprobs, piece.hops)
 
 

@@ -1,4 +1,5 @@
-"""Common parts of request bodies: sampling fields, and rules for which fields are accepted, ignored or rejected. Pure."""
+"""Common parts of request bodies: sampling fields, and rules for which fields are accepted, ignored or rejected.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Request body of OpenAI's /v1/responses. Pure. ``items`` converts the input, ``response_writer`` encodes the answer."""
+"""Request body of OpenAI's /v1/responses. Pure. ``items`` converts the input, ``response_writer`` encodes the
+answer."""
 
 from __future__ import annotations
 

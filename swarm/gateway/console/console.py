@@ -158,7 +158,8 @@ async def _is_own(client: AsyncClient, request_id: str, owner: Owner) -> bool:
 
 
 async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
-    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and SwarmError."""
+    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and
+    SwarmError."""
     match order:
         case Cancel(request_id):
             await client.cancel(request_id)

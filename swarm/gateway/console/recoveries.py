@@ -1,4 +1,5 @@
-"""Recoveries as the console shows them: phase by phase, predicted and actual times, and a summary when one has ended."""
+"""Recoveries as the console shows them: phase by phase, predicted and actual times, and a summary when one has
+ended."""
 
 from __future__ import annotations
 

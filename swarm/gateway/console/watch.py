@@ -206,7 +206,8 @@ class Watch:
             self._end_all()
 
     async def _look_on(self) -> None:
-        """Poll until cancelled. The client exists only meanwhile, so nothing is connected while there are no readers."""
+        """Poll until cancelled. The client exists only meanwhile, so nothing is connected while there are no
+        readers."""
         async with self._make_client() as client:
             try:
                 while True:

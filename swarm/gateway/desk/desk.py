@@ -104,7 +104,8 @@ class Desk:
         return described
 
     async def keep_warm(self) -> None:
-        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until cancelled."""
+        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until
+        cancelled."""
         while True:
             with contextlib.suppress(Problem):  # the next request gets the error
                 await self._ask()

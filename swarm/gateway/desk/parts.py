@@ -26,7 +26,8 @@ class _Choice:
 
 
 class Parts:
-    """Assembles the parts of one answer. If tools are offered, the model's tool-call format parses calls from the text."""
+    """Assembles the parts of one answer. If tools are offered, the model's tool-call format parses calls from the
+    text."""
 
     def __init__(self, request_id: str, use: ToolUse, family: Family, num_choices: int = 1) -> None:
         self._request_id, self.num_choices = request_id, num_choices

@@ -73,7 +73,8 @@ class Family(Protocol):
         ...
 
     def instructions(self, use: ToolUse) -> str:
-        """Return a system message that describes the tools to the model; empty if the chat template does that itself."""
+        """Return a system message that describes the tools to the model; empty if the chat template does that
+        itself."""
         ...
 
     def reader(self, use: ToolUse) -> CallReader: ...

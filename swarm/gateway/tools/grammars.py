@@ -114,7 +114,8 @@ def one_of(use: ToolUse, body: Callable[[Tool, str], Sequence[str]]) -> list[str
 
 
 def grammar(start: str, rules: Sequence[str], use: ToolUse, between: str = "") -> Grammar:
-    """Return the grammar with these rules. ``start`` has ``{calls}`` in place of the calls; ``between`` separates them."""
+    """Return the grammar with these rules. ``start`` has ``{calls}`` in place of the calls; ``between`` separates
+    them."""
     again = f"({between} call)" if between else "call"
     calls = f"call {again}{{0,{MAX_CALLS - 1}}}" if several(use) else "call"
     text = "\n".join(["%llguidance {}", "start: " + start.replace("{calls}", calls), *rules])

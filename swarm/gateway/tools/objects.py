@@ -146,7 +146,8 @@ def _ignore(_: str) -> None:
 
 
 def members(source: Characters, member: Callable[[str, str], Steps[None]]) -> Steps[None]:
-    """Read the members of an object, after its ``{``. ``member`` reads each value, given its key and first character."""
+    """Read the members of an object, after its ``{``. ``member`` reads each value, given its key and first
+    character."""
     char = yield from skip_space(source)
     while char != "}":
         if char != '"':
