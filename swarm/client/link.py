@@ -132,7 +132,7 @@ class Link:
     # --- what callers do
 
     def start(self, event: Start, mailbox: Mailbox) -> None:
-        """Start a request whose updates go to the mailbox. Raises InvalidRequest if it cannot be sent."""
+        """Start a request; its updates go to the mailbox. Raises InvalidRequest if it cannot be sent."""
         if event.attached:
             self.do(event)  # the broker already has it
         else:
@@ -165,8 +165,8 @@ class Link:
         return next(self._keys)
 
     def _begin(self, event: Event, message: ClientMessage) -> None:
-        """Handle an event whose message must be encodable. A message that is not is refused here, as its caller's
-        mistake; otherwise every reconnect would try to send it again. The frames made here are sent."""
+        """Handle an event whose message must be encodable. One that is not is refused here, as its caller's mistake;
+        otherwise every reconnect would try to send it again."""
         self._refuse_if_over()
         try:
             self._encoded = message, CLIENT.encode(message, version=self._spoken)
@@ -273,8 +273,8 @@ class Link:
         self._channel.send(CLIENT.encode(BrokerKeyKept(key=key)))
 
     def _rotate(self) -> None:
-        """Start to replace this machine's key, as an administrator has ordered. If it fails, the broker asks again at
-        the next connection. If another process on this machine has already done it, use that key."""
+        """Start to replace this machine's key on an administrator's order; if it fails, the broker asks again later. If
+        another process here has already done it, use that key."""
         if self._home is None or (self._rotation is not None and not self._rotation.done()) or self._takes_up():
             return
         self._rotation = self._loop.create_task(self._change_key(self._home), name="swarm client: change key")

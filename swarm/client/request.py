@@ -82,7 +82,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that are not sampling parameters."""
+    """Request options that are not sampling parameters."""
 
     timeout: float | None = None
     deadline_s: float | None = None

@@ -25,8 +25,8 @@ def noted(use: ToolUse) -> tuple[NotedTool, ...]:
 
 
 class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an answer is written. ``usage``: report token counts at the end of a stream. ``told``: fields of the body
-    that the API repeats in its answer."""
+    """State from which any gateway can write a request's answer. ``usage``: report token counts at the end of a stream.
+    ``told``: fields of the body that the API repeats in its answer."""
 
     api: ApiName
     created: int
@@ -46,7 +46,7 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the broker can store it, with a prompt of any length."""
+        """Whether the broker can store this state, with a prompt of any length."""
         return bool(msgspec.structs.replace(self, num_prompt=MAX_TOKENS).text())
 
     @classmethod

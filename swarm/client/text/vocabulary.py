@@ -143,7 +143,8 @@ class _Speller:
         self._forbidden = {token: text for token, text in self._forbidden.items() if text != unknown}
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids. Raises InvalidRequest if the model's vocabulary turns plain text into a control token."""
+        """Return the ids of a text in which secret words stand for control tokens. Raises InvalidRequest if the model's
+        vocabulary turns plain text into a control token."""
         ids = _encode(self._tokenizer, text)
         forged = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
         if forged is not None:  # its id may be 0

@@ -16,7 +16,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageWriter:
-    """Encodes one answer as blocks of text and calls, of which one is open at a time."""
+    """Encodes one answer in Anthropic's format, as blocks of text and calls, of which one is open at a time."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._served, self._request_id = served, request_id

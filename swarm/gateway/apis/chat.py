@@ -272,7 +272,7 @@ class _Message:
 
 
 class ChatWriter:
-    """Encodes one answer."""
+    """Encodes one answer in the format of OpenAI's /v1/chat/completions."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served = memo, served

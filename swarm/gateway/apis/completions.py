@@ -163,7 +163,7 @@ def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
 
 
 class CompletionWriter:
-    """Encodes the answer to one or several prompts."""
+    """Encodes the answer to one or several prompts in the format of OpenAI's /v1/completions."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served, self._echoes = memo, served, memo.echoes

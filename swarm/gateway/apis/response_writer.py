@@ -22,7 +22,7 @@ _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseWriter:
-    """Encodes one answer."""
+    """Encodes one answer in the format of OpenAI's /v1/responses."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served, self._request_id = memo, served, request_id

@@ -17,7 +17,7 @@ _LOWEST = -9999.0  # OpenAI's stand-in for minus infinity
 
 
 def chat_logprobs(served: Served, pieces: Iterable[Piece]) -> list[Json]:
-    """Return one entry per token."""
+    """Return log probabilities in the format of /v1/chat/completions, one entry per token."""
     return [
         {**_entry(served, own), "top_logprobs": [_entry(served, each) for each in others]}
         for own, *others in (piece.logprobs for piece in pieces if piece.logprobs)
@@ -56,7 +56,7 @@ def _word(served: Served, token: int) -> str:
 
 
 def hops_of(pieces: Iterable[Piece]) -> list[Any]:
-    """Return where the time of each token went, one list per token."""
+    """Return the hops of each token (where its time went), one list per token."""
     return [msgspec.to_builtins(piece.hops) for piece in pieces if piece.token is not None]
 
 

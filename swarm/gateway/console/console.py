@@ -76,7 +76,7 @@ class Console:
                 raise problem_of(error) from None
 
     async def give(self, body: object, owner: Owner) -> Json:
-        """Carry out a command. Raises ApiError."""
+        """Carry out a command from the console's page. Raises ApiError."""
         order = orders.order_of(body)
         try:
             async with self._asked() as client:

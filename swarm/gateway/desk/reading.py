@@ -68,14 +68,14 @@ class Reading:
         return "failed" if self._failed else "left"
 
     def counts(self) -> Counts:
-        """Return the token counts. Only valid at the end."""
+        """Return the token counts of the answer. Only valid at its end."""
         completion = self._stream.completion
         assert completion is not None  # the end was reached
         usage = completion.usage
         return Counts(usage.num_prompt, usage.num_tokens, usage.num_cached)
 
     def so_far(self) -> Counts:
-        """Return the token counts so far. Valid at any time."""
+        """Return the token counts of the answer so far. Valid at any time."""
         if self._stream.completion is not None:
             return self.counts()
         return Counts(self.num_prompt, self._num_tokens)

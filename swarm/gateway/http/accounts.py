@@ -89,7 +89,7 @@ class Account:
         self.num_prompt = 0  # set as soon as it is known
 
     def close(self, outcome: str, counts: Counts) -> None:
-        """Record the end. ``outcome``: "done", "failed", or "left" by its reader."""
+        """Record the end of the answer. ``outcome``: "done", "failed", or "left" by its reader."""
         if not counts.prompt:  # it was left before its first token
             counts = replace(counts, prompt=self.num_prompt)
         self._watch.ended(outcome, counts.prompt, counts.cached, counts.answer)

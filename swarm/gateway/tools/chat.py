@@ -47,7 +47,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Input for rendering the template."""
+    """Messages and variables with which the chat template is rendered."""
 
     messages: tuple[Json, ...]
     variables: Mapping[str, Any]

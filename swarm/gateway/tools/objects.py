@@ -67,7 +67,7 @@ def _raw_string(source: Characters, put: Put) -> Steps[None]:
 
 
 def string(source: Characters, put: Put) -> Steps[None]:
-    """Decode the text of a string, after its opening quote."""
+    """Decode the text of a JSON string, after its opening quote."""
     high = ""  # first half of a surrogate pair
     while True:
         char = yield from source.char()
@@ -222,7 +222,7 @@ def sink(reader: Reader, name: str) -> Put:
 
 
 def end(reader: Reader, name: str) -> None:
-    """End the call. A function's arguments are an object even if the model wrote none."""
+    """End a tool call. A function's arguments are an object even if the model wrote none."""
     tool = reader.tool(name.strip(SPACE))
     if not reader.has_argued and not (tool is not None and tool.custom):
         reader.argue("{}")
