@@ -1,1 +1,2 @@
-"""The client library. Needs neither the model nor torch: the tokenizer's files come from the broker."""
+"""Python client library for a swarm. It needs neither the model nor torch: it downloads the tokenizer's files from the
+broker."""

@@ -1,4 +1,4 @@
-"""The client of a swarm for programs without an event loop: the asynchronous one, driven in a thread of its own."""
+"""Blocking client for programs without an event loop: runs an :class:`AsyncClient` in a background thread."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _Item = TypeVar("_Item", Piece, BatchPiece)
 
 
 class Client:
-    """:class:`AsyncClient` for ordinary code: same verbs, same promises. Any thread may use it.
+    """Blocking client with the same methods and guarantees as :class:`AsyncClient`. Thread-safe.
 
-    Use it as a context manager, or call :meth:`close` at the end. An interrupt (Ctrl-C) in a verb cancels its request.
+    Use it as a context manager, or call :meth:`close` at the end. Methods raise what those of :class:`AsyncClient`
+    raise. An interrupt (Ctrl-C) during a method cancels its request.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Client:
         self._client = AsyncClient(url, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
         self.url = self._client.url
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
+        self._thread: threading.Thread | None = None  # started on first use
+        self._loop: asyncio.AbstractEventLoop | None = None  # the thread's loop
+        self._stop = asyncio.Event()  # set by close(): ends the thread
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -51,7 +52,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is under way and release everything. The client can't be used afterwards."""
+        """Cancel all requests in progress and release all resources. The client cannot be used afterwards."""
         with self._lock:
             self._closed = True
             thread, loop = self._thread, self._loop
@@ -64,51 +65,51 @@ class Client:
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The finished answer to a prompt."""
+        """Return the complete answer to a prompt."""
         return self._run(self._client.generate(prompt, params, **options))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> BlockingStream:
-        """The answer token by token. Leaving the iterator early cancels the request."""
+        """Stream the answer token by token. Leaving the iterator early cancels the request."""
         return BlockingStream(self, self._client.stream(prompt, params, **options))
 
     def chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The finished answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
+        """Return the complete answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
         return self._run(self._client.chat(messages, params, **options))
 
     def stream_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> BlockingStream:
-        """The answer to a conversation, token by token."""
+        """Stream the answer to a conversation token by token. Leaving the iterator early cancels the request."""
         return BlockingStream(self, self._client.stream_chat(messages, params, **options))
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> str:
-        """Have a prompt answered without waiting for it: the id of a detached request, once the swarm has accepted it.
-        Whoever knows the id can :meth:`attach` to it, from any process, until some time after its end."""
+        """Submit a prompt as a detached request and return its id once the swarm has accepted it, without waiting for
+        the answer. Any process that has the id can :meth:`attach` to the request, until some time after its end."""
         return self._run(self._client.submit(prompt, params, **options))
 
     def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """Have a conversation answered without waiting for it; see :meth:`submit`."""
+        """Submit a conversation as a detached request and return its id; see :meth:`submit`."""
         return self._run(self._client.submit_chat(messages, params, **options))
 
     def attach(
         self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
     ) -> BlockingStream:
-        """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
-        each continuation on. Leaving the iterator early cancels nothing."""
+        """Read the answer of an existing request, perhaps one that another process made, from token ``next_index`` of
+        each continuation on. Leaving the iterator early does not cancel the request."""
         return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout, visible=visible))
 
     def recall(self, request_id: str) -> Submit:
-        """Look up what was asked for in a request that was made before."""
+        """Return the submission (prompt, parameters, memo) of an existing request."""
         return self._run(self._client.recall(request_id))
 
     def cancel(self, request_id: str) -> None:
-        """End a request, whoever made it. One that has ended already stays as it is."""
+        """Cancel a request, no matter which client made it. A request that has already ended is left unchanged."""
         self._run(self._client.cancel(request_id))
 
     @overload
@@ -139,10 +140,10 @@ class Client:
         return_errors: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Sequence[Completion | ClientError]:
-        """The answers to many prompts, all under way together, in the order of the prompts. ``params``: one set for
-        all, or a sequence with one for each prompt.
+        """Return the answers to many prompts, in the order of the prompts. All requests run concurrently.
 
-        The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
+        ``params`` is one parameter set for all prompts, or a sequence with one for each prompt. The first error cancels
+        the other requests and is raised; with ``return_errors``, the error is returned in its prompt's place instead.
         """
         if return_errors:
             return self._run(self._client.generate_batch(prompts, params, return_errors=True, **options))
@@ -151,75 +152,80 @@ class Client:
     def stream_batch(
         self, prompts: Sequence[Prompt], params: Params = None, **options: Unpack[RequestOptions]
     ) -> BlockingBatchStream:
-        """The answers to many prompts, all under way together, token by token as they come: yields
-        ``(index of the prompt, token, text, finished)``. ``params``: one set for all, or a sequence with one for each
-        prompt. Leaving the iterator early cancels all of them."""
+        """Stream the answers to many prompts, which run concurrently. Yields ``(index of the prompt, token, text,
+        finished)`` in order of arrival. ``params`` is one parameter set for all prompts, or a sequence with one for
+        each prompt. Leaving the iterator early cancels all requests."""
         return BlockingBatchStream(self, self._client.stream_batch(prompts, params, **options))
 
     # --- questions
 
     def describe(self) -> Description:
-        """The model, the limits, and what the swarm waits for, if anything."""
+        """Return the model, the limits, and, if the swarm is not serving, what it waits for."""
         return self._run(self._client.describe())
 
     def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
-        """A report as ``swarmctl --json`` prints it. With "requests", ``all`` are also those that ended long ago, and
-        ``request_id`` is one alone."""
+        """Return a report as ``swarmctl --json`` prints it. For "requests", ``all`` includes requests that ended long
+        ago, and ``request_id`` selects a single request."""
         return self._run(self._client.query(what, all=all, request_id=request_id))
 
     def suppose_plan(self, suppose: Suppose) -> Json:
-        """The plan that would be made if things were so; nothing is changed."""
+        """Return the plan that the broker would make under these assumptions. Nothing is changed."""
         return self._run(self._client.suppose_plan(suppose))
 
     def trace(self, request_id: str = "") -> Json:
-        """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
-        means the newest."""
+        """Return where the time of each token went, for a request in progress or recently ended. ``request_id`` may be
+        a prefix of the id; empty selects the newest request."""
         return self._run(self._client.trace(request_id))
 
     def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
-        """Have a running ``swarm up`` start workers."""
+        """Have a running ``swarm up`` start ``count`` workers."""
         return self._run(self._client.join(count, memory_limit))
 
     def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
-        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it. ``again``:
-        and end so that ``swarm up`` or systemd starts it anew."""
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm cannot serve without it.
+        ``again``: exit in such a way that ``swarm up`` or systemd restarts it."""
         return self._run(self._client.stop_worker(worker, force=force, again=again))
 
     def steer(self, steer: Steer) -> Json:
-        """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
+        """Change which workers get layers (cordon, drain, pins), or have the plan made again. The change lasts until
+        the broker's process ends."""
         return self._run(self._client.steer(steer))
 
     def settings(self, worker: str = "") -> Json:
-        """By which settings the broker runs, or the worker of this name, and where each comes from; no passwords."""
+        """Return the settings of the broker, or of the named worker, and the source of each. Passwords are left out."""
         return self._run(self._client.settings(worker))
 
     def invite(self, invite: Invite) -> Json:
-        """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
+        """Register an invitation at the broker. Its secret stays on this machine; the result has the broker's public
+        key and the addresses to put into the invitation."""
         return self._run(self._client.invite(invite))
 
     def revoke_key(self, name: str) -> Json:
-        """Take away a machine's key, or an invitation: by its name or how the key begins."""
+        """Revoke a machine's key or an invitation, given its name or a prefix of its key."""
         return self._run(self._client.revoke_key(name))
 
     def rotate_key(self, key: str) -> Json:
-        """Tell the broker the public key by which this machine will knock; the present one counts until it has."""
+        """Announce to the broker the public key that this machine will use from now on. The present key stays valid
+        until the new one has been used."""
         return self._run(self._client.rotate_key(key))
 
     def rotate_broker_key(self, *, now: bool = False) -> Json:
-        """Have the broker change its own key; said again, how far that is. ``now``: put the old one away, whoever does
-        not know the new one yet. Who those are is in the answer."""
+        """Have the broker replace its own key; if called again, return the progress. ``now``: discard the old key even
+        if some machines have not received the new one yet. The result lists those machines."""
         return self._run(self._client.rotate_broker_key(now=now))
 
     def rotate_member_key(self, name: str) -> Json:
-        """Have a member's machine change its key, by its name or how its key begins: now, or when it is there."""
+        """Have a member's machine replace its key, given its name or a prefix of its key. It does so now, or when it
+        next connects."""
         return self._run(self._client.rotate_member_key(name))
 
     def check_grammar(self, params: SamplingParams) -> None:
-        """Find out whether the model can follow these parameters' grammar. Raises InvalidRequest that says why not."""
+        """Check whether the model can follow the grammar in these parameters. Raises InvalidRequest with the reason if
+        not."""
         self._run(self._client.check_grammar(params))
 
     def text_model(self) -> TextModel | None:
-        """The model's tokenizer and chat template; None if it has none."""
+        """Return the model's tokenizer and chat template; None if it has none."""
         return self._run(self._client.text_model())
 
     # --- the thread
@@ -227,7 +233,7 @@ class Client:
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
-        except BaseException:  # an interrupt, too: nobody will wait for it, which Python would complain about
+        except BaseException:  # also on an interrupt: close the coroutine, or Python warns that it was never awaited
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
             raise
@@ -236,7 +242,7 @@ class Client:
         except CancelledError:
             raise Unavailable("this client is closed") from None
         finally:
-            if not future.done():  # interrupted: the caller wants no more of it
+            if not future.done():  # interrupted: the caller no longer wants the result
                 future.cancel()
 
     def _iterate(
@@ -249,13 +255,13 @@ class Client:
             self._post(close)
 
     def _post(self, work: Callable[[], None]) -> None:
-        """Have the thread do something, without waiting: a collected iterator may find itself in any thread."""
+        """Run a function in the client's thread without waiting. The garbage collector may call this in any thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             try:
                 loop.call_soon_threadsafe(work)
             except RuntimeError:
-                if not loop.is_closed():  # closed since we looked: nothing is left to be done
+                if not loop.is_closed():  # closed since the check above: nothing is left to do
                     raise
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
@@ -268,7 +274,7 @@ class Client:
                 self._thread.start()
                 started.wait()
             if self._loop is None or not self._thread.is_alive():
-                why = "it could not begin, or belongs to the process that this one was forked from"
+                why = "it could not start, or it belongs to the process from which this one was forked"
                 raise Unavailable(f"this client's thread does not run ({why}): make a new client")
             return self._loop
 
@@ -276,7 +282,7 @@ class Client:
         try:
             asyncio.run(self._serve_until_stopped(started))
         finally:
-            started.set()  # also if there is no loop to be had
+            started.set()  # also if no loop could be created
 
     async def _serve_until_stopped(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -286,9 +292,9 @@ class Client:
 
 
 class BlockingStream:
-    """An iterator over the pieces of one request. Leaving it early, or :meth:`close`, cancels the request.
+    """Iterator over the pieces of one request. Leaving it early, or :meth:`close`, cancels the request.
 
-    ``completion`` is what the pieces add up to, once the end has been reached; None before.
+    ``completion`` is the whole answer once the end has been reached; None before.
     """
 
     def __init__(self, client: Client, stream: PromptStream) -> None:
@@ -302,7 +308,7 @@ class BlockingStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Cancel the request if it is under way."""
+        """Cancel the request if it is in progress."""
         self._pieces.close()
 
     @property
@@ -311,10 +317,10 @@ class BlockingStream:
 
 
 class BlockingBatchStream:
-    """An iterator over the tokens of a batch: ``(index, token, text, finished)``. Leaving it early, or :meth:`close`,
-    cancels what is under way.
+    """Iterator over the tokens of a batch: ``(index, token, text, finished)``. Leaving it early, or :meth:`close`,
+    cancels the requests in progress.
 
-    ``completions`` is what each prompt's pieces add up to, once the end of all has been reached; None before.
+    ``completions`` has the whole answer to each prompt once all have ended; None before.
     """
 
     def __init__(self, client: Client, stream: BatchStream) -> None:
@@ -328,7 +334,7 @@ class BlockingBatchStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the requests in progress."""
         self._pieces.close()
 
     @property

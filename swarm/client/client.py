@@ -1,4 +1,4 @@
-"""The client of a swarm, for asyncio."""
+"""Client of a swarm for asyncio programs."""
 
 from __future__ import annotations
 
@@ -39,32 +39,35 @@ from swarm.wire.messages import Describe, Description, Recall, Recalled, Report,
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
+_YIELD_EVERY = 16  # prompts of a batch that are tokenized before other tasks get their turn
 
 Wanted = tuple[Source, Wish]
 OnError = Callable[[int, ClientError], None]
 
 
 class AsyncClient(Governor):
-    """Talks to one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
+    """Asynchronous client of one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
 
-    Nothing is connected before the first verb. Every verb that makes a request takes a prompt (text or token ids),
-    ``params`` and the keywords of :class:`RequestOptions`; the keywords override ``params``. What they raise is a
-    :class:`~swarm.errors.ClientError` (a ModelError, should the broker's tokenizer be broken): InvalidRequest for a
-    mistake in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away or
-    stands still does so for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were. A
-    request that the broker has not answered yet waits 30 seconds for it at most. A request's own ``timeout`` ends
-    either wait sooner.
+    The client connects on first use. Every method that makes a request takes a prompt (text or token ids), ``params``
+    and the keywords of :class:`RequestOptions`; keywords override ``params``. Methods raise a
+    :class:`~swarm.errors.ClientError` (or a ModelError if the broker's tokenizer is broken):
+
+    - InvalidRequest: a mistake in the call.
+    - Unavailable: no broker answers within ``connect_timeout_s``, or a broker that was connected stays away or silent
+      for ``reconnect_timeout_s``. Shorter outages are invisible: requests continue where they were.
+    - Unavailable after at most 30 seconds: the broker has not answered this request at all.
+    - RequestTimeout: the request's own ``timeout`` has passed. It ends either wait sooner.
     """
 
     def __init__(
         self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 600.0
     ) -> None:
-        """Without a url: ``$SWARM_URL``, else the swarm that this machine has joined last, else the broker on it."""
+        """Create a client for the broker at ``url``. The default is ``$SWARM_URL``, else the swarm that this machine
+        joined last, else the broker on this machine."""
         self._access = url if isinstance(url, Access) else access_to(url or os.environ.get("SWARM_URL"))
         self.url = self._access.url
         self._session = Session(self.url, connect_timeout_s, reconnect_timeout_s)
-        self._link: Link | None = None
+        self._link: Link | None = None  # created on first use
         self._closed = False
         self._model = ModelSource(self._connect, self.describe, self.url)
         self._checks = GrammarChecks()
@@ -78,7 +81,7 @@ class AsyncClient(Governor):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel what is under way and release everything. The client can't be used afterwards."""
+        """Cancel all requests in progress and release all resources. The client cannot be used afterwards."""
         self._closed = True
         self._checks.close()
         link, self._link = self._link, None
@@ -86,8 +89,8 @@ class AsyncClient(Governor):
             await link.aclose()
 
     async def abandon(self) -> None:
-        """Release everything, and cancel nothing: the broker goes on with what is under way for
-        ``broker.client_grace_s``, so that another client can ``attach``. Whoever reads here waits for ever."""
+        """Release all resources without cancelling requests. The broker continues them for ``broker.client_grace_s``,
+        so that another client can ``attach``. Readers that still wait on this client never return."""
         self._closed = True
         self._checks.close()
         link, self._link = self._link, None
@@ -96,7 +99,7 @@ class AsyncClient(Governor):
 
     @property
     def is_connected(self) -> bool:
-        """Has a broker greeted us, and not gone away since?"""
+        """Whether a broker has completed the greeting and is still connected."""
         return self._session.is_connected
 
     # --- requests
@@ -104,50 +107,55 @@ class AsyncClient(Governor):
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The finished answer to a prompt."""
+        """Return the complete answer to a prompt."""
         return await self._complete(as_source(prompt), check_wish(params, options))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
-        """The answer token by token. Leaving the iterator early cancels the request."""
+        """Stream the answer token by token. Leaving the iterator early cancels the request."""
         return PromptStream(self._stream([(as_source(prompt), check_wish(params, options))]))
 
     async def chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The finished answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
+        """Return the complete answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
         return await self._complete(Conversation(messages), check_wish(params, options))
 
     def stream_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
-        """The answer to a conversation, token by token."""
+        """Stream the answer to a conversation token by token. Leaving the iterator early cancels the request."""
         return PromptStream(self._stream([(Conversation(messages), check_wish(params, options))]))
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """Have a prompt answered without waiting for it: the id of a detached request, once the swarm has accepted it.
-        Whoever knows the id can :meth:`attach` to it, from any process, until some time after its end. Stop strings are
-        looked for by whoever reads: unread, it runs to its other limits."""
+        """Submit a prompt as a detached request and return its id once the swarm has accepted it, without waiting for
+        the answer. Any process that has the id can :meth:`attach` to the request, until some time after its end. Stop
+        strings are found by the client that reads the answer: without a reader, the request runs until its other
+        limits."""
         return await self._submit(as_source(prompt), check_wish(params, {**options, "detached": True}))
 
     async def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """Have a conversation answered without waiting for it; see :meth:`submit`."""
+        """Submit a conversation as a detached request and return its id; see :meth:`submit`."""
         return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
 
     def attach(
         self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
     ) -> PromptStream:
-        """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
-        each continuation on. The latest reader gets what comes; the one before it ends with ReadElsewhere. The text of
-        a token depends on those before it, which is why they are fetched, too; ``completion`` has them all. Leaving the
-        iterator early cancels nothing. ``visible`` is as in :class:`RequestOptions`: who made the request can't say it.
+        """Read the answer of an existing request, perhaps one that another process made, from token ``next_index`` of
+        each continuation on.
 
-        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        A request has one reader: the latest one receives the tokens, and the previous one ends with ReadElsewhere. The
+        text of a token depends on the tokens before it, so those are fetched, too, and ``completion`` contains them
+        all. Leaving the iterator early does not cancel the request. ``visible`` is as in :class:`RequestOptions`; the
+        request does not store it, so each reader passes it.
+
+        Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
+        """
         shown = check_attach(request_id, next_index, timeout, visible)
 
         async def begin(mailbox: Mailbox) -> Opened:
@@ -159,30 +167,34 @@ class AsyncClient(Governor):
         return PromptStream(PieceStream(begin))
 
     async def recall(self, request_id: str) -> Submit:
-        """Look up what was asked for in a request that was made before.
+        """Return the submission (prompt, parameters, memo) of an existing request.
 
-        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
+        """
         check_attach(request_id, 0, None)
         return (await self._recall(request_id, None)).submit
 
     async def look_up(self, request_id: str, *, visible: Sequence[int] = ()) -> Progress:
-        """Read what has come so far of a request that was made before, and change nothing: whoever reads it reads on.
-        ``visible`` is as in :meth:`attach`.
+        """Return what an existing request has produced so far, without becoming its reader. ``visible`` is as in
+        :meth:`attach`.
 
-        InvalidRequest (code "unknown") if nobody knows such a request (any more), Overloaded if the broker can't look
-        now, and what the request failed with if it has failed."""
+        Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more), Overloaded if the
+        broker cannot look it up now, and the request's own error if it failed.
+        """
         shown, link = check_attach(request_id, 0, None, visible), self._connect()
         submit, continuations = await read_pages(link, request_id)
         return await progress(Call(submit, Wish.behind(submit, None, shown), link, self._model.get), continuations)
 
     async def cancel(self, request_id: str) -> None:
-        """End a request, whoever made it. One that has ended already stays as it is.
+        """Cancel a request, no matter which client made it. A request that has already ended is left unchanged.
 
-        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
+        """
         check_attach(request_id, 0, None)
         call = await self._recall(request_id, ASK_TIMEOUT_S)
         call.link.do(Revoke(call.submit))
-        await self.describe()  # what was said before has been heard when this is answered
+        # messages arrive in order: once this is answered, the broker has processed the cancellation
+        await self.describe()
 
     @overload
     async def generate_batch(
@@ -212,10 +224,10 @@ class AsyncClient(Governor):
         return_errors: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Sequence[Completion | ClientError]:
-        """The answers to many prompts, all under way together, in the order of the prompts. ``params``: one set for
-        all, or a sequence with one for each prompt.
+        """Return the answers to many prompts, in the order of the prompts. All requests run concurrently.
 
-        The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
+        ``params`` is one parameter set for all prompts, or a sequence with one for each prompt. The first error cancels
+        the other requests and is raised; with ``return_errors``, the error is returned in its prompt's place instead.
         """
         results: dict[int, Completion | ClientError] = {}
         wanted: dict[int, Wanted] = {}
@@ -241,32 +253,32 @@ class AsyncClient(Governor):
     def stream_batch(
         self, prompts: Sequence[Prompt], params: Params = None, **options: Unpack[RequestOptions]
     ) -> BatchStream:
-        """The answers to many prompts, all under way together, token by token as they come: yields
-        ``(index of the prompt, token, text, finished)``. ``params``: one set for all, or a sequence with one for each
-        prompt. Leaving the iterator early cancels all of them."""
+        """Stream the answers to many prompts, which run concurrently. Yields ``(index of the prompt, token, text,
+        finished)`` in order of arrival. ``params`` is one parameter set for all prompts, or a sequence with one for
+        each prompt. Leaving the iterator early cancels all requests."""
         wishes = wishes_of(params, options, len(prompts))
         wanted = [_wanted(prompt, wish) for prompt, wish in zip(prompts, wishes, strict=True)]
         return BatchStream(self._stream(wanted), len(wanted))
 
     async def describe(self) -> Description:
-        """The model, the limits, and what the swarm waits for, if anything."""
+        """Return the model, the limits, and, if the swarm is not serving, what it waits for."""
         answer = await self._ask(Describe())
         assert isinstance(answer, Description)  # the session matches answers to questions
         return answer
 
     async def check_grammar(self, params: SamplingParams) -> None:
-        """Find out whether the model can follow these parameters' grammar, as every request does before it is made.
-        Raises InvalidRequest (code "grammar") that says why not."""
+        """Check whether the model can follow the grammar in these parameters, as every request does before it is sent.
+        Raises InvalidRequest (code "grammar") with the reason if not."""
         if params.grammar is not None:
             await self._check_grammar(params)
 
     async def words(self) -> LLTokenizer | None:
-        """The model's tokens as bytes (``decode_bytes``); None if it has no tokenizer."""
+        """Return the model's vocabulary as bytes per token (``decode_bytes``); None if it has no tokenizer."""
         checker = (await self._model.get()).grammars
         return checker.ready if checker.ready is not None else await asyncio.to_thread(checker.words)
 
     async def text_model(self) -> TextModel | None:
-        """The model's tokenizer and chat template; None if it has none."""
+        """Return the model's tokenizer and chat template; None if it has none."""
         return (await self._model.get()).text
 
     async def _ask(self, question: Question, timeout_s: float = ASK_TIMEOUT_S) -> Reply:
@@ -280,7 +292,7 @@ class AsyncClient(Governor):
         mailbox = Mailbox()
         call = await self._start(source, wish, mailbox, asyncio.get_running_loop().time())
         try:
-            news = await mailbox.get()  # whatever it is, the request has been taken; unless it has failed
+            news = await mailbox.get()  # any update except a failure means that the broker has accepted the request
             if isinstance(news, Failed):
                 raise news.error
         finally:
@@ -288,7 +300,7 @@ class AsyncClient(Governor):
         return call.submit.request_id
 
     async def _recall(self, request_id: str, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Call:
-        """The request as the broker knows it, to be read."""
+        """Fetch an existing request's submission from the broker and return a call that can read its answer."""
         limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
         answer = await self._ask(Recall(request_id=request_id), limit_s)
         if isinstance(answer, Report):
@@ -306,7 +318,7 @@ class AsyncClient(Governor):
             raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
 
         async def begin(mailbox: Mailbox) -> Opened:
-            calls: Opened = {}
+            calls: Opened = {}  # on an error, cancel the requests that were already started
             with contextlib.ExitStack() as undo:
                 undo.callback(_leave, calls)
                 await self._open(wanted, mailbox, calls, on_error)
@@ -322,7 +334,7 @@ class AsyncClient(Governor):
                 call = await self._start(source, wish, mailbox, began)
             except ClientError as error:
                 if on_error is None:
-                    raise
+                    raise  # an error handler turns a prompt's error into its result, and the others go on
                 on_error(place, error)
             else:
                 calls[call.submit.request_id] = (place, call)

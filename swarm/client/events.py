@@ -1,4 +1,4 @@
-"""What can happen to a client's session, and what it can ask for."""
+"""Events that a client's session handles, and actions that it returns."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ Reply = Description | AssetPart | Recalled | Snapshot | Report
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Somebody has taken the connection; who that is will be known when it greets."""
+    """A TCP connection was accepted. The peer's greeting, which comes next, shows whether it is a broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Somebody listens, and hangs up before we are through: it may be the broker, with another key."""
+    """A peer accepted the connection and closed it during the security handshake. It may be the broker with another
+    key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection stands (again), to a broker that speaks as we do."""
+    """The connection to a compatible broker is up (again)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estranged:
-    """The connection stands, to a broker that can't be talked to."""
+    """The connection is up, but the broker is incompatible or rejects this client. ``reason`` is for the caller."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is gone; the socket tries again by itself."""
+    """The connection is lost; the socket reconnects by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """Something came from the broker that has no meaning here. ``request_id``: which request it is about, if it says so
-    in the usual place."""
+    """A message from the broker could not be decoded. ``request_id``: the request that it names, if that field could be
+    read."""
 
     reason: str
     request_id: str = ""
@@ -81,8 +82,8 @@ class NotUnderstood:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The caller has a request. ``timeout_s`` counts from now. ``attached``: the broker has taken it before, perhaps
-    from another process; it is only to be read."""
+    """The caller starts a request. ``timeout_s`` counts from now. ``attached``: the broker already has the request,
+    perhaps from another process; this client only reads it."""
 
     submit: Submit
     timeout_s: float | None = None
@@ -100,7 +101,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class StopFound:
-    """A stop string was found: tokens before ``at_index`` count."""
+    """A stop string was found: only the tokens before ``at_index`` count."""
 
     request_id: str
     index: int
@@ -109,8 +110,8 @@ class StopFound:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The caller wants no more of this request. It is cancelled, unless it was detached or only read here;
-    ``cancel``: in any case."""
+    """The caller no longer reads this request. It is cancelled unless it is detached or was only attached to;
+    ``cancel``: cancelled in any case."""
 
     request_id: str
     cancel: bool = False
@@ -118,14 +119,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """The caller wants a request to end that was made elsewhere, and does not read it."""
+    """The caller cancels a request that another client made and that this one does not read."""
 
     submit: Submit
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The caller has a question; ``key`` comes back with the answer. ``timeout_s`` counts from now."""
+    """The caller has a question for the broker. ``key`` comes back with the answer. ``timeout_s`` counts from now."""
 
     key: int
     question: Question
@@ -168,12 +169,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a message to the broker."""
+
     message: ClientMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Tokens ``start`` … of a continuation, each exactly once and in order."""
+    """Deliver tokens ``start`` … of a continuation to the caller, each exactly once and in order."""
 
     request_id: str
     index: int
@@ -185,7 +188,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A continuation has ended well, and all its tokens have been delivered."""
+    """A continuation has ended normally, and all its tokens have been delivered."""
 
     request_id: str
     index: int
@@ -194,7 +197,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request has ended badly; nothing more comes of it."""
+    """The request has failed; nothing more will be delivered for it."""
 
     request_id: str
     error: ClientError
@@ -202,13 +205,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A detached request is in the broker's journal: from now on it needs nobody."""
+    """A detached request is in the broker's journal: it continues without this client."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    """Return the broker's answer to the caller of question ``key``."""
+
     key: int
     answer: Reply
     payload: bytes = b""
@@ -216,6 +221,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
+    """Raise an error at the caller of question ``key``."""
+
     key: int
     error: ClientError
 

@@ -1,4 +1,4 @@
-"""What can be asked of a swarm beside answers to prompts, and what it can be told to do: reports, workers, keys."""
+"""Administration methods of a client: reports, workers, plans and keys."""
 
 from __future__ import annotations
 
@@ -30,71 +30,78 @@ What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "ke
 
 
 class Governor:
-    """The part of a client that governs a swarm. Orders that the broker refuses raise RequestFailed, in its words."""
+    """Administration methods of a client. A command that the broker refuses raises RequestFailed with the broker's
+    reason."""
 
     async def _ask(self, question: Question, timeout_s: float = ASK_TIMEOUT_S) -> Reply:
         raise NotImplementedError
 
     async def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
-        """A report as ``swarmctl --json`` prints it. With "requests", ``all`` are also those that ended long ago, as
-        far as the broker's journal has them and an answer holds; ``request_id`` is one alone, if memory has it."""
+        """Return a report as ``swarmctl --json`` prints it. For "requests", ``all`` includes requests that ended long
+        ago, as far as the broker's journal has them and they fit into one answer; ``request_id`` selects a single
+        request that is still in memory."""
         return await self._govern(Query(what=what, all=all, request_id=request_id), ASK_TIMEOUT_S)
 
     async def suppose_plan(self, suppose: Suppose) -> Json:
-        """The plan that would be made if things were so; nothing is changed."""
+        """Return the plan that the broker would make under these assumptions. Nothing is changed."""
         return await self._govern(Query(what="plan", suppose=suppose), ASK_TIMEOUT_S)
 
     async def trace(self, request_id: str = "") -> Json:
-        """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
-        means the newest. Of one that ended long ago, or before the broker started again, only what its journal has."""
+        """Return where the time of each token went, for a request in progress or recently ended. ``request_id`` may be
+        a prefix of the id; empty selects the newest request. For a request that ended long ago, or before the broker
+        restarted, only the data in the journal is available."""
         if len(request_id) > 128:
             raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
         return await self._govern(Query(what="trace", request_id=request_id), ASK_TIMEOUT_S)
 
     async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
-        """Have a running ``swarm up`` start workers."""
+        """Have a running ``swarm up`` start ``count`` workers."""
         if not 1 <= count <= 64:
             raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
         return await self._govern(Join(count=count, memory_limit=memory_limit), _GOVERN_TIMEOUT_S)
 
     async def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
-        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it. ``again``:
-        and end so that ``swarm up`` or systemd starts it anew."""
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm cannot serve without it.
+        ``again``: exit in such a way that ``swarm up`` or systemd restarts it."""
         if not 1 <= len(worker) <= 128:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
         return await self._govern(StopWorker(worker=worker, force=force, again=again), _GOVERN_TIMEOUT_S)
 
     async def steer(self, steer: Steer) -> Json:
-        """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
+        """Change which workers get layers (cordon, drain, pins), or have the plan made again. The change lasts until
+        the broker's process ends."""
         return await self._govern(steer, _GOVERN_TIMEOUT_S)
 
     async def settings(self, worker: str = "") -> Json:
-        """By which settings the broker runs, or the worker of this name, and where each comes from; no passwords."""
+        """Return the settings of the broker, or of the named worker, and the source of each. Passwords are left out."""
         if len(worker) > 128:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
         return await self._govern(ShowSettings(worker=worker), ASK_TIMEOUT_S)
 
     async def invite(self, invite: Invite) -> Json:
-        """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
+        """Register an invitation at the broker. Its secret stays on this machine; the result has the broker's public
+        key and the addresses to put into the invitation."""
         return await self._govern(invite, ASK_TIMEOUT_S)
 
     async def revoke_key(self, name: str) -> Json:
-        """Take away a machine's key, or an invitation: by its name or how the key begins."""
+        """Revoke a machine's key or an invitation, given its name or a prefix of its key."""
         if not 1 <= len(name) <= 128:
             raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
         return await self._govern(RevokeKey(name=name), ASK_TIMEOUT_S)
 
     async def rotate_key(self, key: str) -> Json:
-        """Tell the broker the public key by which this machine will knock; the present one counts until it has."""
+        """Announce to the broker the public key that this machine will use from now on. The present key stays valid
+        until the new one has been used."""
         return await self._govern(Rotate(key=key), ASK_TIMEOUT_S)
 
     async def rotate_broker_key(self, *, now: bool = False) -> Json:
-        """Have the broker change its own key; said again, how far that is. ``now``: put the old one away, whoever does
-        not know the new one yet. Who those are is in the answer."""
+        """Have the broker replace its own key; if called again, return the progress. ``now``: discard the old key even
+        if some machines have not received the new one yet. The result lists those machines."""
         return await self._govern(RotateBroker(now=now), ASK_TIMEOUT_S)
 
     async def rotate_member_key(self, name: str) -> Json:
-        """Have a member's machine change its key, by its name or how its key begins: now, or when it is there."""
+        """Have a member's machine replace its key, given its name or a prefix of its key. It does so now, or when it
+        next connects."""
         if not 1 <= len(name) <= 128:
             raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
         return await self._govern(RotateMember(name=name), ASK_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The socket, the clock and the waiting callers around a :class:`Session`: carries out what it decides."""
+"""Broker connection: socket, clock and waiting callers around a :class:`Session`, whose actions it carries out."""
 
 from __future__ import annotations
 
@@ -57,30 +57,30 @@ from swarm.wire.schema import client_schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
-_LOOK_S = 1.0  # between two looks at the keys that are kept, while nobody hears us
-_CHANGE_S = 10.0  # for the broker's answer about a new key
-_TICK_S = 0.1  # how exactly time limits are kept
-_TURN = 64  # news that one reader takes before others get a turn: a millisecond or so
-_MAX_OUTBOX = 1 << 16  # messages that wait for room in the socket's queue
+_LOOK_S = 1.0  # seconds between two reads of the stored keys while handshakes fail
+_CHANGE_S = 10.0  # time limit for the broker's answer about a new key
+_TICK_S = 0.1  # precision of time limits
+_TURN = 64  # updates that one reader takes before others get a turn: about a millisecond
+_MAX_OUTBOX = 1 << 16  # messages that wait for space in the socket's queue
 
 Answer = tuple[Reply, bytes]
 News = Deliver | Ended | Failed | Taken
 
 
 class Mailbox:
-    """Holds what came for one reader. The session takes no more tokens than may wait for their consumer."""
+    """Queue of updates for one reader. The session bounds it: it accepts only a limited number of unconsumed tokens."""
 
     def __init__(self) -> None:
         self._news: deque[News] = deque()
-        self._some = asyncio.Event()
-        self._num_at_once = 0
+        self._some = asyncio.Event()  # set while updates wait
+        self._num_at_once = 0  # updates taken since the reader last yielded to the loop
 
     def put(self, news: News) -> None:
         self._news.append(news)
         self._some.set()
 
     async def get(self) -> News:
-        """The next news. A reader who always finds some lets the others have their turn, every so often."""
+        """Return the next update. A reader that always finds one yields to the loop every ``_YIELD_EVERY`` events."""
         self._num_at_once += 1
         if self._num_at_once >= _TURN:
             self._num_at_once = 0
@@ -93,8 +93,8 @@ class Mailbox:
 
 
 class Link:
-    """One connection to a broker, on the running loop. Nothing waits here for the network but :meth:`ask`. ``pair``: by
-    which a broker on another machine knows this one."""
+    """A connection to a broker, on the running loop. Only :meth:`ask` waits. ``pair`` authenticates this machine
+    there."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """``endpoint``: the session's address, with the broker's public key if it has a lock. ``home``: where both
-        keys are kept, which may change."""
+        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may
+        change."""
         self.session = session
         self._home = home
-        self._rotation: asyncio.Task[None] | None = None
-        self._looked_at = float("-inf")
-        self.num_connects = 0  # grows when the broker may be another one
+        self._rotation: asyncio.Task[None] | None = None  # a key change in progress
+        self._looked_at = float("-inf")  # time of the last read of the stored keys
+        self.num_connects = 0  # number of connects; after each, the broker may be a different one
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         with contextlib.ExitStack() as undo:
@@ -123,33 +123,33 @@ class Link:
         self._keys = count()
         self._outbox: deque[list[Bytes]] = deque(maxlen=_MAX_OUTBOX)
         self._busy = asyncio.Event()
-        self._encoded: tuple[ClientMessage, list[Bytes]] | None = None  # what is just begun, by its frames
-        self._spoken = PROTOCOL_VERSION  # with this broker
-        self._refusal = ""  # why nothing can be asked of it any more
+        self._encoded: tuple[ClientMessage, list[Bytes]] | None = None  # the message being started and its frames
+        self._spoken = PROTOCOL_VERSION  # protocol version used with this broker
+        self._refusal = ""  # why the connection is unusable; "" while it works
         self._runner = self._loop.create_task(self._run(), name="swarm client")
         self._runner.add_done_callback(self._stopped)
 
     # --- what callers do
 
     def start(self, event: Start, mailbox: Mailbox) -> None:
-        """Begin a request whose news go to the mailbox. Raises InvalidRequest if it can't be sent."""
+        """Start a request; its updates go to the mailbox. Raises InvalidRequest if it cannot be sent."""
         if event.attached:
-            self.do(event)  # the broker has it
+            self.do(event)  # the broker already has it
         else:
             self._begin(event, event.submit)
         self._mailboxes[event.submit.request_id] = mailbox
 
     def is_read(self, request_id: str, mailbox: Mailbox | None) -> bool:
-        """Does what comes of this request go there? Not any more after its end, or once somebody else reads it."""
+        """Whether this mailbox gets the request's updates: until its end, or until another reader takes over."""
         return mailbox is not None and self._mailboxes.get(request_id) is mailbox
 
     def leave(self, request_id: str, *, cancel: bool = False) -> None:
-        """The caller wants no more of it. A request that has ended is no error."""
+        """Stop reading a request. Ignored if the request has ended."""
         if self._mailboxes.pop(request_id, None) is not None:
             self.do(Leave(request_id, cancel))
 
     async def ask(self, question: Ask) -> Answer:
-        """The broker's answer. Raises RequestTimeout, Unavailable, or InvalidRequest if it can't be sent."""
+        """Return the broker's answer. Raises RequestTimeout, Unavailable, or InvalidRequest if it cannot be sent."""
         self._refuse_if_over()
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[question.key] = future
@@ -165,8 +165,8 @@ class Link:
         return next(self._keys)
 
     def _begin(self, event: Event, message: ClientMessage) -> None:
-        """What can't be encoded is its caller's fault, and nobody else's: it must not come up when all is told again.
-        What can is sent as it was encoded here."""
+        """Handle an event whose message must be encodable. One that is not is refused here, as its caller's mistake;
+        otherwise every reconnect would try to send it again."""
         self._refuse_if_over()
         try:
             self._encoded = message, CLIENT.encode(message, version=self._spoken)
@@ -178,7 +178,7 @@ class Link:
             self._encoded = None
 
     def do(self, event: Event) -> None:
-        """Tell the session and carry out what it answers."""
+        """Pass an event to the session and carry out the actions it returns."""
         self._refuse_if_over()
         for action in self.session.handle(event, self._loop.time()):
             self._carry_out(action)
@@ -186,7 +186,7 @@ class Link:
             self._busy.set()
 
     async def aclose(self) -> None:
-        """Cancel what is live, let the words leave, and release everything."""
+        """Cancel live requests, send what is queued, and release all resources."""
         if self._context.closed:
             return
         if not self._refusal:
@@ -197,10 +197,10 @@ class Link:
         await self._release()
 
     async def abandon(self) -> None:
-        """Release everything and say nothing, as if this process had died."""
+        """Release all resources without sending anything, as if this process had died."""
         if self._context.closed:
             return
-        self._mailboxes.clear()  # whoever leaves from now on has nothing to take back
+        self._mailboxes.clear()  # a caller that leaves from now on sends no cancellation
         self._outbox.clear()
         await self._release()
 
@@ -212,7 +212,7 @@ class Link:
             await asyncio.gather(*running, return_exceptions=True)
         finally:
             self._channel.close()
-            self._context.term()  # waits for the socket's linger at most
+            self._context.term()  # waits at most for the socket's linger time
 
     # --- what runs
 
@@ -236,24 +236,24 @@ class Link:
             self.do(Unheard())
             self._look_at_home()
         elif event is wire.Link.DOWN:
-            self._outbox.clear()  # after the next connect, the session tells everything again
+            self._outbox.clear()  # after the next connect, the session sends everything again
             self.do(Disconnected())
         elif not isinstance(event, wire.Link):
             self._arrived(event)
 
     def _turned_away(self) -> None:
-        """Our key opens that door no more: perhaps since this machine has another one by now."""
+        """Handle a rejected key: use a newer one if this machine has it, otherwise count the broker as incompatible."""
         if not self._takes_up():
-            self.do(Estranged("it does not take this machine's key (was it revoked?); join again with an invitation"))
+            self.do(Estranged("it does not accept this machine's key (was it revoked?); join again with an invitation"))
 
     def _look_at_home(self) -> None:
-        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
+        """Handle a failed handshake: the broker may have another key, which another process here has stored."""
         if self._loop.time() - self._looked_at >= _LOOK_S:
             self._looked_at = self._loop.time()
             self._takes_up()
 
     def _takes_up(self) -> bool:
-        """Knock with the keys that are kept by now, if they are others."""
+        """Reconnect with the stored keys if they differ from the ones in use. Returns whether they do."""
         kept = None if self._home is None else self._home.take_up()
         if kept is None:
             return False
@@ -262,8 +262,7 @@ class Link:
         return True
 
     def _broker_moves(self, key: str) -> None:
-        """The broker has another key: it is kept, and used at the next connection. Where it can't be kept, the broker
-        is not told that it is, and shows this machine as one that does not know it."""
+        """Store the broker's new key for the next connection. If that fails, the broker gets no confirmation."""
         if self._home is None:
             return
         try:
@@ -274,14 +273,14 @@ class Link:
         self._channel.send(CLIENT.encode(BrokerKeyKept(key=key)))
 
     def _rotate(self) -> None:
-        """Who governs wants another key of this machine. What fails, the broker asks for again when it is knocked at;
-        and what another process here has done is not done again."""
+        """Start to replace this machine's key on an administrator's order; if it fails, the broker asks again later. If
+        another process here has already done it, use that key."""
         if self._home is None or (self._rotation is not None and not self._rotation.done()) or self._takes_up():
             return
         self._rotation = self._loop.create_task(self._change_key(self._home), name="swarm client: change key")
 
     async def _change_key(self, home: Home) -> None:
-        """The steps of ``lock.rotation``, over this connection; then knock with the new key."""
+        """Follow the steps of ``swarm.auth.rotation`` over this connection, then reconnect with the new key."""
         with contextlib.suppress(ConfigError, ClientError):
             secret = home.announced()
             reply, _ = await self.ask(Ask(self.new_key(), Rotate(key=public_of(secret)), _CHANGE_S))
@@ -314,13 +313,13 @@ class Link:
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(_TICK_S)
-            for event in self._channel.waiting():  # nobody is judged while words of theirs lie unread
+            for event in self._channel.waiting():  # an unread answer must not count as late
                 self._came(event)
             self._flush()
             self.do(Tick())
 
     def _stopped(self, runner: asyncio.Task[None]) -> None:
-        """Fail all who wait for a connection that is closed or has broken, now or later."""
+        """Fail all waiting callers of a connection that is closed or broken, and all later ones."""
         broken = None if runner.cancelled() else runner.exception()
         self._refusal = "this client is closed" if broken is None else _epitaph(broken)
         for request_id, mailbox in self._mailboxes.items():
@@ -360,7 +359,7 @@ class Link:
     def _say(self, message: ClientMessage) -> None:
         try:
             frames = self._frames(message)
-        except WireError as error:  # what this broker, an older one, doesn't know
+        except WireError as error:  # a message kind that this older broker does not support
             about = "" if isinstance(message, Recall | LookUp) else getattr(message, "request_id", "")
             self.do(NotUnderstood(str(error), about))
             return
@@ -377,13 +376,13 @@ class Link:
             future.set_result(outcome)
 
     def _flush(self) -> None:
-        """Send what there is room for; the next tick tries the rest."""
+        """Send queued messages until the socket's queue is full; the next tick sends the rest."""
         while self._outbox and self._channel.send(self._outbox[0]):
             self._outbox.popleft()
 
 
 class _About(msgspec.Struct):
-    """The one field that is read of a message that can't be understood."""
+    """The one field that is read from a message that cannot be decoded."""
 
     request_id: str = ""
 
@@ -396,7 +395,7 @@ def _about(header: Bytes) -> str:
 
 
 def _epitaph(broken: BaseException) -> str:
-    """Why a link is of no use any more. It is a bug that has ended it, whatever it was."""
+    """Return why a connection is unusable. The cause is a bug in this client, whatever the exception was."""
     while isinstance(broken, BaseExceptionGroup):
         broken = broken.exceptions[0]
     return f"this client has broken ({type(broken).__name__}: {broken}): make a new one, and report this"

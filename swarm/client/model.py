@@ -1,4 +1,4 @@
-"""The model behind the broker, as a client needs it: its manifest, its tokenizer and chat template."""
+"""The broker's model as a client needs it: manifest, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ASK_TIMEOUT_S = 30.0  # answers need no computing
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a client knows of the model behind the broker."""
+    """The client's copy of the broker's model description."""
 
     manifest: Manifest
-    text: TextModel | None
+    text: TextModel | None  # tokenizer and chat template; None if the model has none
     grammars: GrammarChecker
 
     @classmethod
@@ -43,19 +43,20 @@ class Model:
 
 
 class ModelSource:
-    """Asks a broker for its model, and keeps it for as long as that broker is there."""
+    """Fetches the model description from the broker and keeps it while that broker is connected."""
 
     def __init__(self, connect: Callable[[], Link], describe: Callable[[], Awaitable[Description]], url: str) -> None:
         self._connect = connect
         self._describe = describe
         self._url = url
-        self._model: Model | None = None
-        self._described_at = -1  # which connection the model was described on
-        self._lock = asyncio.Lock()
+        self._model: Model | None = None  # the last one fetched
+        self._described_at = -1  # number of the connection on which the model was described; -1 before
+        self._lock = asyncio.Lock()  # one fetch at a time
         self._cache: Path = assets.cache_directory()
 
     async def get(self) -> Model:
-        """Ask for the model once per connection: after a reconnect there may be another broker with another one."""
+        """Return the model, fetched once per connection: after a reconnect, another broker with another model may
+        answer."""
         link = self._connect()
         async with self._lock:
             num_connects = link.num_connects
@@ -77,7 +78,7 @@ class ModelSource:
         if content is not None:
             return content
         if asset.num_bytes > MAX_ASSET_BYTES:
-            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are taken")
+            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are accepted")
         content = await self._download(asset)
         if not assets.is_genuine(content, asset):
             raise ModelError(f"{asset.name} did not come from {self._url} as the broker announced it: digests differ")

@@ -1,4 +1,7 @@
-"""The requests of a session: their continuations, how far each has come, and what is said about them. Pure."""
+"""Active requests of a session: the position of each continuation, and the messages to and from the broker about them.
+
+Plain state without I/O: broker messages and caller events come in, actions go out.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,23 @@ from swarm.wire.messages import (
     Tokens,
 )
 
-NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
-ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
+NUDGE_S = 5.0  # A request without a message for this long is sent again: the broker drops answers rather than wait.
+ACK_EVERY = 32  # tokens; a small part of the broker's window, so that the window never closes on a caller that keeps up
 MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
 
 
 @dataclass(slots=True)
 class Continuation:
-    """Positions of one continuation: ``acked`` ≤ ``consumed`` ≤ ``expected``."""
+    """Positions in one continuation: ``acked`` ≤ ``consumed`` ≤ ``expected``."""
 
-    expected: int = 0  # the next token to deliver
-    consumed: int = 0  # the caller has taken the tokens before it
-    acked: int = 0
-    starved: bool = False  # tokens were dropped; they must be asked for when the caller has caught up
-    stop_at: int | None = None
-    finished: Finished | None = None
-    ended: bool = False  # the caller has been told
-    end_acked: bool = False  # the broker has been told that the caller has it all
+    expected: int = 0  # index of the next token to deliver
+    consumed: int = 0  # the caller has taken the tokens before this index
+    acked: int = 0  # tokens before this index are acknowledged to the broker
+    starved: bool = False  # tokens were dropped; request them again once the caller has caught up
+    stop_at: int | None = None  # a stop string ends the continuation before this index
+    finished: Finished | None = None  # the broker's end message, perhaps before all tokens
+    ended: bool = False  # the end has been delivered to the caller
+    end_acked: bool = False  # the broker has been informed that the caller has everything
 
     @property
     def settled(self) -> bool:
@@ -58,12 +61,12 @@ class Continuation:
 
     @property
     def is_waiting(self) -> bool:
-        """The caller has taken all that came, and is owed more."""
+        """Whether the caller has taken every delivered token and more are due."""
         return not self.ended and self.consumed >= self.expected
 
     @property
     def is_complete(self) -> bool:
-        """The end has come, and all tokens before it."""
+        """Whether the end message and all tokens before it have come."""
         return self.finished is not None and self.expected >= self.finished.num_tokens
 
 
@@ -72,18 +75,18 @@ class Ongoing:
     """A request between its start and its end."""
 
     submit: Submit
-    started: float
+    started: float  # time of the start; shifted by pauses
     deadline: float | None
     continuations: list[Continuation]
-    attached: bool = False  # another process may have made it; here it is only read
-    sent: bool = False
-    accepted: bool = False
-    is_reader: bool = False  # the broker has answered us as its reader
-    attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
-    nudge_at: float = 0.0  # when it is told again if nothing is heard of it
-    held_up: str = ""  # why the broker can't let it be read at the moment
-    revoked: bool = False  # to be cancelled, whoever reads it
-    left_at: float | None = None  # since when only the broker's confirmation is awaited
+    attached: bool = False  # read only: another process may have made it
+    sent: bool = False  # sent at least once
+    accepted: bool = False  # the broker has confirmed it
+    is_reader: bool = False  # the broker has answered this client as the request's reader
+    attaching: bool = False  # an Attach is in flight; do not request its tokens again
+    nudge_at: float = 0.0  # time at which to send it again if no message about it comes
+    held_up: str = ""  # why the broker cannot let it be read at the moment
+    revoked: bool = False  # cancelled even if another client reads it
+    left_at: float | None = None  # time at which the caller left; it waits for the broker's confirmation
 
     @property
     def id(self) -> str:
@@ -91,7 +94,7 @@ class Ongoing:
 
     @property
     def outlives_caller(self) -> bool:
-        """Does the request go on when its caller leaves?"""
+        """Whether the request continues after its caller leaves."""
         return self.submit.detached or self.attached or self.submit.keep_s > 0
 
     @property
@@ -115,7 +118,8 @@ class Ongoing:
         return any(c.starved for c in self.continuations)
 
     def forgive(self, pause_s: float, now: float) -> None:
-        """Move the limits by a pause of the client. When it is told again stays: something may have been lost."""
+        """Shift the time limits by a pause of the client. The time of the next repeat stays: a message may have been
+        lost."""
         lost_s = min(pause_s, now - self.started)
         self.started += lost_s
         if self.deadline is not None:
@@ -124,7 +128,8 @@ class Ongoing:
             self.left_at = min(now, self.left_at + pause_s)
 
     def take(self, message: Tokens) -> Deliver | None:
-        """The new ones among tokens that begin at or before the next expected one, as far as there is room."""
+        """Accept the new tokens of a message that begins at or before the next expected one, as far as capacity
+        allows."""
         continuation = self.continuations[message.index]
         self.attaching = False
         start = continuation.expected
@@ -138,7 +143,8 @@ class Ongoing:
         return Deliver(self.id, message.index, start, taken, message.logprobs[first:last], message.hops[first:last])
 
     def ack(self, index: int) -> list[Ack]:
-        """Acknowledge every so many tokens, and all of an ended continuation, which can be forgotten then."""
+        """Acknowledge every ``ACK_EVERY`` tokens, and the whole of an ended continuation, which the broker can then
+        forget."""
         continuation = self.continuations[index]
         last = continuation.settled and not continuation.end_acked
         if not last and continuation.consumed - continuation.acked < ACK_EVERY:
@@ -147,7 +153,7 @@ class Ongoing:
         return [self.ack_up_to(index, continuation.consumed)]
 
     def last_acks(self) -> list[Ack]:
-        """Acknowledge all of an ended request whose remaining tokens nobody will read."""
+        """Acknowledge all of an ended request whose remaining tokens will not be read."""
         return [self.ack_up_to(i, c.expected) for i, c in enumerate(self.continuations) if not c.end_acked]
 
     def ack_up_to(self, index: int, next_index: int) -> Ack:
@@ -162,7 +168,8 @@ class Ongoing:
         return Attach(request_id=self.id, next_index=next_index, again=self.is_reader)
 
     def cancel(self) -> Cancel:
-        """Cancel it. If another client has come to read it meanwhile, it goes on for that one."""
+        """Return the message that cancels the request. If another client has become its reader meanwhile, the request
+        continues for that client."""
         return Cancel(request_id=self.id, if_reader=not self.revoked)
 
     def stops(self) -> list[Stop]:
@@ -173,7 +180,7 @@ class Ongoing:
         ]
 
     def invariants(self) -> Iterator[str]:
-        """Name every rule that the state breaks."""
+        """Yield a description of every violated invariant."""
         for index, c in enumerate(self.continuations):
             where = f"{self.id}[{index}]"
             if not 0 <= c.acked <= c.consumed <= c.expected:
@@ -186,11 +193,11 @@ class Ongoing:
 
 @dataclass(slots=True)
 class Conversation:
-    """The requests of a session under way: what is said about them to the broker, and what the broker says of them."""
+    """The session's active requests: decides what is sent to the broker about them and handles its messages."""
 
     contact: Contact
     requests: dict[str, Ongoing] = field(default_factory=dict)
-    num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
+    num_ignored: int = 0  # messages about no live request: late ones, repeated ones, other clients' ones
 
     # --- to the broker
 
@@ -204,10 +211,10 @@ class Conversation:
         if not request.sent:
             del self.requests[request_id]
             return []
-        if request.outlives_caller and not cancel:  # nothing is acknowledged that was not read
+        if request.outlives_caller and not cancel:  # unread tokens are not acknowledged
             del self.requests[request_id]
             return self.say([Detach(request_id=request_id)])
-        if request.ended:  # nothing to cancel; what the caller didn't read it will never read
+        if request.ended:  # nothing to cancel; the caller will not read the rest
             del self.requests[request_id]
             return self.say(request.last_acks())
         request.left_at, request.deadline = now, None
@@ -218,7 +225,7 @@ class Conversation:
         if request.left:
             return [Send(request.cancel())]
         if request.ended:
-            return []  # the broker owes it nothing, and may have forgotten it
+            return []  # the broker has nothing to send for it, and may have forgotten it
         if not request.accepted:
             return [Send(request.submit)]
         return self.attach(request, now) + self.say(request.stops())
@@ -238,7 +245,7 @@ class Conversation:
         return news + self._took(request, message, now)
 
     def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
-        """Note that the broker has the request: each of these messages says so."""
+        """Handle a message that shows that the broker has the request: acceptance, tokens or end."""
         request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
         request.held_up = ""
         if isinstance(message, Accepted):
@@ -253,7 +260,7 @@ class Conversation:
     def _tokens(self, request: Ongoing, message: Tokens, now: float) -> Actions:
         continuation = request.continuations[message.index]
         stop = message.start + len(message.ids)
-        if request.left:  # the broker says the end only behind all tokens
+        if request.left:  # the broker sends the end only after all tokens are acknowledged
             return self.say([request.ack_up_to(message.index, stop)])
         if continuation.ended or stop <= continuation.expected:
             self.num_ignored += 1
@@ -266,7 +273,7 @@ class Conversation:
     def _gap(self, request: Ongoing, now: float) -> Actions:
         self.num_ignored += 1
         if request.attaching or request.is_starved:
-            return []  # asked already, or to be asked when the caller has caught up
+            return []  # already requested, or to be requested when the caller has caught up
         return self.attach(request, now)
 
     def _finished(self, request: Ongoing, message: Finished, now: float) -> Actions:
@@ -287,7 +294,7 @@ class Conversation:
         return []
 
     def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
-        """End a request of which one continuation ended badly: nobody wants the others."""
+        """End a request of which one continuation failed: the others are not needed."""
         acks = self._confirmed(request, message)
         if not request.ended:
             return acks + self.leave(request.id, now)
@@ -317,12 +324,12 @@ class Conversation:
             self.requests.pop(request.id, None)
 
     def _rejected(self, request: Ongoing, message: Rejected, now: float) -> Actions:
-        if request.left:  # the broker knows nothing of it: as good as cancelled
+        if request.left:  # the broker does not have it, which is as good as cancelled
             del self.requests[request.id]
             return []
         if request.ended:
             return []
-        if request.accepted and message.retry_after_s is not None:  # it only can't be read again at the moment
+        if request.accepted and message.retry_after_s is not None:  # reading is not possible at the moment; retry later
             request.attaching, request.nudge_at = False, now + message.retry_after_s
             request.held_up = message.reason
             return []
@@ -334,11 +341,11 @@ class Conversation:
     # --- who is owed something
 
     def live(self) -> list[Ongoing]:
-        """List the requests that the broker still owes something."""
+        """List the requests that still expect messages from the broker."""
         return [request for request in self.requests.values() if not request.left and not request.ended]
 
     def give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:
-        """The caller gets the error; the broker gets a ``Cancel``, now or when it is there again."""
+        """Fail requests with this error, and cancel them at the broker, now or after the next connect."""
         actions: Actions = []
         for request in requests:
             actions += [Failed(request.id, error), *self.leave(request.id, now)]
@@ -346,7 +353,7 @@ class Conversation:
 
 
 def ended_badly(message: Finished) -> ClientError:
-    """Make the error of a request that failed or was cancelled."""
+    """Return the error of a request that failed or was cancelled."""
     if message.reason == "cancelled":
         return RequestCancelled(message.detail or "the request was cancelled")
     if message.detail in (TOO_LATE, TOO_SHORT):
@@ -355,7 +362,7 @@ def ended_badly(message: Finished) -> ClientError:
 
 
 def refusal(message: Rejected, accepted: bool) -> ClientError:
-    """Make the error of a refused request. A code that is not known here is the request's fault."""
+    """Return the error of a rejected request. An unrecognised code counts as a fault of the request."""
     match message.code:
         case "overloaded" | "journal":
             return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
@@ -364,13 +371,13 @@ def refusal(message: Rejected, accepted: bool) -> ClientError:
         case "superseded":
             return ReadElsewhere(message.reason)
         case "unknown" if accepted:
-            return RequestFailed(message.reason)  # it was taken, and then forgotten: not the caller's fault
+            return RequestFailed(message.reason)  # the broker accepted it and then lost it: not the caller's fault
         case _:
             return InvalidRequest(message.reason, code=message.code)
 
 
 def refused(request_id: str, report: Report) -> ClientError:
-    """Make the error of a refused question. A broker of before version 3 gives the reason alone."""
+    """Return the error of a refused question. A broker older than protocol version 3 sends only the reason."""
     code, after_s = report.body.get("code"), report.body.get("retry_after_s")
     rejected = Rejected(
         request_id=request_id,

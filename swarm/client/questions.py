@@ -1,8 +1,8 @@
-"""The questions of a client that are not answered yet: whom an answer is for, and who has waited too long. Pure.
+"""Unanswered questions of a client: which question an answer belongs to, and which have timed out.
 
-An answer says which kind of question it is for, and no more. So questions of one kind stand in a line: the next one is
-asked when the one before it is answered. A question that nobody waits for any more keeps its place for a while, since
-its answer may still come, and would be taken for the next one's.
+An answer names only the kind of question it belongs to. So questions of one kind are queued: the next one is sent when
+the previous one is answered. An abandoned question keeps its place in the queue for a while, because its answer may
+still come and would be mistaken for the next one's.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from swarm.wire.messages import (
     StopWorker,
 )
 
-LEFT_S: Final = 10.0  # with the time that a question is given, as long as a broker looks for an answer
+# seconds that an abandoned question keeps its place; with its own time limit, as long as a broker takes to answer
+LEFT_S: Final = 10.0
 
-# Which report answers what.
+# Which question a report answers.
 _REPORTED: Final = {
     "asset": GetAsset,
     "join": Join,
@@ -56,13 +57,13 @@ _REPORTED: Final = {
 @dataclass(slots=True)
 class _Question:
     ask: Ask
-    started: float
-    is_said: bool = False
-    left_at: float | None = None  # since when nobody waits for it any more
+    started: float  # time at which it was asked; shifted by pauses
+    is_said: bool = False  # sent to the broker
+    left_at: float | None = None  # time at which its caller stopped waiting
 
     @property
     def line(self) -> object:
-        """In which it stands. None, in none: its answer says whose it is, or is right for all who ask."""
+        """Its queue. None: it needs no queue, since its answer names its question or fits every asker."""
         question = self.ask.question
         if isinstance(question, Describe | Recall | LookUp):
             return None
@@ -71,7 +72,7 @@ class _Question:
 
 @dataclass(slots=True)
 class Questions:
-    """Questions by the key that their asker knows them by, in the order of asking."""
+    """Unanswered questions by their caller's key, in the order of asking."""
 
     _asked: dict[int, _Question] = field(default_factory=dict)
 
@@ -82,7 +83,7 @@ class Questions:
         self._asked[ask.key] = _Question(ask, now)
 
     def due(self) -> list[ClientMessage]:
-        """The questions whose turn has come, as they are sent. They count as said."""
+        """Return the questions that can be sent now, and mark them as sent."""
         lines = {question.line for question in self._asked.values() if question.is_said} - {None}
         due: list[ClientMessage] = []
         for question in self._asked.values():
@@ -100,13 +101,13 @@ class Questions:
             self._asked.pop(key, None)
 
     def connect(self) -> list[ClientMessage]:
-        """What is said again to the broker that is there now: no answer to what was said before will come."""
+        """Return the questions to repeat to a newly connected broker: answers to earlier copies will not come."""
         self._asked = {key: question for key, question in self._asked.items() if question.left_at is None}
         return [question.ask.question for question in self._asked.values() if question.is_said]
 
     def answered_by(self, message: Reply) -> list[int]:
-        """Forget the questions that this message answers; returns the keys of those that somebody waits for. What is
-        told of the broker, or of a request's submission, is right for all who asked it."""
+        """Remove the questions that this message answers, and return the keys of callers that still wait. A description
+        of the broker or of a request answers every caller that asked for it."""
         said = [(key, question) for key, question in self._asked.items() if question.is_said]
         found = [(key, question) for key, question in said if _answers(message, question.ask.question)]
         if not found or not isinstance(found[0][1].ask.question, Describe | Recall):
@@ -116,14 +117,15 @@ class Questions:
         return [key for key, question in found if question.left_at is None]
 
     def forgive(self, pause_s: float, now: float) -> None:
-        """Let every question begin later by a pause of this process."""
+        """Shift the start of every question by a pause of this process."""
         for question in self._asked.values():
             question.started = min(now, question.started + pause_s)
             if question.left_at is not None:
                 question.left_at = min(now, question.left_at + pause_s)
 
     def late(self, now: float) -> Iterator[tuple[int, float]]:
-        """Withdraw those whose time limit is over; names them, and that limit. Forget those that were left for long."""
+        """Abandon questions whose time limit has passed; yields their keys and limits. Remove those that were abandoned
+        long ago."""
         for key, question in list(self._asked.items()):
             if question.left_at is None and now >= question.started + question.ask.timeout_s:
                 self.withdraw(key, now)
@@ -132,11 +134,11 @@ class Questions:
                 del self._asked[key]
 
     def keys_where(self, holds: Callable[[float], bool]) -> list[int]:
-        """The questions of whose beginning this holds."""
+        """Return the keys of questions whose start time satisfies the condition."""
         return [key for key, question in self._asked.items() if holds(question.started)]
 
     def fail(self, keys: Sequence[int], error: ClientError) -> list[Action]:
-        """Forget these questions; their askers get the error."""
+        """Remove these questions; their callers get the error."""
         waiting = [key for key in keys if self._asked.pop(key).left_at is None]
         return [Unanswered(key, error) for key in waiting]
 
@@ -145,7 +147,7 @@ class Questions:
 
 
 def _named(message: Recalled | Snapshot | Report, name: str) -> object:
-    """The request or the question that an answer names."""
+    """Return the request or question that an answer names."""
     match message:
         case Report(body=body):
             return body.get(name)

@@ -1,4 +1,5 @@
-"""From what a caller writes to what is sent: every value is checked here, before anything leaves the machine. Pure."""
+"""Request options: checks every value that a caller passes, before anything leaves the machine, and builds the message
+to send."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from swarm.params import PRIORITIES, Grammar, SamplingParams
 from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
-Params = SamplingParams | Sequence[SamplingParams] | None  # of a batch: one set for all prompts, or one for each
+# for a batch: one parameter set for all prompts, or one for each
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 _T = TypeVar("_T")
 
@@ -31,18 +33,22 @@ Source = str | tuple[int, ...] | Conversation
 
 
 class RequestOptions(TypedDict, total=False):
-    """Keywords of every verb that makes a request: the fields of :class:`SamplingParams`, and
+    """Keywords of every method that makes a request: the fields of :class:`SamplingParams`, and these.
 
-    ``timeout``: seconds until the caller gives up (RequestTimeout; the request is cancelled; pauses of its own process
-    of more than a second count as half a second); ``deadline_s``: seconds
-    after which the swarm itself shall not bother; ``priority``: "high", "normal", "low" or a number, -100 to 100, of
-    which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
-    are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
-    ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
-    vanishes, and anybody who knows its id may read on (``attach``); ``keep_s``: it runs on for so many seconds, each
-    time that a reader leaves it or vanishes; ``memo``: a text that ``recall`` gives back;
-    ``visible``: special tokens that have a text in the answer, as marks of tool calls must (all others stay silent;
-    this is never sent).
+    - ``timeout``: seconds until the caller gives up: it gets RequestTimeout and the request is cancelled. Pauses of the
+      caller's own process that are longer than a second count as half a second.
+    - ``deadline_s``: seconds after which the swarm stops working on the request.
+    - ``priority``: "high", "normal", "low", or a number from -100 to 100; higher goes first.
+    - ``tenant``: the account that the request belongs to. Tenants get equal shares; without a name, each connection is
+      a tenant.
+    - ``request_id``: an idempotency key: a repeated request with this id is the same request.
+    - ``hops``: report where the time of each token went.
+    - ``detached``: the request continues when its client leaves or vanishes, and any client that has its id may
+      ``attach``.
+    - ``keep_s``: the request continues for this many seconds each time its reader leaves or vanishes.
+    - ``memo``: a text that ``recall`` returns.
+    - ``visible``: special tokens that appear in the answer's text, as marks of tool calls must; all others are left
+      out. This stays on the client.
     """
 
     timeout: float | None
@@ -76,7 +82,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that are not sampling parameters."""
+    """Request options that are not sampling parameters."""
 
     timeout: float | None = None
     deadline_s: float | None = None
@@ -96,7 +102,7 @@ _OWN = _Own.__struct_fields__
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A request but for its prompt, checked."""
+    """Checked options of one request, without its prompt."""
 
     params: SamplingParams
     timeout_s: float | None = None
@@ -112,7 +118,8 @@ class Wish:
 
     @classmethod
     def behind(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Wish:
-        """Reconstruct the wish of whoever made this request. What is visible, each reader says for itself."""
+        """Reconstruct the options of an existing request from its submission. ``visible`` is not stored there: each
+        reader passes its own."""
         return cls(
             submit.params,
             timeout_s,
@@ -124,7 +131,7 @@ class Wish:
         )
 
     def submit(self, prompt: tuple[int, ...]) -> Submit:
-        """The message for this prompt. A seed and an id are drawn if the caller gave none."""
+        """Return the message for this prompt. Draws a seed and an id if the caller gave none."""
         seed = self.params.seed if self.params.seed is not None else secrets.randbits(63)
         return Submit(
             request_id=self.request_id or secrets.token_hex(16),
@@ -142,7 +149,8 @@ class Wish:
 
 
 def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> Wish:
-    """Keywords override ``params``. Raises InvalidRequest that names the first value that is wrong."""
+    """Check and merge ``params`` and keywords; keywords override ``params``. Raises InvalidRequest that names the first
+    wrong value."""
     unknown = [name for name in options if name not in _SAMPLING and name not in _OWN]
     if unknown:
         known = ", ".join(sorted({*_SAMPLING, *_OWN}))
@@ -173,8 +181,8 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
 
 
 def wishes_of(params: Params, options: Mapping[str, object], num_prompts: int) -> list[Wish | InvalidRequest]:
-    """Read what is wished for each prompt of a batch; or what is wrong with the parameters that it has for itself.
-    Raises InvalidRequest for a mistake that is no single prompt's."""
+    """Return the checked options for each prompt of a batch, or the error in that prompt's own parameters. Raises
+    InvalidRequest for a mistake that concerns the whole batch."""
     if params is None or isinstance(params, SamplingParams):
         return [check_wish(params, options)] * num_prompts
     if isinstance(params, str | bytes) or not isinstance(params, Sequence):
@@ -233,7 +241,8 @@ def _check_own(own: _Own) -> None:
 def check_attach(
     request_id: str, next_index: int, timeout_s: float | None, visible: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The special tokens to show. Raises InvalidRequest that names the first value that is wrong."""
+    """Check the arguments of ``attach`` and return the special tokens to show. Raises InvalidRequest that names the
+    first wrong value."""
     own = _convert({"request_id": request_id, "timeout": timeout_s, "visible": visible}, _Own)
     _check_own(own)
     if not 0 <= next_index <= MAX_TOKENS:
@@ -242,7 +251,7 @@ def check_attach(
 
 
 def as_source(prompt: Prompt) -> Source:
-    """A prompt, checked as far as that is possible without the model."""
+    """Return a prompt, checked as far as that is possible without the model."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("the prompt is empty", code="prompt")
@@ -251,7 +260,7 @@ def as_source(prompt: Prompt) -> Source:
 
 
 def check_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Token ids as the wire takes them. Whether the model has them, the broker knows."""
+    """Return token ids as the wire takes them. Only the broker can check whether the model has them."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest("a prompt is text or token ids, not bytes", code="prompt")
     try:

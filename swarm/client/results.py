@@ -1,4 +1,4 @@
-"""What the client library gives back."""
+"""Result types of the client library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Logprobs = tuple[TokenLogprob, ...]
 class Piece:
     """One token of a stream, with the text that it completed.
 
-    ``index`` is the token's place in its continuation, ``choice`` says which continuation (0 unless n > 1). The last
-    piece of a continuation has a ``finish_reason`` ("stop" or "length"). Its ``token`` is None if the end came without
-    a further token, as after a stop string; ``stop`` is that string. ``logprobs`` (the token's own first, then the
-    alternatives) and ``hops`` (one per stage) are empty unless asked for.
+    ``index`` is the token's place in its continuation; ``choice`` is the number of the continuation (0 unless n > 1).
+    The last piece of a continuation has a ``finish_reason`` ("stop" or "length"). Its ``token`` is None if the end came
+    without a further token, as after a stop string; ``stop`` is that string. ``logprobs`` (the token's own first, then
+    the alternatives) and ``hops`` (one per stage) are empty unless requested.
     """
 
     token: int | None
@@ -31,7 +31,7 @@ class Piece:
 
 
 class _BatchPiece(NamedTuple):
-    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody needs here
+    index: int  # type: ignore[assignment]  # hides a method of tuples that is not needed here
     token: int | None
     text: str
     finished: bool
@@ -40,9 +40,8 @@ class _BatchPiece(NamedTuple):
 class BatchPiece(_BatchPiece):
     """One token of a batch: ``index, token, text, finished``.
 
-    ``index`` is the prompt's place in the batch; ``finished`` says that this is the last of its answer. ``piece`` is
-    the whole piece: its place in the answer, the finish reason, and with n > 1 which continuation it belongs to, and
-    finishes.
+    ``index`` is the prompt's place in the batch; ``finished`` marks the last token of a continuation. ``piece`` has the
+    rest: the token's place in the answer, the finish reason, and with n > 1 the number of the continuation.
     """
 
     piece: Piece
@@ -56,8 +55,9 @@ class BatchPiece(_BatchPiece):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted: the prompt once, and all continuations together. ``num_cached`` of the prompt's were not computed
-    again, because the swarm still had them from an earlier request. They are the same when it is read again."""
+    """Token counts of a request: the prompt once, and all continuations together. ``num_cached`` prompt tokens were not
+    computed again, because the swarm still had them from an earlier request. Reading the request again returns the same
+    counts."""
 
     num_prompt: int
     num_tokens: int
@@ -70,10 +70,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not asked for.
+    """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not requested.
 
-    In ``timing``, a ``first_token_s`` of 0 is not measured but not known: the broker was started again after the first
-    token, and ``queued_s`` is 0 for the same reason. ``total_s`` is always known.
+    In ``timing``, ``first_token_s`` and ``queued_s`` are 0 where they are unknown: the broker was restarted after the
+    first token. ``total_s`` is always known.
     """
 
     index: int
@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. With n = 1 its only choice is at hand as ``text``, ``tokens`` and so on."""
+    """A finished request. ``text``, ``tokens`` and the other properties are those of its first choice."""
 
     request_id: str
     choices: tuple[Choice, ...]
@@ -121,8 +121,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What has come of a request so far. ``pieces``: what a reader would have had by now; ``completion``: what they add
-    up to, None before the end."""
+    """The state of a request so far. ``pieces``: what a reader would have received by now; ``completion``: the whole
+    answer, None before the end."""
 
     submit: Submit
     pieces: tuple[Piece, ...]

@@ -1,29 +1,31 @@
-"""What one client says to one broker: the deciding half of the client library.
+"""Deciding core of the client library: the conversation of one client with one broker.
 
-``handle(event, now)`` takes a fact (a message, a connection, the passing of time, a wish of the caller) and returns
-what is to be done. Nothing here waits, reads a clock or touches a socket.
+``handle(event, now)`` takes an event (a message, a connection, the passing of time, a call) and returns actions.
+Nothing here waits, reads a clock or touches a socket.
 
 The rules:
 
-* **A connection comes and goes, a request stays.** Nothing is sent while there is no connection. After every connect,
-  each live request is told again: ``Submit`` if its acceptance was never heard (the id makes it the same request),
-  ``Attach`` otherwise, and ``Stop`` or ``Cancel`` where one had been decided.
-* **Tokens are taken in order.** What starts before the next expected index was seen already and is cut off; what starts
-  behind it is a gap: dropped, and asked for with ``Attach``. So a token is delivered exactly once, however often it
-  comes. A request of which nothing is heard for long is told again (``NUDGE_S``), for an answer may have been lost.
-* **Acknowledgements follow the consumer.** Only what the caller has taken is acknowledged, so the broker's window
-  closes on a slow caller. Tokens beyond ``MAX_UNCONSUMED`` are dropped and fetched again when the caller has caught up.
+* **Requests outlive connections.** Nothing is sent while there is no connection. After every connect, each live request
+  is sent again: ``Submit`` if its acceptance never arrived (the id makes it the same request), ``Attach`` otherwise,
+  and ``Stop`` or ``Cancel`` where one had been decided.
+* **Tokens are delivered in order.** Tokens before the next expected index are duplicates and are cut off. Tokens that
+  start after it leave a gap: they are dropped, and requested with ``Attach``. So a token is delivered exactly once,
+  however often it arrives. A request without messages for ``NUDGE_S`` is sent again, since an answer may have been
+  lost.
+* **Acknowledgements follow the consumer.** Only tokens that the caller has taken are acknowledged, so the broker's
+  window closes on a slow caller. Tokens beyond ``MAX_UNCONSUMED`` are dropped and fetched again when the caller has
+  caught up.
 * **Every request ends once**: with all its continuations finished, or with one failure. A request that the caller has
-  left is kept until the broker confirms its end, so that a lost ``Cancel`` is said again; then it is forgotten. One
-  that was detached, or made elsewhere, is not cancelled but let go of (``Detach``), and forgotten at once.
-* **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
-  is live fails with :class:`Unavailable`: a request that the broker has answered after ``reconnect_timeout_s``, all
-  else after ``UNANSWERED_S`` at most. A broker that stood still goes on with what it had, so nothing is told again
-  while it is silent.
-* **What can't be understood ends in words.** A broker of another build is known by its greeting, before anything else
-  is said to it; a message that makes no sense all the same fails whom it is about, at once.
-* **Our own pauses are nobody's lateness.** If this process stood still (stopped, a closed lid, a blocked loop), every
-  limit moves by that. The shell reads what has come before it lets time pass.
+  left is kept until the broker confirms its end, so that a lost ``Cancel`` is repeated; then it is forgotten. A request
+  that is detached, or was made elsewhere, is not cancelled but detached from (``Detach``), and forgotten immediately.
+* **Every wait ends.** Without a connection, or without a message from the broker (it is probed, see ``QUIET_S``), live
+  work fails with :class:`Unavailable`: a request that the broker has answered after ``reconnect_timeout_s``, anything
+  else after at most ``UNANSWERED_S``. A broker that paused continues with what it had, so nothing is sent again while
+  it is silent.
+* **Protocol errors fail with a reason.** An incompatible broker is recognised by its greeting, before anything else is
+  sent to it. A message that cannot be decoded fails the request it concerns immediately.
+* **Pauses of this process do not count as delay.** If this process was paused (stopped, a closed lid, a blocked loop),
+  every limit is shifted by the pause. The connection delivers all received messages before it passes a tick.
 """
 
 from __future__ import annotations
@@ -79,15 +81,15 @@ from swarm.wire.messages import (
     Tokens,
 )
 
-PAUSE_S = 1.0  # the shell tells of time ten times a second: a longer gap is a pause of this process
-# So much of a pause counts all the same: or the time limits of a caller whose loop is always late would never pass.
+PAUSE_S = 1.0  # the connection ticks ten times a second: a longer gap is a pause of this process
+# Part of a pause that is not forgiven; otherwise the limits of a caller whose loop is always late would never pass.
 USUAL_GAP_S = 0.5
-CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
+CONFIRM_CANCEL_S = 30.0  # how long a left request is kept for a broker that does not confirm its end
 
 
 @dataclass(slots=True)
 class Session:
-    """One client's requests and questions on one connection. ``url`` is only for the texts of errors."""
+    """Requests and questions of one client on one connection. ``url`` is used only in error messages."""
 
     url: str
     connect_timeout_s: float = 5.0
@@ -95,8 +97,8 @@ class Session:
     _questions: Questions = field(default_factory=Questions)
     _contact: Contact = field(init=False)
     _talk: Conversation = field(init=False)
-    _requests: dict[str, Ongoing] = field(init=False)  # the talk's
-    _ticked_at: float = 0.0  # the last tick, or when there began to be something to tick for
+    _requests: dict[str, Ongoing] = field(init=False)  # the tracker's dictionary
+    _ticked_at: float = 0.0  # time of the last tick, or when there began to be live work
 
     def __post_init__(self) -> None:
         self._contact = Contact(self.url, self.connect_timeout_s, self.reconnect_timeout_s)
@@ -105,12 +107,12 @@ class Session:
 
     @property
     def num_ignored(self) -> int:
-        """Messages that concerned nothing live: late ones, repeated ones, other clients' ones."""
+        """Messages about no live request: late ones, repeated ones, other clients' ones."""
         return self._talk.num_ignored
 
     @property
     def idle(self) -> bool:
-        """Is nothing live? Then no time needs to pass for the session."""
+        """Whether nothing is live, so that the session needs no ticks."""
         return not self._requests and not self._questions
 
     @property
@@ -166,7 +168,7 @@ class Session:
         return news + (self._talk.tell_again(request, now) if self._contact.connected else [])
 
     def _supersede(self, request_id: str, attached: bool) -> Actions:
-        """Take a request from its reader in this client for a later one, as the broker does between clients."""
+        """Take a request from its reader in this client for a later reader, as the broker does between clients."""
         former = self._requests.get(request_id)
         if former is None:
             return []
@@ -175,7 +177,7 @@ class Session:
         if former.left:
             raise RequestCancelled("the request was cancelled")
         del self._requests[request_id]
-        return [] if former.ended else [Failed(request_id, ReadElsewhere("somebody else reads this answer now"))]
+        return [] if former.ended else [Failed(request_id, ReadElsewhere("another reader has taken over this answer"))]
 
     def _ask(self, event: Ask, now: float) -> Actions:
         self._contact.refuse_strangers()
@@ -187,7 +189,7 @@ class Session:
         return self._talk.say(self._questions.due())
 
     def _wake(self, now: float) -> None:
-        """Begin to measure time, if nothing was live, and silence, if nothing was awaited."""
+        """Start the clock if nothing was live, and measure silence from now if no answer was awaited."""
         if self.idle:
             self._ticked_at = now
         if not self._talk.live() and not self._questions:
@@ -213,12 +215,13 @@ class Session:
         return self._talk.say(request.stops())
 
     def _revoke(self, event: Revoke, now: float) -> Actions:
-        """Cancel a request as if it had been read here: say so until the broker confirms it, or for long enough.
-        It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
+        """Cancel a request as if it had been read here: repeat ``Cancel`` until the broker confirms it or
+        ``CONFIRM_CANCEL_S`` have passed. Never attach to it: its reader would get ReadElsewhere instead of the
+        cancellation."""
         submit = event.submit
         self._contact.refuse_strangers()
         known = self._requests.get(submit.request_id)
-        if known is not None and known.left:  # it is being cancelled
+        if known is not None and known.left:  # its cancellation is already in progress
             return []
         if known is not None:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
@@ -278,12 +281,15 @@ class Session:
     def _answer(self, message: Reply, payload: bytes) -> Actions:
         keys = self._questions.answered_by(message)
         if not keys:
-            self._talk.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
+            self._talk.num_ignored += 1  # the answer to a probe, or to a question that its caller has abandoned
         return [*(Answered(key, message, payload) for key in keys), *self._ask_on()]
 
     def _misunderstood(self, reason: str) -> Actions:
-        """The answer doesn't say which message was meant: whatever is unanswered, or else all that is live."""
-        error = InvalidRequest(f"the broker at {self.url} can't understand this client: {reason}", code="malformed")
+        """Fail whatever the broker could not decode. Its answer does not name the message: fail all unanswered requests
+        and questions, or, if there are none, everything that is live."""
+        error = InvalidRequest(
+            f"the broker at {self.url} can't decode this client's messages: {reason}", code="malformed"
+        )
         requests = [request for request in self._requests.values() if not request.accepted]
         if not requests and not self._questions:
             requests = list(self._requests.values())
@@ -293,11 +299,11 @@ class Session:
         return failed + self._questions.fail_all(error)
 
     def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
-        """Fail whom an unreadable message was for, since it would only come again: the request it names, or whoever has
-        asked something."""
+        """Fail the recipient of an undecodable message, which would only come again: the request that it names, or else
+        every open question."""
         self._talk.num_ignored += 1
         error = Unavailable(
-            f"the broker at {self.url} and this client don't understand each other ({event.reason}): "
+            f"the broker at {self.url} and this client are incompatible ({event.reason}): "
             "install the same version on both"
         )
         if event.request_id:
@@ -317,7 +323,7 @@ class Session:
         return actions + self._absence(now)
 
     def _forgive(self, pause_s: float, now: float) -> None:
-        """Move all limits by a pause of this process. What began in the pause loses no more than the time since."""
+        """Shift all limits by a pause of this process. A wait that began during the pause shifts to now at most."""
         self._contact.forgive(pause_s, now)
         self._questions.forgive(pause_s, now)
         for request in self._requests.values():
@@ -339,7 +345,8 @@ class Session:
         return actions + self._ask_on()
 
     def _nudges(self, now: float) -> Actions:
-        """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""
+        """Send waiting requests again if their answers may have been lost. Skip a request whose caller has yet to take
+        what came."""
         actions: Actions = []
         for request in () if self._contact.is_silent(now) else self._requests.values():
             if now >= request.nudge_at and request.is_waiting:
@@ -368,6 +375,6 @@ class Session:
         return self._talk.give_up(requests, error, now) + self._questions.fail(keys, error)
 
     def invariants(self) -> Iterator[str]:
-        """Name every rule that the state breaks; none in a sound session. For tests."""
+        """Yield a description of every violated invariant. For tests."""
         for request in self._requests.values():
             yield from request.invariants()

@@ -1,4 +1,4 @@
-"""Requests under way, as their callers see them: streams of pieces, and what they add up to."""
+"""Requests in progress as their callers see them: streams of pieces, and the completions they add up to."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from swarm.client.text.assemble import Assembler
 from swarm.errors import ClientError, Unavailable
 from swarm.wire.messages import Finished, Hop, LookUp, Report, Snapshot, Submit, TokenLogprob
 
-_AT_ONCE = 256  # tokens of a look-up whose text is made before others have their turn
+_AT_ONCE = 256  # tokens of a look-up that are turned into text before other tasks get their turn
 
 
 @dataclass(slots=True)
 class Call:
-    """One request: takes its news one by one and gives pieces. ``first``: pieces before this one of each continuation
-    are kept for the completion, and not given."""
+    """One request in progress: turns its updates into pieces. ``first_index``: pieces of each continuation before this
+    index are kept for the completion, but not returned."""
 
     submit: Submit
     wish: Wish
     link: Link
     get_model: Callable[[], Awaitable[Model]]
     first: int = 0
-    _kept: list[Piece] = field(default_factory=list)
-    _assemblers: dict[int, Assembler] = field(default_factory=dict)
+    _kept: list[Piece] = field(default_factory=list)  # pieces before ``first_index``
+    _assemblers: dict[int, Assembler] = field(default_factory=dict)  # by the number of the continuation
     _finished: dict[int, Finished] = field(default_factory=dict)
-    _mailbox: Mailbox | None = None
+    _mailbox: Mailbox | None = None  # None before the start
 
     @property
     def done(self) -> bool:
         return len(self._finished) == self.submit.params.n
 
     async def take(self, news: News) -> list[Piece]:
-        """The pieces that this news makes. Raises what the request failed with."""
+        """Return the pieces that an update makes. Raises the error of a failed request."""
         if isinstance(news, Failed):
             raise news.error
         if isinstance(news, Taken):
@@ -59,11 +59,12 @@ class Call:
 
     @property
     def _is_reader(self) -> bool:
-        """Nothing is said of a request that somebody else reads now, perhaps in this client."""
+        """Whether this call still reads the request. Another call, perhaps in this client, may have taken over; then
+        nothing is sent about it."""
         return self.link.is_read(self.submit.request_id, self._mailbox)
 
     def _wanted(self, pieces: list[Piece]) -> list[Piece]:
-        """Keep the pieces from the first one on; an end is told in any case."""
+        """Return the pieces from ``first_index`` on, and an end in any case; keep the others for the completion."""
         wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
         self._kept += [piece for piece in pieces if piece not in wanted]
         return wanted
@@ -95,7 +96,7 @@ class Call:
         return pieces
 
     def completion(self, pieces: list[Piece]) -> Completion:
-        """Sum up the pieces of this (done) call."""
+        """Return the completion of this (done) call from its pieces."""
         pieces = self._kept + pieces
         choices = tuple(
             self._choice(index, [piece for piece in pieces if piece.choice == index])
@@ -118,15 +119,15 @@ class Call:
         )
 
 
-Opened = dict[str, tuple[int, Call]]  # by request id: the request's place among its kind, and the request
+Opened = dict[str, tuple[int, Call]]  # by request id: the request's place among the prompts, and its call
 
 
 class PieceStream:
-    """An asynchronous iterator over (place, piece) of one or several requests, in the order of arrival.
+    """Asynchronous iterator over (place, piece) of one or several requests, in the order of arrival.
 
-    Whoever leaves it early — by ``break``, an exception, a cancelled task, :meth:`aclose` or by letting go of it —
-    cancels the requests, or lets go of those that are detached or were only attached to. The first failure ends it, and
-    is raised; unless ``on_error`` takes it.
+    Leaving it early (by ``break``, an exception, a cancelled task, :meth:`aclose` or garbage collection) cancels the
+    requests, but detaches from detached ones and from those that were only attached to. The first failure ends the
+    stream and is raised, unless ``on_error`` handles it.
     """
 
     def __init__(
@@ -137,10 +138,10 @@ class PieceStream:
         self._begin = begin
         self._on_error = on_error
         self._mailbox = Mailbox()
-        self._calls: Opened | None = None  # those under way
+        self._calls: Opened | None = None  # requests in progress; None before the first read
         self._ready: deque[tuple[int, Piece]] = deque()
         self._closed = False
-        self.finished: dict[int, Call] = {}
+        self.finished: dict[int, Call] = {}  # ended calls by their place
 
     async def __aenter__(self) -> PieceStream:
         return self
@@ -159,7 +160,7 @@ class PieceStream:
         return self._ready.popleft()
 
     async def take_ready(self) -> list[tuple[int, Piece]]:
-        """Return all pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are available, at least one; empty at the end."""
         if not self._ready:
             await self._fill()
         pieces = list(self._ready)
@@ -168,11 +169,11 @@ class PieceStream:
 
     @property
     def has_ready(self) -> bool:
-        """Are there pieces that nobody has taken?"""
+        """Whether untaken pieces are available."""
         return bool(self._ready)
 
     async def aclose(self) -> None:
-        """Cancel what is still under way."""
+        """Cancel the requests still in progress."""
         self.close()
 
     def close(self, *, cancel: bool = False) -> None:
@@ -219,10 +220,10 @@ class PieceStream:
 
 
 class PromptStream:
-    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request (a detached one, or
-    one that was attached to, goes on); ``async with`` makes sure of that whatever happens.
+    """Asynchronous iterator over the pieces of one request. Leaving it early cancels the request, unless it is detached
+    or was attached to; ``async with`` guarantees this in all cases.
 
-    ``completion`` is what the pieces add up to, once the end has been reached; None before.
+    ``completion`` is the whole answer once the end has been reached; None before.
     """
 
     def __init__(self, stream: PieceStream) -> None:
@@ -244,7 +245,7 @@ class PromptStream:
         return piece
 
     async def take_ready(self) -> list[Piece]:
-        """Return all pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are available, at least one; empty at the end."""
         pieces = [piece for _, piece in await self._stream.take_ready()]
         self._pieces += pieces
         return pieces
@@ -255,20 +256,20 @@ class PromptStream:
         return None if call is None or self._stream.has_ready else call.completion(self._pieces)
 
     async def aclose(self) -> None:
-        """Cancel the request if it is under way."""
+        """Cancel the request if it is in progress."""
         self.close()
 
     def close(self, *, cancel: bool = False) -> None:
-        """``cancel``: also one that is detached, or was attached to."""
+        """Stop reading. ``cancel``: cancel the request even if it is detached or was attached to."""
         self._stream.close(cancel=cancel)
 
 
 class BatchStream:
-    """An asynchronous iterator over the tokens of a batch, as they come: ``(index, token, text, finished)``. Leaving it
-    early cancels what is under way; ``async with`` makes sure of that whatever happens. The first failure cancels the
-    others and is raised.
+    """Asynchronous iterator over the tokens of a batch in order of arrival: ``(index, token, text, finished)``. Leaving
+    it early cancels the requests in progress; ``async with`` guarantees this in all cases. The first failure cancels
+    the others and is raised.
 
-    ``completions`` is what each prompt's pieces add up to, once the end of all has been reached; None before.
+    ``completions`` has the whole answer to each prompt once all have ended; None before.
     """
 
     def __init__(self, stream: PieceStream, num_prompts: int) -> None:
@@ -288,7 +289,7 @@ class BatchStream:
         return self._note(*await self._stream.__anext__())
 
     async def take_ready(self) -> list[BatchPiece]:
-        """Return all that is there, at least one; empty at the end."""
+        """Return all tokens that are available, at least one; empty at the end."""
         return [self._note(index, piece) for index, piece in await self._stream.take_ready()]
 
     def _note(self, index: int, piece: Piece) -> BatchPiece:
@@ -303,7 +304,7 @@ class BatchStream:
         return [calls[index].completion(pieces) for index, pieces in enumerate(self._pieces)]
 
     async def aclose(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the requests in progress."""
         self.close()
 
     def close(self) -> None:
@@ -315,7 +316,7 @@ class BatchStream:
 
 @dataclass(slots=True)
 class _Continuation:
-    """Tokens of a continuation, page by page."""
+    """Tokens of one continuation, collected page by page."""
 
     ids: list[int]
     logprobs: list[tuple[TokenLogprob, ...]]
@@ -324,10 +325,11 @@ class _Continuation:
 
 
 async def read_pages(link: Link, request_id: str) -> tuple[Submit, list[_Continuation]]:
-    """Ask for all continuations of a request. Raises what ``Link.ask`` does, and why there is no answer."""
+    """Fetch all continuations of a request. Raises what ``BrokerConnection.ask`` raises, and the broker's reason if it
+    refuses."""
     first = await _ask(link, request_id, 0, 0)
     if first.submit is None:
-        raise Unavailable("the broker answered a look-up without what was asked for")
+        raise Unavailable("the broker's answer to a look-up lacks the request")
     return first.submit, [await _read(link, request_id, index, first) for index in range(first.submit.params.n)]
 
 
@@ -345,7 +347,7 @@ async def _read(link: Link, request_id: str, index: int, first: Snapshot) -> _Co
     read = _Continuation([], [], [])
     page = first if index == 0 else await _ask(link, request_id, index, 0)
     while True:
-        # A stop string found by the reader takes back tokens of a page before this one.
+        # A stop string that the reader found since can remove tokens of an earlier page.
         del read.ids[page.start :], read.logprobs[page.start :], read.hops[page.start :]
         read.ids += page.ids
         read.logprobs += page.logprobs
@@ -357,7 +359,7 @@ async def _read(link: Link, request_id: str, index: int, first: Snapshot) -> _Co
 
 
 async def progress(call: Call, continuations: list[_Continuation]) -> Progress:
-    """Make the pieces of what was read. Raises what the request failed with."""
+    """Turn fetched continuations into pieces. Raises the error of a failed request."""
     pieces: list[Piece] = []
     for index, read in enumerate(continuations):
         if read.finished is not None and read.finished.reason in ("failed", "cancelled"):

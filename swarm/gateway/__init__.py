@@ -1,11 +1,13 @@
-"""The HTTP gateway: any OpenAI or Anthropic client talks to the swarm. Stateless: all that lasts is the broker's.
+"""HTTP gateway: serves OpenAI's and Anthropic's APIs on top of the swarm. It is stateless; all lasting state is the
+broker's.
 
-A body comes in at a route of ``app``. Its API (``apis``) checks it and makes an :class:`~swarm.gateway.ask.Ask` of it,
-which no longer knows where it came from. The desk (``desk``) makes a prompt of it (chat template, tokenizer; beside the
-loop where that takes time), hands it to the client, and makes :mod:`parts <swarm.gateway.answer>` of what comes: text,
-tool calls (``tools`` finds them in the text), ends. The API writes parts in its own words, whole or streamed (``sse``).
+A body arrives at a route of ``app``. Its API (``apis``) checks it and turns it into an API-independent
+:class:`~swarm.gateway.completion_request.CompletionRequest`. The completion service (``completion``) makes the prompt
+(chat template and tokenizer, in threads where that takes time), submits it through the client library, and turns the
+resulting tokens into :mod:`parts <swarm.gateway.answer>`: text, tool calls (which ``tool_calls`` finds in the text) and
+ends. The API encodes parts in its own format, as one response or as a stream (``sse``).
 
-Rules. Everything that decides is pure: bodies to asks, text to parts, parts to JSON. The parts of an answer depend on
-its tokens alone, not on when they came, so a stream can go on from any gateway: it is made again and what was
-sent is left out. What would change an answer and isn't supported is refused by name.
+Rules. Everything that decides is pure: bodies to requests, text to parts, parts to JSON. The parts of an answer depend
+only on its tokens, not on their timing, so any gateway can resume a stream: it generates the events again and leaves
+out those already sent. A field that would change an answer and is not supported is rejected by name.
 """

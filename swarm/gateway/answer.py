@@ -1,4 +1,4 @@
-"""What an answer is made of, in order. Each part belongs to a choice (a continuation; 0 unless n > 1)."""
+"""Parts of an answer, in order. Each part belongs to a choice (a continuation; 0 unless n > 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Reason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Some text of the answer; ``pieces``: the tokens that it came with (for log probabilities and hops)."""
+    """Text of the answer. ``pieces``: the tokens that it came with, for log probabilities and hops."""
 
     choice: int
     text: str
@@ -21,7 +21,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """The model calls a tool: its ``number``-th call in this answer, from 0."""
+    """Start of a tool call, the ``number``-th one in this answer, from 0."""
 
     choice: int
     number: int
@@ -40,7 +40,7 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallEnds:
-    """The arguments are whole."""
+    """End of a call's arguments."""
 
     choice: int
     number: int
@@ -48,7 +48,7 @@ class CallEnds:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The choice is finished. ``stop``: the stop string that ended it, if one did."""
+    """End of a choice. ``stop``: the stop string that ended it, if one did."""
 
     choice: int
     reason: Reason
@@ -61,7 +61,7 @@ Part = Text | CallBegins | CallText | CallEnds | End
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a whole answer: ``cached`` of the prompt's were found computed already."""
+    """Token counts of a whole answer. ``cached``: tokens of the prompt that the swarm had already computed."""
 
     prompt: int
     answer: int

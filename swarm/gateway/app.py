@@ -1,4 +1,4 @@
-"""The routes. Each takes a body to its API, and what comes of it to the counter."""
+"""The application and its main routes. Each route passes a body to its API and the result to the completion handler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MESSAGE_ERRORS: Answers = {status: {**told, "model": shapes.MessageError} for st
 
 
 def make_app(desk: Desk, accounts: Accounts | None = None, console: Console | None = None) -> FastAPI:
-    """The application on this desk; what its answers took is written to ``accounts``."""
+    """Return the application on this completion service. ``usage`` records the usage of its answers."""
     accounts = accounts or Accounts(HttpNumbers())
 
     @asynccontextmanager
@@ -63,7 +63,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None, console: Console | No
     )
     app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS, accounts), int(time.time())
     app.state.numbers = accounts.numbers
-    app.state.more_models = []  # other servers', by name
+    app.state.more_models = []  # names of other servers' models
     for each in (router, responses.router, tokenizing.router):
         app.include_router(each, responses=ERRORS)
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
@@ -83,14 +83,14 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health", responses=shapes.answer(shapes.StateShape))
 async def health() -> Response:
-    """The gateway is alive."""
+    """Report that the gateway is alive."""
     return JsonResponse({"status": "ok"})
 
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=shapes.answer(shapes.StateShape))
 async def ready(request: Request) -> Response:
-    """A plan serves."""
+    """Report whether a plan is serving."""
     description = await desk_of(request).description()
     if description.state != "serving":
         text = f"the swarm is {description.state}" + (f": {description.waits_for}" if description.waits_for else "")
@@ -100,7 +100,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Numbers for Prometheus: the swarm's, and this gateway's."""
+    """Return metrics for Prometheus: the swarm's, and this gateway's."""
     text, kind = await render(desk_of(request).client.query, request.app.state.numbers)
     return Response(text, media_type=kind)
 
@@ -123,7 +123,7 @@ async def model(request: Request, name: str) -> Response:
 
 
 def _other(name: str, created: int) -> dict[str, Any]:
-    """A model of another server."""
+    """Describe a model of another server."""
     return {"id": name, "object": "model", "created": created, "owned_by": "upstream"}
 
 
@@ -135,7 +135,7 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
 
 @router.post("/v1/completions", responses=shapes.answer_or_stream(shapes.TextShape))
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
-    """Go on with a text, or with several."""
+    """Continue a text, or several."""
     served = await desk_of(request).served()
 
     def read() -> tuple[list[Ask], Memo]:
@@ -150,7 +150,7 @@ async def text_completions(request: Request, body: completions.CompletionBody) -
 
 @router.get("/v1/streams/{event_id}", responses={200: {"content": shapes.EVENTS}})
 async def go_on(request: Request, event_id: str) -> Response:
-    """Go on with a stream behind the event of this id."""
+    """Resume a stream after the event with this id."""
     return await counter_of(request).resume(request.headers.get("last-event-id") or event_id, owner_of(request))
 
 
@@ -162,11 +162,12 @@ def is_anthropic(request: Request) -> bool:
 
 
 def refuse(request: Request, problem: Problem) -> Response:
-    """The answer in the words of the API that was asked."""
+    """Return the error response in the format of the API that was called."""
     problem.forget()
     numbers: HttpNumbers = request.app.state.numbers
     if not problem.is_counted:
-        count = request.scope.get("swarm.refused", numbers.refused)  # whoever may ask others counts what is refused
+        # middleware that may ask another server counts refusals itself
+        count = request.scope.get("swarm.refused", numbers.refused)
         count(api_of(request.url.path), problem.status)
     body = problem.anthropic() if is_anthropic(request) else problem.openai()
     return JsonResponse(body, status_code=problem.status, headers=problem.headers)
@@ -183,7 +184,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Problem:
-    """The first thing that is wrong with a body, of those that pydantic names."""
+    """Return the first of the errors that pydantic found in a body."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None
@@ -199,5 +200,5 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def broken(request: Request, error: Exception) -> Response:
-    """A fault of ours. What it was is in the log, not in the answer."""
-    return refuse(request, Problem(500, "the gateway has a fault: its log says more"))
+    """Answer an internal error. Its cause is in the log, not in the response."""
+    return refuse(request, Problem(500, "internal error of the gateway: see its log"))

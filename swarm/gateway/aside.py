@@ -1,4 +1,5 @@
-"""Work beside the event loop: what takes longer than a moment, in a few threads that don't crowd out the loop."""
+"""Bounded thread pool: keeps work that takes longer than a moment off the event loop, in few threads, so that the loop
+still gets processor time."""
 
 from __future__ import annotations
 
@@ -10,24 +11,24 @@ from typing import Final, ParamSpec, TypeVar
 
 from swarm.gateway.errors import Problem
 
-LONG_BODY: Final = 1 << 16  # bytes; what longer ones ask for is found out beside the loop
-MOST_WAITING: Final = 256  # beyond, whoever comes is told to come again
+LONG_BODY: Final = 1 << 16  # bytes; longer bodies are processed in a thread
+MOST_WAITING: Final = 256  # tasks; further callers are asked to retry
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Aside:
-    """Threads for one kind of work. Belongs to one event loop."""
+    """Thread pool with a bounded queue for one kind of work. Belongs to one event loop."""
 
     def __init__(self, name: str, num_threads: int, most: int = MOST_WAITING) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._most = most
-        self._num = 0
+        self._num = 0  # tasks running and queued
         self._is_closed = False
 
     async def run(self, work: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
-        """Return what the work returns. Raises Problem if too much of it waits already."""
+        """Run the work in a thread and return its result. Raises ApiError (429) if too many tasks are queued."""
         if self._num >= self._most:
             raise Problem(429, "too many long requests are being read", code="overloaded", retry_after_s=1.0)
         self._num += 1
@@ -36,19 +37,19 @@ class Aside:
         try:
             return await future
         finally:
-            del future  # an error's traceback has this frame: with it, the error and a whole body would stay
+            del future  # an error's traceback holds this frame, and through it the error and a whole body
 
     def _ended(self, _: asyncio.Future[R]) -> None:
         self._num -= 1
 
     def start(self, work: Callable[[], object]) -> None:
-        """Have something done that nobody waits for; not if too much waits already."""
+        """Run something in a thread without waiting for it. Skipped if too many tasks are queued."""
         if self._num >= self._most or self._is_closed:
             return
         self._num += 1
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(self._ended)
 
     def close(self) -> None:
-        """Begin nothing any more."""
+        """Start no further tasks."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

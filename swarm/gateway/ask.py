@@ -1,4 +1,4 @@
-"""A request as the gateway understands it, whatever API it came by."""
+"""A completion request as the gateway processes it, independent of its API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Choice = Literal["auto", "none", "required", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something the model may call. A custom one takes free text, perhaps by a grammar, instead of JSON."""
+    """A tool that the model may call. A custom tool takes free text, perhaps restricted by a grammar, instead of
+    JSON."""
 
     name: str
     description: str = ""
@@ -26,23 +27,23 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, and whether they must be used."""
+    """The tools of a request, and whether the model must call one."""
 
     tools: tuple[Tool, ...] = ()
     choice: Choice = "auto"
-    named: str = ""  # the tool that must be called, if ``choice`` says so
-    parallel: bool = True  # several calls in one answer
+    named: str = ""  # the tool that must be called, if ``choice`` is "named"
+    parallel: bool = True  # allow several calls in one answer
 
     @property
     def offered(self) -> bool:
-        """May the model call any of them?"""
+        """Whether the model may call any of the tools."""
         return bool(self.tools) and self.choice != "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and what is wanted of it. Either ``messages`` (in the form that chat templates take: OpenAI's chat
-    messages) or ``prompt``. ``prefix`` (of an answer that the caller has begun) is for templates that can go on."""
+    """One prompt with its parameters. Either ``messages`` (in the form that chat templates take: OpenAI's chat
+    messages) or ``prompt`` is set."""
 
     params: SamplingParams
     messages: tuple[Json, ...] | None = None
@@ -53,11 +54,12 @@ class Ask:
     deadline_s: float | None = None
     timeout_s: float | None = None
     hops: bool = False
-    keep_s: float = 0.0  # for which the answer goes on when nobody reads it
-    called: Mapping[str, str] = field(default_factory=dict)  # what its API calls parameters, if not as we do
+    keep_s: float = 0.0  # seconds that the answer continues without a reader
+    # the API's names of parameters, where they differ from ours
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def name_of(self, parameter: str) -> str:
-        """What the client knows it by."""
+        """Return the client's name for a parameter."""
         if parameter == "grammar" and self.tools.choice in ("required", "named"):
             return "tools"
         return self.called.get(parameter, parameter)

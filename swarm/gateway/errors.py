@@ -1,4 +1,4 @@
-"""What goes wrong, as HTTP clients are told: a status, and an object in the form of their API. Pure."""
+"""Errors as HTTP clients get them: a status, and an error object in the format of their API. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 class Problem(Exception):
-    """An answer that is an error. ``param`` names the field that is wrong, ``code`` is a stable name for the reason."""
+    """An error response. ``param`` names the wrong field; ``code`` is a stable name for the reason."""
 
     def __init__(
         self,
@@ -38,17 +38,19 @@ class Problem(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s = retry_after_s
-        self.is_counted = False  # among the answers that failed, so not among the refusals
+        self.is_counted = False  # counted as a failed answer, so not as a refusal
 
     def named(self, param: str) -> Problem:
-        """The same by the client's own name for the field. Anthropic's form has no place for it but the text."""
+        """Set the field to the client's own name for it, and put the name into the message, the only place for it in
+        Anthropic's format. Returns the same error."""
         self.param = param
         if param not in self.message:
             self.message = f"{param}: {self.message}"
         return self
 
     def forget(self) -> None:
-        """Let go of what was under way when it was raised: whole bodies, until the next collection of garbage."""
+        """Drop the traceback and its frames, which would keep whole bodies in memory until the next garbage
+        collection."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     @property
@@ -60,35 +62,36 @@ class Problem(Exception):
         return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
     def openai(self) -> dict[str, Any]:
-        """The body that OpenAI's clients expect."""
+        """Return the body that OpenAI's clients expect."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        """The body that Anthropic's clients expect."""
+        """Return the body that Anthropic's clients expect."""
         kind = {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}.get(self.status, self.type)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def unsupported(field: str, why: str = "") -> Problem:
-    """A field that would change the answer, and that this server can't honour."""
+    """Return the error for a field that would change the answer and that this server does not support."""
     reason = f"{field} is not supported here" + (f": {why}" if why else "; leave it out")
     return Problem(400, reason, param=field, code="unsupported_parameter")
 
 
 def wrong(field: str, why: str) -> Problem:
-    """A field whose value can't be used."""
+    """Return the error for a field with an unusable value."""
     return Problem(400, f"{field}: {why}", param=field, code="invalid_value")
 
 
 def _field(code: str, text: str) -> str:
-    """The field that an error of the client library is about. The broker's own begin with its name."""
+    """Return the field that an error of the client library is about. The broker's messages begin with the field's
+    name."""
     if code == "invalid" and (named := re.match(r"(\w+)(?:: | is |\[)", text)) is not None:
         return named[1]
     return {"context": "prompt", "too_long": "prompt", "too_large": "max_tokens"}.get(code, code)
 
 
 def problem_of(error: SwarmError) -> Problem:
-    """What the client library raised, as an answer."""
+    """Convert an error of the client library into an error response."""
     text = str(error)
     if isinstance(error, InvalidRequest):
         if error.code == "unknown":

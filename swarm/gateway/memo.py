@@ -1,4 +1,4 @@
-"""What the gateway notes beside a request, so that any gateway can go on with its answer."""
+"""Resume state: data stored with a request at the broker, so that any gateway can continue its answer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ ApiName = Literal["chat", "completions", "responses", "messages"]
 
 
 class NotedTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tool that was offered: what is needed to read calls of it."""
+    """An offered tool, reduced to what is needed to parse calls of it."""
 
     name: str
     custom: bool = False
 
 
 def noted(use: ToolUse) -> tuple[NotedTool, ...]:
-    """The tools that the model may call."""
+    """Return the tools that the model may call."""
     return tuple(NotedTool(tool.name, tool.custom) for tool in use.tools) if use.offered else ()
 
 
 class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an answer is to be written. ``usage``: told at the end of a stream; ``told``: fields of the body that the API
-    repeats in its answer."""
+    """State from which any gateway can write a request's answer. ``usage``: report token counts at the end of a stream.
+    ``told``: fields of the body that the API repeats in its answer."""
 
     api: ApiName
     created: int
@@ -35,23 +35,23 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: bool = False
     logprobs: bool = False
     hops: bool = False
-    echoes: tuple[str, ...] = ()  # texts that are said first, by choice; or one for all choices
+    echoes: tuple[str, ...] = ()  # texts that precede the answer, one per choice, or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made
 
     def text(self) -> str:
-        """As the broker keeps it. Too long: nothing, and the answer can't be read on from elsewhere."""
+        """Encode the state for the broker. Returns "" if it is too long; then the answer cannot be resumed."""
         written = msgspec.json.encode(self).decode()
         return written if len(written) <= MAX_MEMO else ""
 
     @property
     def is_kept(self) -> bool:
-        """Whether the broker keeps it, with a prompt of any length."""
+        """Whether the broker can store this state, with a prompt of any length."""
         return bool(msgspec.structs.replace(self, num_prompt=MAX_TOKENS).text())
 
     @classmethod
     def read(cls, text: str) -> Memo | None:
-        """None if it isn't one of ours."""
+        """Decode the state. Returns None if a gateway did not write it."""
         try:
             return msgspec.json.decode(text.encode(), type=cls)
         except msgspec.MsgspecError:

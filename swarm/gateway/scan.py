@@ -1,27 +1,29 @@
-"""How many values a JSON text has, before it is decoded: decoding holds up everything else, and takes memory for each.
+"""Counts the values of a JSON text before it is decoded, since decoding blocks everything else and takes memory for
+each value.
 
-Pure. The text comes in pieces. Strings are left out by the quotes around them, so commas and brackets in them are not
-counted. What is no JSON is counted somehow; up to where a decoder would refuse it, the count is right.
+Pure. The text comes in pieces. Strings are skipped by their quotes, so commas and brackets inside them do not count.
+For text that is not JSON the result is arbitrary, but up to the point where a decoder would reject it, the count is
+right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-MODEST = 1 << 14  # values that are decoded in a moment
-PIECE = 1 << 16  # bytes: a fraction of a millisecond
+MODEST = 1 << 14  # values that can be decoded in a moment
+PIECE = 1 << 16  # bytes; scanning them takes a fraction of a millisecond
 
 _MARKS = b'",[{'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 
 class Scanner:
-    """Counts the values of one text."""
+    """Incremental counter of the values in one text."""
 
     def __init__(self) -> None:
         self.num_values = 1
-        self._is_inside = False  # of a string
-        self._rest = b""  # of an escape that is cut in two
+        self._is_inside = False  # inside a string
+        self._rest = b""  # first half of an escape that a piece boundary cuts in two
 
     def feed(self, piece: bytes) -> None:
         piece = self._rest + piece
@@ -32,12 +34,12 @@ class Scanner:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.translate(None, _OTHERS).split(b'"')
         outside = b"".join(parts[self._is_inside :: 2])
-        self.num_values += len(outside)  # a value stands behind each comma, and is begun by each bracket
+        self.num_values += len(outside)  # a value follows each comma, and each bracket begins one
         self._is_inside ^= len(parts) % 2 == 0
 
 
 def counts(body: bytes) -> Iterator[int]:
-    """Yield how many values there are at most, up to the end of each piece."""
+    """Yield an upper bound of the number of values up to the end of each piece."""
     scanner = Scanner()
     for start in range(0, len(body), PIECE):
         scanner.feed(body[start : start + PIECE])
@@ -45,8 +47,8 @@ def counts(body: bytes) -> Iterator[int]:
 
 
 def is_modest(text: str) -> bool:
-    """Whether a JSON text within a body has few values."""
-    if len(text) < MODEST:  # each takes a character at least
+    """Whether a JSON text inside a body has few values."""
+    if len(text) < MODEST:  # each value takes at least one character
         return True
     pieces = (text[start : start + PIECE].encode("utf-8", "surrogatepass") for start in range(0, len(text), PIECE))
     scanner = Scanner()

@@ -1,4 +1,4 @@
-"""The gateway's process: a server, a client of the broker, and the end in good order."""
+"""The gateway's process: an HTTP server, a client of the broker, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from swarm.service.unit import Unit
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings, Settings
 
-GRACE_S = 3.0  # for answers under way, when told to stop
-SWITCH_S = 0.001  # until a thread that computes lets the loop go on; Python's own choice is five times as long
-_OTHER_DESCRIPTORS = 1200  # other servers' connections, and what a process has anyway
-_RELEASE_S = 1.0  # for connections to be gone after that
+GRACE_S = 3.0  # seconds for answers in progress at shutdown
+SWITCH_S = 0.001  # seconds until a computing thread yields to the loop; Python's default is five times as long
+_OTHER_DESCRIPTORS = 1200  # connections to other servers, and a process's usual descriptors
+_RELEASE_S = 1.0  # seconds for connections to close after that
 
 log = get_logger(__name__)
 
@@ -45,10 +45,14 @@ def run(
     unit: Unit | None = None,
     home: Household = STRANGERS,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
-    systemd sees it. ``home``: what swarm up says of itself. Raises ConfigError if it can't serve there."""
+    """Serve until SIGTERM or SIGINT and return the process's exit code.
+
+    ``broker``: as for ``AsyncClient``. ``unit``: the process's context under systemd. ``local_swarm``: the local swarm
+    that ``swarm up`` runs. Raises ConfigError if the address cannot be bound.
+    """
     failpoints.arm(os.environ)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own threads are few: a long prompt would hold up all others
+    # the library has few threads of its own: a long prompt would block all others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sys.setswitchinterval(SWITCH_S)
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
@@ -56,7 +60,7 @@ def run(
 
 
 def _allow_descriptors(count: int) -> None:
-    """Each connection is one, and systems give few unless they are asked."""
+    """Raise the limit of open files: each connection takes one, and default limits are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -70,7 +74,7 @@ def _listener(own: GatewaySettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((own.host, own.port))
-        listener.listen(BACKLOG)  # whoever comes now waits a moment; and no second gateway can have the port
+        listener.listen(BACKLOG)  # connections wait from now on; and a second gateway cannot take the port
     except OSError as error:
         listener.close()
         text = f"can't serve at port {own.port} of {own.host} ({error.strerror}); choose another one with --http"
@@ -106,7 +110,7 @@ async def _main(
     )
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=client.url)
     if not doors.needs_keys:
-        log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
+        log.warning("no_keys", note="only this machine is served; swarmctl keys add makes a key")
     warming = asyncio.create_task(desk.keep_warm())
     try:
         await Server(config, client, unit, f"http://{own.host}:{own.port}", doors.end_streams).serve(sockets=[listener])
@@ -119,12 +123,13 @@ async def _main(
 
 
 class Server(uvicorn.Server):
-    """Ends in an order of its own: whoever reads a stream may read on from another gateway, so none is cancelled."""
+    """HTTP server with its own shutdown order: a stream's reader may continue at another gateway, so no request is
+    cancelled."""
 
     def __init__(
         self, config: uvicorn.Config, client: AsyncClient, unit: Unit, url: str, end_streams: Callable[[], None]
     ) -> None:
-        """``end_streams``: of those that would never end."""
+        """Create the server. ``end_streams``: ends streams that have no end of their own."""
         super().__init__(config)
         self._client, self._unit, self._url, self._end_streams = client, unit, url, end_streams
 
@@ -136,19 +141,19 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if failpoints.armed:
             failpoints.reached("gateway.turn")
-        self._unit.manager.alive()  # the loop goes round
+        self._unit.manager.alive()  # the loop is running
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End in good order, with 0; a second signal ends at once."""
+        """End with exit code 0 after an orderly shutdown; a second signal ends immediately."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._told)
         yield
 
     def _told(self) -> None:
-        self._unit.manager.stopping("ending the answers under way")
+        self._unit.manager.stopping("ending the answers in progress")
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -158,11 +163,11 @@ class Server(uvicorn.Server):
         for sock in sockets or []:
             sock.close()
         for connection in list(self.server_state.connections):
-            connection.shutdown()  # at once, where nothing is under way
+            connection.shutdown()  # closes now if the connection is idle
         self._end_streams()
         await self._emptied(GRACE_S)
         num_left = len(self.server_state.tasks)
-        await self._client.abandon()  # before their tasks end: those would cancel
+        await self._client.abandon()  # before the tasks end: they would cancel their requests
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         for task in list(self.server_state.tasks):

@@ -103,7 +103,7 @@ def test_answers_leave_nothing_behind(fed: Fed, view: dict[str, Any]) -> None:
     console.choose("Raw")
     console.write("Count")
     console.tab("Requests")
-    console.region("Prompt").get_by_label("again until Stop").check()
+    console.region("Prompt").get_by_label("repeat until Stop").check()
     console.button("Generate").click()
     before = _held_after(page, NUM_ANSWERS)
     after = _held_after(page, NUM_ANSWERS + NUM_ANSWERS // 2)

@@ -98,7 +98,7 @@ def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -
 def test_why_it_cannot_connect_is_said(console: Console, guards: Guards) -> None:
     """In the gateway's words, until it can."""
     guards.expect("status of 503")
-    words = "as many consoles are open as there may be"
+    words = "too many consoles are open"
     console.page.route("**/console/live", lambda route: route.fulfill(status=503, json={"error": {"message": words}}))
     console.page.reload()
     expect(console.page.get_by_role("banner")).to_contain_text(words)
@@ -142,7 +142,7 @@ def test_each_phase_is_told_as_it_happens(console: Console, swarm: Swarm) -> Non
     region = console.region("Recovery")
     expect(region).to_contain_text(re.compile(rf"{victim} was lost; .*1 answer went on after"), timeout=SLOW_MS)
     told = console.page.evaluate("window.told")
-    live = [each for each in told if "under way" in each["words"] and victim in each["words"]]
+    live = [each for each in told if "in progress" in each["words"] and victim in each["words"]]
     ended = [each for each in told if "went on after" in each["words"]]
     assert live, "its end was told, and not its beginning"
     assert live[-1]["at"] < ended[-1]["at"]

@@ -62,7 +62,7 @@ def _check_panel(panel: Locator, logprobs: dict[str, Any], at: int) -> None:
     found = {**logprobs["top_logprobs"][at], logprobs["tokens"][at]: logprobs["token_logprobs"][at]}
     expected = sorted((100 * math.exp(each) for each in found.values()), reverse=True)
     assert shares(panel)[: len(expected)] == pytest.approx(expected, abs=1)
-    taken = panel.get_by_role("listitem").filter(has_text="taken")
+    taken = panel.get_by_role("listitem").filter(has_text="chosen")
     expect(taken).to_have_count(1)
     expect(taken).to_contain_text(logprobs["tokens"][at].strip())
 
@@ -83,7 +83,7 @@ def test_the_timeline_tells_each_part_as_the_trace_does(console: Console, swarm:
         ask_briefly(console, 24)
     timeline = console.region("Timeline")
     table = timeline.get_by_role("table", name="Where the time of all tokens went")
-    expect(table.get_by_role("row", name=re.compile("^together"))).to_contain_text("24 tokens", timeout=SLOW_MS)
+    expect(table.get_by_role("row", name=re.compile("^total"))).to_contain_text("24 tokens", timeout=SLOW_MS)
     sequence = _trace(swarm, traced.value.url.rpartition("/")[2])
     sums = {row: 1e3 * sequence["sums"][part] for row, part in ROWS.items()}
     assert all(sums[row] > LEAST_MS for row in ("wire", "compute", "sampling")), "there is something to compare"

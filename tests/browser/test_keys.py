@@ -156,7 +156,7 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     workers = visit.tab("Workers")
     for name in ("Drain", "Cordon", "Stop worker", "Join a worker", "Rebalance"):
         expect(workers.get_by_role("button", name=name, exact=True).first).to_be_disabled()
-    expect(workers).to_contain_text("it takes an admin's")
+    expect(workers).to_contain_text("need an admin's key")
     plan = visit.tab("Plan")
     for name in ("Try", "Apply"):
         expect(plan.get_by_role("button", name=name, exact=True)).to_be_disabled()

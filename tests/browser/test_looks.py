@@ -102,7 +102,7 @@ def test_a_plan_is_tried_by_keys_alone(console: Console, swarm: Swarm) -> None:
     for name in ("Requests", "Plan"):
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("tab", name=name)).to_be_focused()
-    press_until(page, "Tab", "its layers", f"at.getAttribute('aria-label') === 'Just layers: {last}'")
+    press_until(page, "Tab", "its layers", f"at.getAttribute('aria-label') === 'Only layers: {last}'")
     page.keyboard.type("0-1")
     page.keyboard.press("Enter")
     tried = plan.get_by_role("row", name=re.compile("^Stages"))

@@ -72,10 +72,10 @@ def test_a_plan_is_tried_and_changes_nothing(console: Console, swarm: Swarm) -> 
     expect(plan).to_contain_text("w1 holds layers")
     epoch = swarm.client.query("plan")["epoch"]
     for worker in ("w0", "w1"):
-        plan.get_by_label(f"Suppose it gone: {worker}").check()
+        plan.get_by_label(f"Assume it is gone: {worker}").check()
     plan.get_by_role("button", name="Try").click()
     expect(plan.get_by_role("cell", name="w2 0–7", exact=True)).to_be_visible()
-    plan.get_by_label("Suppose it gone: w2").check()
+    plan.get_by_label("Assume it is gone: w2").check()
     plan.get_by_role("button", name="Try").click()
     expect(plan).to_contain_text("No plan is possible")
     expect(plan).to_contain_text(re.compile("waiting for .*worker", re.IGNORECASE))
@@ -97,7 +97,7 @@ def test_the_lines_of_the_dead_are_found(console: Console, swarm: Swarm) -> None
     logs.get_by_role("button", name="Read again").click()
     expect(starts).to_have_count(before + 1)
     logs.get_by_label("Search").fill("no such word")
-    expect(logs).to_contain_text("No line has these words")
+    expect(logs).to_contain_text("No matching lines")
 
 
 def test_events_are_told(console: Console, swarm: Swarm) -> None:

@@ -65,7 +65,7 @@ def test_a_stranger_sees_a_recovery_within_a_minute(unhurt: Swarm, page: Page) -
     expect(console.answer()).to_have_text(SOME_WORDS)
     victim = console.stages.first.get_attribute("data-worker") or ""
     console.kill(victim)
-    short = console.region("Stages").get_by_role("group", name="Recovery in short")
+    short = console.region("Stages").get_by_role("group", name="Recovery summary")
     expect(short).to_be_in_viewport(timeout=SLOW_MS)  # with its phases and the answer's end, without scrolling
     expect(short).to_contain_text(re.compile(f"{victim} was lost.*verdict.*resume.*[a-z]{{2}}", re.DOTALL))
     expect(recovery).to_contain_text(re.compile(rf"{victim} was lost.* went on"), timeout=SLOW_MS)
@@ -82,13 +82,13 @@ def test_what_repeats_is_asked_again(console: Console) -> None:
     console.choose("Raw")
     console.write("Once upon a time")
     console.set("Max tokens", "12")
-    console.region("Prompt").get_by_label("again until Stop").check()
+    console.region("Prompt").get_by_label("repeat until Stop").check()
     bodies = [console.generate().body]
     for _ in range(2):
         with console.page.expect_request(lambda asked: asked.url.endswith("/v1/completions")) as asked:
             pass
         bodies.append(json.loads(asked.value.post_data or "{}"))
-    console.region("Prompt").get_by_label("again until Stop").uncheck()
+    console.region("Prompt").get_by_label("repeat until Stop").uncheck()
     expect(console.region("Answer")).to_contain_text("complete", timeout=SLOW_MS)
     expect(console.button("Generate")).to_be_enabled()
     assert len({body.pop("seed") for body in bodies}) == 3
@@ -113,14 +113,14 @@ def test_an_answer_may_be_told_not_to_end(console: Console) -> None:
     example(console, "A question")
     console.set("Max tokens", "90")
     console.region("Prompt").get_by_text("More parameters").click()
-    console.region("Prompt").get_by_label("Go on to Max tokens").check()
+    console.region("Prompt").get_by_label("Continue to Max tokens").check()
     asked = console.generate()
     assert asked.body["ignore_eos"] is True
     ended(console, asked)
     expect(console.region("Answer")).to_contain_text("answer 90 tokens")
     console.set("JSON schema", "{}")
     expect(console.button("Generate")).to_be_disabled()
-    expect(console.region("Prompt")).to_contain_text("ends where the form says")
+    expect(console.region("Prompt")).to_contain_text("ends where its format ends")
 
 
 def test_a_full_context_is_foretold_and_left(console: Console, guards: Guards) -> None:
@@ -196,10 +196,10 @@ def test_a_plan_by_hand_is_told_as_such(console: Console, swarm: Swarm) -> None:
     stage = swarm.client.query("plan")["stages"][0]
     first, stop = stage["worker"], stage["layers"][1]
     last = stop - 2 if stop > 2 else stop  # other layers than it has
-    said = f"Made by hand: {first} holds just layers 0–{last}"
+    said = f"Manual plan: {first} holds only layers 0–{last}"
     plan = console.tab("Plan")
     apply = plan.get_by_role("button", name="Apply")
-    pin = plan.get_by_label(f"Just layers: {first}")
+    pin = plan.get_by_label(f"Only layers: {first}")
     try:
         pin.fill("900-901")
         plan.get_by_role("button", name="Try").click()
@@ -222,6 +222,6 @@ def test_a_plan_by_hand_is_told_as_such(console: Console, swarm: Swarm) -> None:
         plan.get_by_role("button", name="Clear").click()
         apply.click()
         console.agree()
-        expect(plan).not_to_contain_text("Made by hand", timeout=SLOW_MS)
+        expect(plan).not_to_contain_text("Manual plan", timeout=SLOW_MS)
     finally:
         swarm.ask("/console/orders", {"verb": "plan", "suppose": {}})

@@ -52,7 +52,7 @@ def test_no_name_makes_the_page_wider(fed: Fed, view: dict[str, Any], width: int
     tell(page, "delta", {"recovery": running})
     tell(page, "events", [{"time": view["at"], "event": "worker_lost", "text": ENDLESS}])
     expect(console.region("Events")).to_contain_text(ENDLESS)
-    expect(page.get_by_role("group", name="Recovery in short")).to_contain_text(ENDLESS)
+    expect(page.get_by_role("group", name="Recovery summary")).to_contain_text(ENDLESS)
     for name in ("Requests", "Plan", "Workers"):
         console.tab(name)
         assert page.evaluate(BEYOND) == [], name

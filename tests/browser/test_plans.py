@@ -58,7 +58,7 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
     before = steered.client.query("plan")
     last = steered.chain()[-1]
     console.ask_for_much(num_tokens=1900)
-    plan.get_by_label(f"Just layers: {last}").fill("0-1")
+    plan.get_by_label(f"Only layers: {last}").fill("0-1")
     plan.get_by_role("button", name="Try").click()
     tried = plan.get_by_role("row", name=re.compile("^Stages"))
     expect(tried).to_contain_text(f"{last} 0–1,", timeout=SLOW_MS)
@@ -81,7 +81,7 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
 
     plan.get_by_role("button", name="Clear").click()
     plan.get_by_role("button", name="Apply").click()
-    expect(console.dialog).to_contain_text("Plans go by the settings alone again")
+    expect(console.dialog).to_contain_text("Plans follow the settings alone again")
     console.agree()
     steered.until(lambda: steered.client.query("plan")["stages"][0]["layers"][1] > 2, "the settings alone decide")
 
@@ -99,11 +99,11 @@ def test_an_answer_for_a_form_that_was_changed_is_not_shown(console: Console) ->
     console.page.route("**/console/plan", hold)
     with console.page.expect_request("**/console/plan"):
         tries.click()
-    expect(plan).to_contain_text("Reckoning")
+    expect(plan).to_contain_text("Computing")
     expect(tries).to_be_disabled()
     expect(applies).to_be_disabled()
     plan.get_by_label("More workers").fill("1")
-    expect(plan).to_contain_text("Changed since it was asked")
+    expect(plan).to_contain_text("The form has changed since the request")
     held.pop().continue_()
     expect(tries).to_be_enabled(timeout=SLOW_MS)
     expect(then).to_have_count(0)

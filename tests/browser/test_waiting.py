@@ -68,7 +68,7 @@ def test_it_is_said_who_is_missing_and_what_helps(visit: Console, lonely: Lonely
 
     lonely.processes.start_worker("w0")
     expect(stages).to_contain_text("Waiting: 1 more of 2 workers.", timeout=SLOW_MS)
-    expect(stages).to_contain_text("The tab Plan says what can be done")
+    expect(stages).to_contain_text("The Plan tab shows remedies")
     expect(why).to_contain_text("Waiting for 1 more of 2 workers.")
 
     lonely.processes.start_worker("w1")

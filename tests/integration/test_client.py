@@ -428,7 +428,7 @@ async def test_failures_have_their_types() -> None:
         task = asyncio.create_task(client.generate([1]))
         await broker.wait_until(lambda: len(broker.known) == 2)
         broker.malformed("protocol version 1 is not spoken here")
-        with pytest.raises(InvalidRequest, match="can't understand this client: protocol version"):
+        with pytest.raises(InvalidRequest, match="can't decode this client's messages: protocol version"):
             await task
 
 

@@ -43,7 +43,7 @@ async def test_a_client_meets_a_broker_of_another_build() -> None:
     """Every verb fails at once and names both; nothing was submitted there."""
     async with FakeBroker(story, greets=OTHER) as broker, AsyncClient(broker.url) as client:
         for _ in range(2):
-            with pytest.raises(Unavailable, match=r"can't be talked to: it is swarm 9\.9\.9 .* install the same"):
+            with pytest.raises(Unavailable, match=r"can't be used: it is swarm 9\.9\.9 .* install the same"):
                 await client.generate(PROMPT, max_tokens=5, timeout=10)
             with pytest.raises(Unavailable, match=r"swarm 9\.9\.9"):
                 await client.describe()

@@ -1,6 +1,8 @@
-"""Text for token ids and back, piece by piece, by the model's own tokenizer and chat template; grammars, checked. No
-transformers. ``assets``: the model's own files on this machine.
+"""Text to token ids and back, piece by piece, with the model's own tokenizer and chat template (without transformers);
+and checks of grammars.
 
-``tokenizer`` has the whole; ``vocabulary`` encodes within bounds, ``template`` is the sandbox of chat templates. A
-template is rewritten when it is loaded (``rewriting``): ``spelling`` tells its special tokens from their look-alikes in
-messages, ``budget`` limits what it spends."""
+``tokenizer`` is the entry point. ``vocabulary`` encodes within bounds, and ``template`` is the sandbox of chat
+templates. A template is rewritten when it is loaded (``rewriting``): ``spelling`` separates its control tokens from
+look-alikes in messages, and ``budget`` limits its time and output. ``assets`` caches the model's tokenizer files on
+this machine.
+"""

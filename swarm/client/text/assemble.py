@@ -1,8 +1,9 @@
-"""From the tokens of one continuation to the pieces that a caller sees. Pure.
+"""Assembles the tokens of one continuation into the pieces that a caller sees. Pure.
 
-A piece is given when two things are certain: that its token counts (no stop string may have begun in it), and whether
-it is the last one. So a token that may end the continuation (an end-of-sequence or stop token, or the last that
-``max_tokens`` allows) waits for the next message, which the broker sends right behind it; all others go out at once.
+A piece is released when two things are certain: that its token counts (no stop string may have begun in it), and
+whether it is the last one. So a token that may end the continuation (an end-of-sequence or stop token, or the last one
+that ``max_tokens`` allows) waits for the next message, which the broker sends right after it. All other pieces are
+released immediately.
 """
 
 from __future__ import annotations
@@ -18,43 +19,45 @@ from swarm.wire.messages import Hop
 
 @dataclass(slots=True)
 class _Waiting:
-    """A piece whose text is not certain yet: it reaches up to ``end`` in the text of the continuation."""
+    """A piece whose text is not certain yet. ``end``: offset in the continuation's text at which the piece ends."""
 
     piece: Piece
     end: int
 
 
 def with_text(piece: Piece, text: str) -> Piece:
-    """The piece with this text: once for each token, so not by ``replace``, which takes several times as long."""
+    """Return the piece with this text. Called once per token, so it avoids ``replace``, which is several times
+    slower."""
     return Piece(piece.token, text, piece.index, piece.choice, piece.finish_reason, piece.logprobs, piece.hops)
 
 
 @dataclass(slots=True)
 class Assembler:
-    """Makes the pieces of continuation ``choice``. Without a detokenizer there is no text.
+    """Assembles the pieces of continuation ``choice``. Without a detokenizer, pieces have no text.
 
-    ``stop_at`` becomes the number of tokens that count when a stop string is found; then the broker must be told.
+    When a stop string is found, ``stop_at`` becomes the number of tokens that count; the caller must then report it to
+    the broker.
     """
 
     params: SamplingParams
     choice: int
-    end_tokens: frozenset[int]
+    end_tokens: frozenset[int]  # tokens that end the continuation
     detokenizer: Detokenizer | None
     stop_at: int | None = None
-    num_tokens: int = 0  # tokens taken
-    num_given: int = 0  # pieces given
+    num_tokens: int = 0  # tokens pushed
+    num_given: int = 0  # pieces released
     _matcher: StopMatcher = field(init=False)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
-    _maybe_last: Piece | None = None
-    _num_chars: int = 0  # of all tokens taken
-    _given_chars: int = 0  # of all pieces given
-    _text: str = ""  # certain text that belongs to no given piece yet
+    _waiting: deque[_Waiting] = field(default_factory=deque)  # pieces held back
+    _maybe_last: Piece | None = None  # a pushed token that may turn out to be the last
+    _num_chars: int = 0  # characters of all pushed tokens
+    _given_chars: int = 0  # characters of all released pieces
+    _text: str = ""  # certain text that belongs to no released piece yet
 
     def __post_init__(self) -> None:
         self._matcher = StopMatcher(self.params.stop)
 
     def push(self, token: int, logprobs: Logprobs = (), hops: tuple[Hop, ...] = ()) -> list[Piece]:
-        """Take the next token. After a stop string, tokens are ignored."""
+        """Add the next token and return the pieces that are now certain. Tokens after a stop string are ignored."""
         if self._maybe_last is not None:
             piece, self._maybe_last = self._maybe_last, None
             self._enter(piece)
@@ -69,7 +72,7 @@ class Assembler:
         return self._give_certain()
 
     def finish(self, reason: str) -> list[Piece]:
-        """No more tokens will come: the remaining pieces, the last of them with the reason."""
+        """End the continuation: return the remaining pieces, the last of them with the finish reason."""
         if self.stop_at is None:
             self._enter_last(reason)
         if self.stop_at is None and self.detokenizer is not None:
@@ -83,7 +86,7 @@ class Assembler:
     def _enter_last(self, reason: str) -> None:
         piece, self._maybe_last = self._maybe_last, None
         if piece is not None and reason == "stop" and piece.token in self.end_tokens:
-            self._waiting.append(_Waiting(piece, self._num_chars))  # a token that ends the text has no part in it
+            self._waiting.append(_Waiting(piece, self._num_chars))  # the token that ends the text is not part of it
         elif piece is not None:
             self._enter(piece)
 
@@ -102,7 +105,7 @@ class Assembler:
             self._cut(self._matcher.found_at)
 
     def _cut(self, at: int) -> None:
-        """The text ends at ``at``: tokens that begin before it count."""
+        """End the text at offset ``at``: only tokens that begin before it count."""
         kept: deque[_Waiting] = deque()
         start = self._given_chars
         for waiting in self._waiting:
@@ -113,7 +116,7 @@ class Assembler:
         self.stop_at = self.num_given + len(kept)
 
     def _give_certain(self) -> list[Piece]:
-        num_kept = 0 if self.stop_at is None else 1  # after a stop string, the last one waits for the end
+        num_kept = 0 if self.stop_at is None else 1  # after a stop string, hold back the last piece for the end
         pieces: list[Piece] = []
         while len(self._waiting) > num_kept and self._waiting[0].end <= self._matcher.num_released:
             pieces.append(self._give(self._waiting.popleft()))

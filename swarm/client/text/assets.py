@@ -1,4 +1,5 @@
-"""The model's tokenizer files on this machine: kept by their digests, so a changed file is a different file."""
+"""Cache of models' tokenizer files on this machine. Files are named by their digests, so a changed file is a different
+file."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def cache_directory() -> Path:
-    """``$SWARM_CACHE``, or ``swarm/assets`` in the user's cache directory."""
+    """Return ``assets`` in ``$SWARM_CACHE``, or ``swarm/assets`` in the user's cache directory."""
     chosen = os.environ.get("SWARM_CACHE")
     if chosen:
         return Path(chosen) / "assets"
@@ -24,13 +25,13 @@ def cache_directory() -> Path:
 
 
 def is_genuine(content: bytes, asset: Asset) -> bool:
-    """Do the bytes have the asset's size and digest?"""
+    """Whether the bytes have the asset's size and digest."""
     return len(content) == asset.num_bytes and xxhash.xxh3_128_hexdigest(content) == asset.digest
 
 
 def read_cached(asset: Asset, directory: Path) -> bytes | None:
-    """The asset's bytes if they are here and genuine."""
-    if not _DIGEST.fullmatch(asset.digest):  # it becomes a file name
+    """Return the asset's bytes if they are cached and genuine."""
+    if not _DIGEST.fullmatch(asset.digest):  # the digest becomes a file name
         return None
     try:
         content = (directory / asset.digest).read_bytes()
@@ -40,12 +41,14 @@ def read_cached(asset: Asset, directory: Path) -> bytes | None:
 
 
 def write_cached(asset: Asset, content: bytes, directory: Path) -> bool:
-    """Keep the bytes for the next time; False if that is not possible here, which harms nothing."""
+    """Cache the bytes. Returns False if they cannot be written, which is harmless: the next client downloads them
+    again."""
     if not _DIGEST.fullmatch(asset.digest):
         return False
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:  # others may write the same file now
+        # other processes may write the same file now
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
             file.write(content)
         os.replace(file.name, directory / asset.digest)
     except OSError:

@@ -1,8 +1,8 @@
-"""What a chat template may spend: processor time, and characters.
+"""Limits on what a chat template may use: processor time and characters.
 
 Templates come with models and are not trusted. Their loops, calls and outputs are counted (``rewriting`` inserts the
-calls of ``tick``, ``write`` and ``concat``); whatever could make a large value out of small ones in one step is refused
-before it happens, since no limit of time interrupts a single operation.
+calls of ``tick``, ``write`` and ``concat``). Operations that could make a large value out of small ones in one step are
+refused beforehand, since a time limit cannot interrupt a single operation.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any
 
 import jinja2
 
-TIME_S = 2.0  # of a thread's processor time: a conversation of 16,000 messages takes a tenth of it
-GROWTH = 8  # characters written for each that goes in; escapes take six
-PASSES = 64  # times that all that goes in may be trimmed, joined and replaced
-SPARE_CHARS = 1 << 20  # for what a template writes of itself
-MAX_NUMBER = 10_000  # as an argument: widths, counts
-MAX_BITS = 4096  # of a whole number
-_LOOK_EVERY = 64  # ticks between two looks at the clock
-_WIDE = re.compile(r"\d{5}|\*")  # in a format: a width of five digits, or one that is an argument
-_PADDED = re.compile(r"\d{3}|:[^}]*\{")  # one of three digits, or one that is a place of its own
+TIME_S = 2.0  # seconds of a thread's processor time; a conversation of 16,000 messages takes a tenth of it
+GROWTH = 8  # characters written per input character; escapes take six
+PASSES = 64  # how often all of the input may be trimmed, joined and replaced
+SPARE_CHARS = 1 << 20  # allowance for the template's own text
+MAX_NUMBER = 10_000  # largest number passed as an argument, such as a width or a count
+MAX_BITS = 4096  # bits of an integer
+_LOOK_EVERY = 64  # ticks between two reads of the clock
+_WIDE = re.compile(r"\d{5}|\*")  # in a format string: a width of five digits, or one taken from the arguments
+_PADDED = re.compile(r"\d{3}|:[^}]*\{")  # a width of three digits, or one taken from a field of its own
 
 
 class LimitPassed(jinja2.TemplateError):
-    """A template asked for too much of something."""
+    """A template exceeded one of its limits."""
 
 
 class TimePassed(LimitPassed):
-    """A template took too long."""
+    """A template exceeded its time limit."""
 
 
 class Budget:
-    """What is left for one rendering."""
+    """Remaining allowance of one rendering."""
 
     __slots__ = ("_chars", "_ends_at", "_made", "_ticks", "most", "time_s")
 
     def __init__(self, num_chars: int, time_s: float = TIME_S) -> None:
-        """``num_chars``: how many go in."""
+        """Start the clock. ``num_chars``: the size of the input."""
         self.most = self._chars = GROWTH * num_chars + SPARE_CHARS
         self._made = PASSES * (num_chars + SPARE_CHARS)
         self.time_s = time_s
@@ -59,14 +59,14 @@ class Budget:
             raise LimitPassed(f"it writes more than {self.most} characters")
 
     def made(self, value: object) -> None:
-        """Count what a filter or a method has returned: many texts of the allowed size are too much as well."""
+        """Count the result of a filter or a method: many texts of the allowed size are too much as well."""
         if isinstance(value, str):
             self._made -= len(value)
             if self._made < 0:
-                raise LimitPassed(f"it works through more than {PASSES} times what goes in")
+                raise LimitPassed(f"it processes more than {PASSES} times its input")
 
     def check(self, size: int) -> None:
-        """Refuse a value of this size."""
+        """Raise TemplateLimitExceeded if a value of this size is too large."""
         if size > self.most:
             raise LimitPassed(f"it makes a value of more than {self.most} characters or items")
 
@@ -76,7 +76,7 @@ _CURRENT: ContextVar[Budget] = ContextVar("budget")
 
 @contextmanager
 def spending(budget: Budget) -> Iterator[None]:
-    """Let templates that are rendered inside spend from this budget."""
+    """Charge the templates rendered inside this context to the budget."""
     token = _CURRENT.set(budget)
     try:
         yield
@@ -85,15 +85,16 @@ def spending(budget: Budget) -> Iterator[None]:
 
 
 def current() -> Budget:
-    """Return the budget of this rendering. Outside of one, as when a template is compiled, nothing may be spent."""
+    """Return the budget of this rendering. Raises TemplateLimitExceeded outside of one, as when a template is compiled:
+    nothing may be used there."""
     try:
         return _CURRENT.get()
     except LookupError:
-        raise LimitPassed("nothing is rendered here") from None
+        raise LimitPassed("no template is being rendered") from None
 
 
 def size_of(value: object, most: int | None = None) -> int:
-    """Return about how many characters a value has as text. Beyond ``most``, counting stops."""
+    """Return the approximate number of characters of a value as text. Counting stops beyond ``most``."""
     size, rest = 0, [value]
     while rest:
         one = rest.pop()
@@ -122,7 +123,7 @@ def tick() -> str:
 
 
 def write(value: object) -> str:
-    """Return what is written for a value."""
+    """Charge a value that the template outputs, and return its text."""
     budget = current()
     text = _text(value, budget)
     budget.write(len(text))
@@ -130,7 +131,7 @@ def write(value: object) -> str:
 
 
 def written(num_chars: int) -> str:
-    """Count a literal that stands behind."""
+    """Charge the literal that follows."""
     current().write(num_chars)
     return ""
 
@@ -152,11 +153,11 @@ def _text(value: object, budget: Budget) -> str:
     return str(value)
 
 
-# --- single operations that make much of little
+# --- single operations that make a large value from small ones
 
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
-    """Refuse ``left operator right`` if its result would be too large."""
+    """Raise TemplateLimitExceeded if the result of ``left operator right`` would be too large."""
     budget = current()
     budget.tick()
     if operator == "+" and _is_long(left) and _is_long(right):
@@ -170,7 +171,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Refuse the call of a method of a text or list if its result would be too large."""
+    """Raise TemplateLimitExceeded if the result of calling a method of a text or list would be too large."""
     budget = current()
     if not isinstance(owner, str):
         return
@@ -180,7 +181,7 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
     if name in ("format", "format_map"):
         _check_format(owner, given, budget)
     elif name == "translate":
-        raise LimitPassed("translate is not for templates")
+        raise LimitPassed("translate is not allowed in templates")
     elif name == "expandtabs":
         budget.check(len(owner) + MAX_NUMBER * owner.count("\t"))
     elif name == "replace" and len(given) >= 2:
@@ -190,7 +191,7 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
 
 
 def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Refuse a filter if its result would be too large."""
+    """Raise TemplateLimitExceeded if the result of a filter would be too large."""
     budget = current()
     budget.tick()
     given = (*args, *keywords.values())
@@ -212,7 +213,7 @@ def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapp
         raise LimitPassed("tojson indents by 16 at most")
 
 
-# Methods and filters that make a text as wide as a number says.
+# Methods and filters whose output is as wide as a numeric argument.
 _WIDENING = frozenset({
     "batch",
     "center",
@@ -227,7 +228,7 @@ _WIDENING = frozenset({
     "zfill",
 })  # fmt: skip
 
-# Filters that take containers as they are, and make no text of them.
+# Filters that take containers as they are, without converting them to text.
 _CONTAINERS = frozenset({
     "attr",
     "batch",

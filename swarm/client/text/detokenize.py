@@ -1,6 +1,6 @@
-"""From token ids to text, piece by piece: incremental detokenizing and stop strings. Pure.
+"""Incremental detokenizing and matching of stop strings. Pure.
 
-Both hold text back for as long as the next token may change it, and no longer.
+Both hold text back only for as long as the next token may change it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ _MAX_OPEN = 3  # bytes of an unfinished UTF-8 character; each may show as one re
 
 @dataclass(slots=True)
 class Detokenizer:
-    """Turns tokens into text one by one. No piece holds half a character; the pieces joined are the text of the whole.
+    """Turns tokens into text one by one. No piece contains part of a character, and the joined pieces are the text of
+    the whole.
 
-    ``decode`` gives the text of some ids; ``is_silent`` tells ids that never have any (special and unknown ones). A
-    token's text can depend on what stands before it (a leading space, say), so two windows are decoded, with and
-    without the new ids, and the difference is the news. With decoders that read bytes in runs (byte fallback), a run
-    that only later turns out to be invalid keeps the characters that were already given.
+    ``decode`` returns the text of some ids; ``is_silent`` tells whether an id never has text (special and unknown
+    ones). A token's text can depend on the tokens before it (a leading space, say), so two windows are decoded, with
+    and without the new ids, and the difference is the new text. Some decoders read bytes in runs (byte fallback): if a
+    run turns out to be invalid later, the characters already returned stay.
     """
 
     decode: Callable[[Sequence[int]], str]
     is_silent: Callable[[int], bool]
-    _ids: list[int] = field(default_factory=list)  # the window: old ids for context, then those not yet all given
-    _num_old: int = 0
-    _given: int = 0  # characters of the new ids that were given already
+    # the window: old ids for context, then ids whose text is not all returned yet
+    _ids: list[int] = field(default_factory=list)
+    _num_old: int = 0  # how many ids of the window are context
+    _given: int = 0  # characters of the new ids' text that were returned
 
     def push(self, token: int) -> str:
+        """Add a token and return the text that is now certain."""
         if self.is_silent(token):
             return ""
         self._ids.append(token)
@@ -43,7 +46,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """Give out what was held back, as it is: nothing more will come."""
+        """Return the text that was held back, as it is: no more tokens will come."""
         piece = self._fresh()[self._given :] if len(self._ids) > self._num_old else ""
         self._ids, self._num_old, self._given = [], 0, 0
         return piece
@@ -52,25 +55,26 @@ class Detokenizer:
         old, both = self.decode(self._ids[: self._num_old]), self.decode(self._ids)
         if both.startswith(old):
             return both[len(old) :]
-        return self.decode(self._ids[self._num_old :])  # the decoder changed its mind about what was given
+        return self.decode(self._ids[self._num_old :])  # the decoder has changed the text of earlier ids
 
 
 @dataclass(slots=True)
 class StopMatcher:
-    """Looks for stop strings in text that comes in pieces, and gives out the text that is certain to stand before them.
+    """Finds stop strings in text that comes in pieces, and releases the text that is certain to come before them.
 
-    The first stop string to be complete ends the text, wherever the pieces were cut; of several that are complete with
-    the same character, the longest. ``found_at`` is then its offset in the whole text, and ``found`` the string.
+    The first stop string to be complete ends the text, no matter how the pieces were cut; if several are complete with
+    the same character, the longest one counts. ``found_at`` is then its offset in the whole text, and ``found_stop``
+    the string.
     """
 
     stops: tuple[str, ...]
     found_at: int | None = None
     found: str | None = None
-    num_released: int = 0
-    _held: str = ""
+    num_released: int = 0  # characters released
+    _held: str = ""  # text that may be the beginning of a stop string
 
     def push(self, text: str) -> str:
-        """The text that may be shown now."""
+        """Add text and return the text that may be shown now."""
         if self.found_at is not None:
             return ""
         buffer = self._held + text
@@ -82,12 +86,12 @@ class StopMatcher:
         return self._release(buffer, len(buffer) - self._num_open(buffer))
 
     def skip(self, text: str) -> str:
-        """Text in which no stop string counts; only before the first ``push``."""
+        """Release text in which stop strings do not count. Only valid before the first ``push``."""
         self.num_released += len(text)
         return text
 
     def finish(self) -> str:
-        """The text that was held back for a stop string that did not come."""
+        """Return the text that was held back for a stop string that did not come."""
         return self._release(self._held, len(self._held)) if self.found_at is None else ""
 
     def _release(self, buffer: str, stop: int) -> str:
@@ -100,7 +104,7 @@ class StopMatcher:
         return min(found)[1:] if found else None
 
     def _num_open(self, buffer: str) -> int:
-        """The length of the longest end of the text with which a stop string may begin."""
+        """Return the length of the longest suffix of the text that is the beginning of a stop string."""
         longest = min(max((len(stop) for stop in self.stops), default=1) - 1, len(buffer))
         for length in range(longest, 0, -1):
             if any(stop.startswith(buffer[-length:]) for stop in self.stops):

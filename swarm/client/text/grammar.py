@@ -1,5 +1,8 @@
-"""Grammars compiled before anything runs, so that a mistake in one is its caller's at once. No asyncio: compiling takes
-a millisecond as a rule and seconds at most, so event loops have it done in threads (``checking``)."""
+"""Compiles grammars before a request is sent, so that a mistake in one fails its caller immediately.
+
+No asyncio here: compiling usually takes a millisecond and at most some seconds, so event loops run it in threads
+(``checking``).
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ from swarm.errors import InvalidRequest
 from swarm.grammar import NotNow, compiled, refusal, vocabulary
 from swarm.params import Grammar, SamplingParams
 
-MOST_GRAMMARS = 256  # whose verdicts are remembered, by digests of their texts
-_FIT = ""
+MOST_GRAMMARS = 256  # verdicts kept, by digests of the grammars' texts
+_FIT = ""  # verdict of a grammar that can be followed
 
 
 class GrammarChecker:
-    """Says whether a model can follow a grammar. ``ends``: the tokens by which it ends an answer. Any thread
-    may ask."""
+    """Checks whether a model can follow a grammar. ``end_tokens``: the tokens that end an answer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ends = tuple(ends)
         self._words: LLTokenizer | None = None
         self._making_words = threading.Lock()
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # why it is refused, or that it fits
-        self._lock = threading.Lock()  # never held for long: whoever knows an answer need not wait for another's
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # the reason of a refusal, or _ACCEPTED
+        self._lock = threading.Lock()  # held only briefly, so that a cached verdict never waits for a compilation
 
     def knows(self, params: SamplingParams) -> bool:
-        """Whether ``check`` answers without compiling. Raises InvalidRequest as that does."""
+        """Whether the verdict is cached, so that ``check`` need not compile. Raises InvalidRequest if the verdict is a
+        refusal."""
         grammar = params.grammar
         if grammar is None:
             return True
@@ -46,7 +49,7 @@ class GrammarChecker:
         return verdict is not None
 
     def check(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest (code "grammar") that says why these parameters' grammar can't be followed."""
+        """Raise InvalidRequest (code "grammar") with the reason if this grammar cannot be followed."""
         if self.knows(params):
             return
         assert params.grammar is not None
@@ -54,7 +57,7 @@ class GrammarChecker:
         try:
             compiled(params.grammar, self._vocabulary(self._tokenizer))
         except NotNow:
-            raise  # another time it may be compiled
+            raise  # not a verdict: it may compile another time
         except InvalidRequest as error:
             self._remember(digest(params.grammar), str(error))
             raise
@@ -62,11 +65,12 @@ class GrammarChecker:
 
     @property
     def ready(self) -> LLTokenizer | None:
-        """Return what ``words`` has made before."""
+        """The vocabulary if ``words`` has built it before."""
         return self._words
 
     def words(self) -> LLTokenizer | None:
-        """The model's tokens as bytes; None if it has no tokenizer. Made once, which takes up to two seconds."""
+        """Return the model's tokens as bytes; None if it has no tokenizer. Built on first use, which takes up to two
+        seconds."""
         return None if self._tokenizer is None else self._vocabulary(self._tokenizer)
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
@@ -89,5 +93,5 @@ class GrammarChecker:
 
 
 def digest(grammar: Grammar) -> bytes:
-    """Stand for a grammar where its text is too long to be kept."""
+    """Return a fixed-size key for a grammar, whose text may be too long to keep."""
     return hashlib.sha256(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()

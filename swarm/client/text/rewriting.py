@@ -1,5 +1,5 @@
-"""Rewrite a chat template when it is loaded: its control tokens become secret words (``spelling``), and its loops and
-outputs are counted (``budget``)."""
+"""Rewrites a chat template when it is loaded: replaces its control tokens by secret words (``spelling``), and inserts
+counters into its loops and outputs (``budget``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2.visitor import NodeTransformer
 
 from swarm.client.text import budget
 
-# Methods by which a template looks into a message: their literals are compared with what a user wrote.
+# Methods with which a template inspects a message: their literals are compared with a user's text.
 _INSPECTING = frozenset({
     "count",
     "endswith",
@@ -34,7 +34,8 @@ _COMPARING_FILTERS = frozenset({"reject", "rejectattr", "select", "selectattr", 
 
 
 def rewrite(template: nodes.Template, spell: Callable[[str], str]) -> nodes.Template:
-    """Return the template, which is changed in place. ``spell``: what becomes of a literal that it writes."""
+    """Rewrite the template in place and return it. ``spell``: maps each literal that the template writes to its spelled
+    form."""
     environment = template.environment
     _Rewriter(spell).visit(template)
     assert environment is not None  # the parser sets it
@@ -43,11 +44,12 @@ def rewrite(template: nodes.Template, spell: Callable[[str], str]) -> nodes.Temp
 
 
 class _Rewriter(NodeTransformer):
-    """See the module's text. Literals that are compared stay as they are: messages have no secret words."""
+    """Tree transformer that applies the rewriting. It leaves compared literals as they are, since messages contain no
+    secret words."""
 
     def __init__(self, spell: Callable[[str], str]) -> None:
         self._spell = spell
-        self._num_comparing = 0  # of the nodes around this one
+        self._num_comparing = 0  # number of comparing nodes around the current one
 
     # --- literals
 

@@ -1,15 +1,15 @@
-"""Tell the control tokens of a chat template from their look-alikes in messages. Pure.
+"""Separates the control tokens of a chat template from look-alikes in messages. Pure.
 
-A control token is an added token that steers the model: one that the tokenizer marks as special, or one of the form
-``<|…|>``. The text of a message may contain such a token's text, and must not become the token: it would end the
-message, or begin one of another role.
+A control token is an added token that controls the model: one that the tokenizer marks as special, or one of the form
+``<|…|>``. A message may contain the text of such a token, which must not become the token: it would end the message, or
+begin one of another role.
 
-So templates are rewritten once, when they are loaded (``rewriting``): wherever one writes a control token, it writes a
-secret word instead. Messages are passed as they are, so a template can still look into them. In what it renders, secret
-words are control tokens and everything else is text, whatever the template has cut, joined or repeated.
+So templates are rewritten once, when they are loaded (``rewriting``): each control token in a template is replaced by a
+secret word. Messages are passed unchanged, so a template can still inspect them. In the rendered output, secret words
+are control tokens and everything else is text, no matter how the template has cut, joined or repeated it.
 
-Some templates put a control token together (``'<|' + message.role + '|>'``). There the literals before and behind are
-bracketed by two more secret words, and what stands between them is a control token if its middle is the name of a role.
+Some templates assemble a control token from parts (``'<|' + message.role + '|>'``). There, two more secret words
+enclose the gap between the two literals, and the enclosed text is a control token if its middle is the name of a role.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ROLES = frozenset({
     "tool",
     "user",
 })  # fmt: skip
-_BARRED = re.compile(r"[<\[][|｜].*[|｜][>\]]")
-_PIECE = 1 << 16
+_BARRED = re.compile(r"[<\[][|｜].*[|｜][>\]]")  # the form <|…|> in its spellings
+_PIECE = 1 << 16  # characters searched at a time
 _SHORTEST = 3  # characters; shorter texts occur in ordinary ones
 _MIDDLE = re.compile(r"^\W+|\W+$")
 
 
 def is_control(text: str, *, special: bool) -> bool:
-    """Whether an added token steers the model. Marks that models write in their answers, such as ``<think>``, do not,
-    unless the tokenizer says so."""
+    """Whether an added token controls the model. Marks that models write in their answers, such as ``<think>``, do not,
+    unless the tokenizer marks them as special."""
     if len(text) < _SHORTEST or text.isspace():
         return False
     return special or _BARRED.fullmatch(text) is not None
@@ -51,15 +51,15 @@ def is_control(text: str, *, special: bool) -> bool:
 class Spelling:
     """Secret words for the control tokens of one model."""
 
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...]  # begins each secret word; random, so that no message can contain it
     nonce: str = field(default_factory=lambda: "swarm" + secrets.token_hex(16), repr=False)
     _plain: re.Pattern[str] = field(init=False, repr=False)
     _numbers: Mapping[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         longest_first = sorted(self.tokens, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"  # without any, nothing matches
-        set_field = object.__setattr__  # the instance is frozen from here on
+        pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"  # without tokens, match nothing
+        set_field = object.__setattr__  # the instance is frozen
         set_field(self, "_plain", re.compile(pattern))
         set_field(self, "_numbers", {token: number for number, token in enumerate(self.tokens)})
 
@@ -76,7 +76,7 @@ class Spelling:
         return f"{self.nonce}{self._numbers[token]:06}e"
 
     def spell(self, literal: str) -> str:
-        """Return a literal of a template with secret words for its control tokens."""
+        """Return a template's literal with secret words in place of its control tokens."""
         if not self.tokens:
             return literal
         parts: list[str] = []
@@ -92,7 +92,8 @@ class Spelling:
         return "".join(parts)
 
     def _open_end(self, text: str, *, is_suffix: bool) -> int:
-        """Return how many characters at the text's beginning may end a control token, or at its end may begin one."""
+        """Return how many characters at the text's start may end a control token (``is_suffix``), or at its end may
+        begin one."""
         longest = 0
         for token in self.tokens:
             for length in range(min(len(token) - 1, len(text)), longest, -1):
@@ -102,7 +103,7 @@ class Spelling:
         return longest
 
     def read(self, rendered: str) -> Rendered:
-        """Tell apart what a template has rendered: its control tokens, and text."""
+        """Split a template's output into control tokens and text."""
         first, *rest = rendered.split(self.nonce)
         texts, tokens = [first], list[str]()
         for place, part in enumerate(rest):
@@ -117,15 +118,16 @@ class Spelling:
         return Rendered(self, texts, tokens)
 
     def _is_joined(self, text: str) -> bool:
-        """Whether a template has put a control token together, of its own brackets and the name of a role."""
+        """Whether a template has assembled this control token from its own brackets and the name of a role."""
         return text in self._numbers and _MIDDLE.sub("", text).lower() in ROLES
 
     def plain(self, rendered: str) -> str:
-        """Return the text with control tokens as they are usually written."""
+        """Return the text with control tokens in their usual spelling."""
         return self.read(rendered).plain()
 
     def has_look_alikes(self, spelled: str) -> bool:
-        """Whether the text contains a control token's text that is none. By pieces: other threads wait for each."""
+        """Whether the text contains a control token's text that is not a control token. Searches in pieces, since each
+        search blocks other threads."""
         longest = max(map(len, self.tokens), default=0)
         starts = range(0, len(spelled), _PIECE)
         return any(self._plain.search(spelled, start, start + _PIECE + longest) for start in starts)
@@ -133,18 +135,18 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a template has rendered: a text, and a text behind each control token."""
+    """A template's output: a first text, then control tokens, each followed by a text."""
 
     spelling: Spelling
     texts: list[str]
     tokens: list[str]
 
     def plain(self) -> str:
-        """Return it as it is usually written."""
+        """Return the output with control tokens in their usual spelling."""
         return self._joined(self.tokens)
 
     def spelled(self) -> str:
-        """Return it with secret words for the control tokens."""
+        """Return the output with secret words in place of the control tokens."""
         return self._joined([self.spelling.word(token) for token in self.tokens])
 
     def _joined(self, between: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""The environment that chat templates are written for: what transformers gives them, and no more.
+"""Sandboxed environment for chat templates: offers what transformers offers them, and nothing more.
 
-Templates come with models and are not trusted. They run in Jinja's immutable sandbox, and the doors through which one
-can climb out of it are shut: no attributes of ``dict``, no underscored names in a ``namespace``. What they spend is
-limited (``budget``).
+Templates come with models and are not trusted. They run in Jinja's immutable sandbox, and known ways to escape it are
+closed: no attributes of ``dict``, no underscored names in a ``namespace``. Their time and output are limited
+(``budget``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from swarm.client.text import budget
 from swarm.client.text.rewriting import rewrite
 
-MAX_DATE = 200  # characters of the form of a date
+MAX_DATE = 200  # characters of a date format
 MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have 40,000
 
 
 def load_template(source: str, spell: Callable[[str], str] = str) -> jinja2.Template:
-    """Compile a chat template, whose literals are spelled by ``spell``. Raises jinja2.TemplateError."""
+    """Compile a chat template, whose literals are rewritten by ``spell``. Raises jinja2.TemplateError."""
     if len(source) > MAX_SOURCE:
         raise jinja2.TemplateError(f"it has {len(source)} characters; at most {MAX_SOURCE} are read")
     environment = template_environment()
@@ -51,7 +51,7 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, with a limit for what single operations make."""
+    """Jinja's sandbox with limits on the results of single operations."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -84,7 +84,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _limited(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, with a limit for what it makes."""
+    """Wrap a filter with limits on its result."""
     first = 1 if hasattr(one, "jinja_pass_arg") else 0  # Jinja passes a context or the like before the value
 
     @functools.wraps(one)
@@ -101,7 +101,8 @@ def _limited(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks, for training, what the assistant said; the text inside is all that matters here."""
+    """Extension for ``{% generation %}``, which marks the assistant's part for training; only the text inside matters
+    here."""
 
     tags = {"generation"}  # noqa: RUF012  (how Jinja declares it)
 
@@ -111,7 +112,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """``dict(…)`` without the class behind it."""
+    """``dict(…)`` as a plain callable, without access to the class."""
 
     def __call__(self, *args: Mapping[str, object], **kwargs: object) -> dict[str, object]:
         return dict(*args, **kwargs)
@@ -141,7 +142,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own, it leaves <, > and & as they are: the model reads no HTML."""
+    """Encode a value as JSON. Unlike Jinja's own filter, leave <, > and & as they are: the model does not read HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,5 @@
-"""Text for token ids and back: the model's own tokenizer and chat template, without transformers."""
+"""Text model: converts text to token ids and back with the model's own tokenizer and chat template, without
+transformers."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 
-_MANY_IDS = 1024
-# What Python raises when a template meets a value it was not written for, such as a missing content.
+_MANY_IDS = 1024  # from this many ids on, decoding releases the interpreter's lock
+# Exceptions that Python raises when a template meets an unexpected value, such as a missing content.
 _TEMPLATE_TROUBLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 Chat = Sequence[Mapping[str, object]]
@@ -31,8 +32,8 @@ Chat = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How a conversation becomes a prompt. ``time_s``: of a processor, for the template; ``parse_special``: special
-    tokens that stand in messages are such, as most servers have it."""
+    """Options for rendering a conversation. ``time_s``: the template's limit of processor time. ``parse_special``:
+    special tokens in messages become control tokens, as in most servers."""
 
     time_s: float = TIME_S
     parse_special: bool = False
@@ -44,16 +45,18 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """The text side of a model. Built from the bytes of its files; safe to share."""
+    """Tokenizer and chat templates of a model. Built from the bytes of its files; safe to share between threads."""
 
     tokenizer: Tokenizer
-    silent: frozenset[int]
+    silent: frozenset[int]  # ids of special tokens, which have no text
     template: jinja2.Template | None
-    special: Mapping[str, str]  # bos_token, eos_token, …: what chat templates may mention
-    added: Mapping[str, int] = field(default_factory=dict)  # tokens beside the vocabulary, special or not, by text
-    tool_template: jinja2.Template | None = None  # of models that have one of its own for conversations with tools
-    template_source: str = ""  # as it was written: of the one for tools, if there is one
-    spelling: Spelling = field(default_factory=lambda: Spelling(()), repr=False)  # how its templates are rewritten
+    special: Mapping[str, str]  # bos_token, eos_token, …: variables of chat templates
+    # tokens outside the base vocabulary, special or not, by text
+    added: Mapping[str, int] = field(default_factory=dict)
+    tool_template: jinja2.Template | None = None  # separate template for conversations with tools, if the model has one
+    template_source: str = ""  # original source; that of the template for tools, if there is one
+    # secret words with which its templates are rewritten
+    spelling: Spelling = field(default_factory=lambda: Spelling(()), repr=False)
     vocabulary: Vocabulary = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,28 +82,29 @@ class TextModel:
         return cls(tokenizer, silent, plain or tools, special, by_text, tools, source, spelling)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> tuple[int, ...]:
-        """The ids of a text, with the special tokens around it that the model expects. Special tokens in the text are
-        such. InvalidRequest (code "context") for more than ``most``, as far as that is known before."""
+        """Return the ids of a text, with the special tokens around it that the model expects. Special tokens in the
+        text become control tokens. Raises InvalidRequest (code "context") if it certainly has more than ``most``
+        tokens."""
         if not text:
             raise InvalidRequest("the prompt is empty", code="prompt")
         return _some(self.vocabulary.encode(text, add_special_tokens=add_special_tokens, most=most))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """Return the text of the ids without special tokens."""
         return self._decoded(ids, skip_special_tokens=True)
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens with it."""
+        """Return the text of the ids including special tokens."""
         return self._decoded(ids, skip_special_tokens=False)
 
     def _decoded(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if len(ids) < _MANY_IDS:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
-        return str(text)  # decode_batch leaves the interpreter's lock to others, and takes a little longer
+        return str(text)  # decode_batch releases the interpreter's lock, and takes a little longer
 
     def detokenizer(self, visible: Sequence[int] = ()) -> Detokenizer:
-        """A fresh incremental one, in whose text these special tokens are seen."""
+        """Return a new incremental detokenizer whose text includes these special tokens."""
         if not visible:
             return Detokenizer(self.decode, self._is_silent)
         shown = frozenset(visible)
@@ -110,8 +114,8 @@ class TextModel:
         return token in self.silent or self.tokenizer.id_to_token(token) is None
 
     def render_chat(self, messages: Chat, **variables: object) -> str:
-        """The prompt text for a conversation, ready for the assistant's answer. ``variables`` reach the template;
-        with ``tools`` among them, the one for tools is taken if the model has such a one."""
+        """Return the prompt text for a conversation, ready for the assistant's answer. ``variables`` are passed to the
+        template. If they include ``tools``, the model's template for tools is used, if it has one."""
         return self._render(messages, variables).plain()
 
     def encode_chat(
@@ -122,8 +126,8 @@ class TextModel:
         most: int | None = None,
         how: Rendering = SAFELY,
     ) -> tuple[int, ...]:
-        """The ids of a conversation. The template writes all special tokens itself, so none are added; those that
-        stand in messages are text, unless ``how`` says otherwise."""
+        """Return the ids of a conversation. The template writes all special tokens itself, so none are added. Special
+        tokens in messages are plain text, unless ``how`` allows them."""
         rendered = self._render(messages, variables, how.time_s)
         if how.parse_special:
             return self.encode(rendered.plain(), add_special_tokens=False, most=most)
@@ -132,7 +136,7 @@ class TextModel:
         return _some(self.vocabulary.encode_rendered(rendered, most))
 
     def _render(self, messages: Chat, variables: Mapping[str, object], time_s: float = TIME_S) -> Rendered:
-        """The prompt, with the special tokens that the template writes apart from all other text."""
+        """Render the prompt, with the template's own control tokens separated from all other text."""
         template = self.tool_template if variables.get("tools") and self.tool_template else self.template
         if template is None:
             raise InvalidRequest("this model has no chat template: pass a prompt instead of messages", code="chat")
@@ -154,7 +158,7 @@ class TextModel:
 
 
 def _without_spelling(spelling: Spelling, error: Exception) -> str:
-    """Describe an error of a template without the words that special tokens are spelled by, or parts of them."""
+    """Describe a template's error without the secret words of control tokens, or parts of them."""
     try:
         return spelling.plain(str(error))
     except (LookupError, ValueError):
@@ -162,7 +166,7 @@ def _without_spelling(spelling: Spelling, error: Exception) -> str:
 
 
 class TooSlow(InvalidRequest):
-    """A template had not rendered a conversation when its time was up."""
+    """A template exceeded its time limit while it rendered a conversation."""
 
 
 def _some(ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,12 +186,12 @@ def _json_object(content: bytes, name: str) -> dict[str, object]:
 
 
 def _token_text(token: object) -> str:
-    """A special token stands as a text or as an object with one."""
+    """Return the text of a special token, which is given as a string or as an object with one."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token)
 
 
 def _template_sources(files: Mapping[str, bytes], config: Mapping[str, object]) -> dict[str, str]:
-    """The chat templates by name: "default", and perhaps "tool_use"."""
+    """Return the chat templates by name: "default", and perhaps "tool_use"."""
     source: object = config.get("chat_template")
     named = {"default": source}
     if isinstance(source, list):

@@ -1,9 +1,9 @@
-"""A model's tokenizer: text for token ids, within bounds, and with control tokens or without.
+"""Bounded encoding with a model's tokenizer, with control tokens or without.
 
-``Tokenizer.encode`` holds the interpreter's lock for as long as it takes, which is seconds for megabytes;
-``encode_batch_fast`` does not, and gives the same ids. Its memory is some 100 bytes for each of the text's, so what
-can't fit into a context is refused before: by a proven bound where there is one, by counting the tokens of pieces, and
-at last by what tokenizing would cost.
+``Tokenizer.encode`` holds the interpreter's lock while it runs, which is seconds for megabytes; ``encode_batch_fast``
+releases it and returns the same ids. It needs about 100 bytes of memory per byte of text, so a text that cannot fit
+into a context is refused first: by a proven bound where there is one, by counting the tokens of pieces, and finally by
+the cost of tokenizing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from swarm.client.text.spelling import Rendered, Spelling
 from swarm.errors import InvalidRequest, ModelError
 
 PIECE = 1 << 16  # characters that are counted at a time
-ROUGHLY = 1.25  # pieces are cut anywhere, which costs some tokens: their sum counts beyond this share of the limit
-MOST_CHARS = 1 << 20  # that are tokenized at once, or ``CHARS_A_TOKEN`` for each position if that is more
-CHARS_A_TOKEN = 16  # four times as many as usual
-_LARGE = 1 << 18  # characters after whose tokenizing memory is given back to the system
+# Tolerance: pieces are cut anywhere, which adds some tokens, so their sum counts only beyond this share of the limit.
+ROUGHLY = 1.25
+MOST_CHARS = 1 << 20  # characters tokenized in one call; or CHARS_PER_TOKEN per position if that is more
+CHARS_A_TOKEN = 16  # four times the usual ratio
+_LARGE = 1 << 18  # characters; after tokenizing more, memory is returned to the system
 _PROBE = "Once upon a time"
-_PANIC = "PanicException"  # of the library, from where it can't be imported
-# What normalizers make of a text may be shorter, by this factor in bytes: U+212A is a K, U+1D400 an A.
+_PANIC = "PanicException"  # the library's exception, which cannot be imported
+# Normalizers can shorten a text, at most by this factor in bytes: U+212A becomes K, U+1D400 becomes A.
 _SHRINKING = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})  # pre-tokenizers that drop nothing
 
@@ -39,17 +40,17 @@ def load_tokenizer(content: bytes, name: str) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
         raise ModelError(f"{name} can't be read: {error}") from error
-    tokenizer.no_truncation()  # settings of the model's training; here they would cut prompts in silence
+    tokenizer.no_truncation()  # settings from the model's training, which would silently cut prompts here
     tokenizer.no_padding()
     _try(tokenizer, name)
     return tokenizer
 
 
 def _try(tokenizer: Tokenizer, name: str) -> None:
-    """Use it once. A file that names what it lacks can be read, and is only found out when it is used: by a panic of
-    the library, which is no Exception and would end more than a request. Raises ModelError."""
+    """Use the tokenizer once. A file with missing parts can be read and fails only in use: by a panic of the library,
+    which is no Exception and would end more than a request. Raises ModelError."""
     try:
-        with contextlib.suppress(Exception):  # the library raises plain ones for a text that it has no tokens for
+        with contextlib.suppress(Exception):  # the library raises ordinary exceptions for a text without tokens
             tokenizer.decode(tokenizer.encode(_PROBE).ids)
     except BaseException as error:
         if type(error).__name__ != _PANIC:
@@ -58,12 +59,12 @@ def _try(tokenizer: Tokenizer, name: str) -> None:
 
 
 class Vocabulary:
-    """Encodes texts. Any thread may ask."""
+    """Encodes texts with one model's tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
         self._tokenizer, self._spelling = tokenizer, spelling
         self.token_bytes = longest_token_bytes(tokenizer)
-        # Control tokens that are looked for in the normalized text have look-alikes that the text itself doesn't show.
+        # Control tokens that are matched in the normalized text have look-alikes that the original text does not show.
         self._is_matched_normalized = tokenizer.normalizer is not None and any(
             entry.normalized and entry.content in spelling.tokens
             for entry in tokenizer.get_added_tokens_decoder().values()
@@ -72,12 +73,13 @@ class Vocabulary:
         self._speller: _Speller | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False, most: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a text in which control tokens are such. Raises InvalidRequest for more than ``most``."""
+        """Return the ids of a text, in which control tokens are recognised. Raises InvalidRequest for more than
+        ``most``."""
         self.check_length(text, most)
         return tuple(_encode(self._tokenizer, text, add_special_tokens=add_special_tokens))
 
     def encode_rendered(self, rendered: Rendered, most: int | None = None) -> tuple[int, ...]:
-        """Return the ids of what a template has rendered: its own control tokens are such, all other text is text."""
+        """Return the ids of a template's output: its own control tokens become such, all other text stays text."""
         plain = rendered.plain()
         self.check_length(plain, most)
         spelled = rendered.spelled()
@@ -89,9 +91,10 @@ class Vocabulary:
         return self._speller.encode(spelled)
 
     def check_length(self, text: str, most: int | None) -> None:
-        """Raise InvalidRequest if the text has more tokens than ``most``, or is too long to find out, or is no text."""
+        """Raise InvalidRequest if the text has more tokens than ``most``, is too long to count, or is not valid
+        Unicode."""
         size = num_bytes(text)
-        if most is None or len(text) <= most:  # then counting costs less than it saves
+        if most is None or len(text) <= most:  # counting would cost more than it saves
             return
         if self.token_bytes is not None and (fewest := -(-size // self.token_bytes)) > most:
             raise _too_long(f"at least {fewest}", most)
@@ -105,10 +108,10 @@ class Vocabulary:
 
 
 def num_bytes(text: str) -> int:
-    """Return the length of a text in UTF-8. Raises InvalidRequest for half of a character."""
+    """Return the length of a text in UTF-8. Raises InvalidRequest for an unpaired surrogate."""
     if text.isascii():
         return len(text)
-    try:  # by pieces: other threads wait for each
+    try:  # in pieces, since each call blocks other threads
         return sum(len(text[start : start + PIECE].encode()) for start in range(0, len(text), PIECE))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"the prompt is not valid Unicode: {error.reason}", code="prompt") from error
@@ -120,7 +123,7 @@ def _too_long(count: str, most: int) -> InvalidRequest:
 
 
 class _Speller:
-    """A second tokenizer on the same model, in which control tokens have secret words for texts."""
+    """A second tokenizer of the same model in which the texts of control tokens are secret words."""
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
         control = set(spelling.tokens)
@@ -128,26 +131,25 @@ class _Speller:
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(self._tokenizer, part, value)
-        self._originals: dict[int, int] = {}  # ids that differ
+        self._originals: dict[int, int] = {}  # original ids by this tokenizer's ids
         added = sorted(tokenizer.get_added_tokens_decoder().items())
         self._tokenizer.add_tokens([_renamed(entry, spelling, control) for _, entry in added])
         for original, entry in added:
             own = self._tokenizer.token_to_id(_renamed(entry, spelling, control).content)
-            assert own is not None  # it has just been added
+            assert own is not None  # it was added above
             self._originals[own] = original
         self._forbidden = {original: entry.content for original, entry in added if entry.content in control}
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._forbidden = {token: text for token, text in self._forbidden.items() if text != unknown}
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Raises InvalidRequest if the model itself makes a control token of text."""
+        """Return the ids of a text in which secret words stand for control tokens. Raises InvalidRequest if the model's
+        vocabulary turns plain text into a control token."""
         ids = _encode(self._tokenizer, text)
         forged = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
-        if forged is not None:  # its number may be 0
+        if forged is not None:  # its id may be 0
             text = self._forbidden[forged]
-            raise InvalidRequest(
-                f"this model's tokenizer knows no other way to write {text!r}: leave it out", "messages"
-            )
+            raise InvalidRequest(f"this model's tokenizer has no other encoding for {text!r}: leave it out", "messages")
         return tuple(self._originals.get(token, token) for token in ids)
 
 
@@ -172,14 +174,14 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False
 
 
 def give_memory_back() -> None:
-    """Have the C library return to the system what it holds and nobody uses. It keeps much of a peak otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    """Have the C library return unused memory to the system; otherwise it keeps much of a peak."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
-    """Return the most bytes of a text that one token can stand for; None if that can't be proven."""
+    """Return the largest number of bytes of a text that one token can stand for; None if there is no proven bound."""
     factor = _shrinking(_described(tokenizer.normalizer))
     if factor is None or not _keeps_all(_described(tokenizer.pre_tokenizer)):
         return None
@@ -193,7 +195,7 @@ def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """A normalizer or pre-tokenizer as it stands in tokenizer.json; empty for none."""
+    """Return a normalizer or pre-tokenizer as it is written in tokenizer.json; empty for None."""
     if part is None:
         return {}
     described = json.loads(part.__getstate__())
@@ -201,7 +203,7 @@ def _described(part: Any) -> dict[str, Any]:
 
 
 def _parts_of(described: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """The steps of a sequence; itself, if it is none."""
+    """Return the steps of a sequence, or the single step if it is not a sequence."""
     if described.get("type") != "Sequence":
         return [described] if described else []
     return [inner for part in described[field] for inner in _parts_of(part, field)]
@@ -228,7 +230,7 @@ def _keeps_all(described: Mapping[str, Any]) -> bool:
 
 
 def _is_complete(model: BPE, vocabulary: Mapping[str, int], described: Mapping[str, Any]) -> bool:
-    """Whether every byte of a text ends up in a token that is no longer than those of the vocabulary."""
+    """Whether every byte of a text ends up in a token that is no longer than the longest in the vocabulary."""
     if model.byte_fallback:
         return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     is_bytes = any(part["type"] == "ByteLevel" for part in _parts_of(described, "pretokenizers"))
@@ -238,6 +240,6 @@ def _is_complete(model: BPE, vocabulary: Mapping[str, int], described: Mapping[s
 
 
 def _byte_letters() -> list[str]:
-    """The letters that stand for single bytes, as GPT-2 chose them."""
+    """Return the letters that stand for single bytes in GPT-2's encoding."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [chr(byte) for byte in shown] + [chr(256 + number) for number in range(256 - len(shown))]

@@ -1,1 +1,2 @@
-"""The APIs that are spoken: a module each. A body becomes asks, parts become JSON; pure."""
+"""Supported HTTP APIs, one module each: turn a body into completion requests, and the parts of an answer into JSON.
+Pure."""

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: its body. Pure. ``anthropic_writer`` writes the answer."""
+"""Request bodies of Anthropic's /v1/messages. Pure. ``anthropic_writer`` encodes the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import unsupported, wrong
 from swarm.gateway.memo import Memo, noted
 
-# Accepted, and not looked at. Thoughts: models here write no others than their text, so none come.
+# Accepted and ignored. Thinking is among them: models served here mark no thoughts, so none are returned.
 IGNORED = frozenset({
     "metadata",
     "service_tier",
@@ -44,12 +44,12 @@ IGNORED = frozenset({
     "speed",
 })  # fmt: skip
 
-THOUGHTS = ("thinking", "redacted_thinking")  # blocks of a history that are left out
+THOUGHTS = ("thinking", "redacted_thinking")  # blocks of a history that are dropped
 THINKING = ("disabled", "enabled", "adaptive")
 
 
 class CountBody(Body):
-    """What /v1/messages/count_tokens takes."""
+    """Body of /v1/messages/count_tokens."""
 
     called: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
@@ -62,31 +62,31 @@ class CountBody(Body):
     system: str | Objects | None = None
     tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thoughts come.")] = None
+    thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thinking is returned.")] = None
     output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema.")] = None
 
 
 class MessageBody(CountBody):
-    """What /v1/messages takes."""
+    """Body of /v1/messages."""
 
     max_tokens: int
     stop_sequences: Texts | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
+    seed: Annotated[int | None, Field(description="Swarm extension.")] = None
     stream: bool | None = None
     keep_s: KeepSeconds = None
 
 
 def ask_of(body: MessageBody, served: Served) -> Ask:
-    """What is wanted. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     _refuse(body, served)
     if body.max_tokens < 1:
         raise wrong("max_tokens", f"must be at least 1, not {body.max_tokens}")
     tools = tools_of(body.tools, body.tool_choice)
     grammar = _grammar_of(body.output_config)
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("output_config.format", "can't be kept where a tool must be called")
+        raise wrong("output_config.format", "can't be combined with a required tool call")
     params = sampling(
         body,
         {
@@ -111,7 +111,7 @@ def ask_of(body: MessageBody, served: Served) -> Ask:
 
 
 def count_of(body: CountBody, served: Served) -> Ask:
-    """The same prompt, to be counted only. Raises Problem."""
+    """Convert a body into a request whose prompt is only counted. Raises ApiError."""
     _refuse(body, served)
     tools = tools_of(body.tools, body.tool_choice)
     params = sampling(body, {"max_tokens": ALL_LEFT})
@@ -122,7 +122,7 @@ def count_of(body: CountBody, served: Served) -> Ask:
 def _refuse(body: CountBody, served: Served) -> None:
     check_extra(body, IGNORED)
     if body.hops:
-        raise unsupported("hops", "/v1/chat/completions and /v1/completions tell them")
+        raise unsupported("hops", "/v1/chat/completions and /v1/completions report them")
     if body.thinking is not None and body.thinking.get("type") not in THINKING:
         raise wrong("thinking.type", f"must be one of {', '.join(THINKING)}")
     served.check_name(body.model)
@@ -142,7 +142,7 @@ def _grammar_of(config: Mapping[str, Any] | None) -> Any:
 
 
 def tools_of(given: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolUse:
-    """The tools of a body. Raises Problem."""
+    """Return the tools of a body. Raises ApiError."""
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ())]
     choice = choice or {}
     wanted = choice.get("type", "auto")
@@ -169,7 +169,7 @@ def _tool(given: Mapping[str, Any], place: str) -> Json:
 
 
 def messages_of(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
-    """The conversation as chat messages. Raises Problem."""
+    """Convert the conversation into chat messages. Raises ApiError."""
     messages: list[Json] = []
     if text := _text_of(system, "system"):
         messages.append({"role": "system", "content": text})
@@ -178,7 +178,7 @@ def messages_of(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Jso
     if not given:
         raise wrong("messages", "at least one message is needed")
     if messages and messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last one is the assistant's, and answers can't be begun by the caller")
+        raise unsupported("messages", "the last message is the assistant's, and answers can't be prefilled")
     return tuple(messages)
 
 
@@ -225,7 +225,8 @@ def _call(block: Json, place: str) -> Json:
 
 
 def _asked(role: str, blocks: Sequence[tuple[Json, str]]) -> list[Json]:
-    """Results of tools come first, each as a message of its own; then the texts as one."""
+    """Convert a user's blocks: results of tools come first, each as a message of its own, then the texts as one
+    message."""
     results: list[Json] = []
     texts: list[str] = []
     for block, place in blocks:

@@ -1,4 +1,4 @@
-"""The answer of Anthropic's /v1/messages, as a stream and whole. Pure."""
+"""Answers of Anthropic's /v1/messages, as a stream and as one object. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageWriter:
-    """Writes one answer. Its blocks are texts and calls; one is open at a time."""
+    """Encodes one answer in Anthropic's format, as blocks of text and calls, of which one is open at a time."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._served, self._request_id = served, request_id
         self._blocks: list[Json] = []
-        self._texts: list[list[str]] = []  # of each block, what came
-        self._open = False
+        self._texts: list[list[str]] = []  # text fragments of each block
+        self._open = False  # the last block is open
         self._end: End | None = None
 
     def _event(self, kind: str, **fields: object) -> Sse:
         return Sse(msgspec.json.encode({"type": kind, **fields}), kind)
 
     def _of_block(self, kind: str, **fields: object) -> Sse:
-        """An event about the last block."""
+        """Return an event about the last block."""
         return self._event(kind, index=len(self._blocks) - 1, **fields)
 
     def _message(self, content: list[Json], usage: Json) -> Json:
@@ -110,7 +110,7 @@ def _finished(block: Json, text: str) -> Json:
 
 
 def _object(text: str) -> Json:
-    """Arguments as an object. What was cut off before it was one is none: the stop reason says so."""
+    """Return a call's arguments as an object. Arguments that were cut off become {}; the stop reason shows the cut."""
     try:
         return msgspec.json.decode(text, type=dict)
     except msgspec.DecodeError:
@@ -118,7 +118,7 @@ def _object(text: str) -> Json:
 
 
 def usage(counts: Counts) -> Json:
-    """Tokens as Anthropic counts them: those found computed already stand apart."""
+    """Return token counts in Anthropic's format, which counts cached tokens separately."""
     return {
         "input_tokens": counts.prompt - counts.cached,
         "cache_creation_input_tokens": 0,

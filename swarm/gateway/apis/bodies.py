@@ -1,4 +1,5 @@
-"""What bodies have in common: fields of sampling, and which fields are taken, put aside or refused. Pure."""
+"""Common parts of request bodies: sampling fields, and rules for which fields are accepted, ignored or rejected.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from swarm.errors import InvalidRequest
 from swarm.gateway.errors import unsupported, wrong
 from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, Grammar, SamplingParams
 
-# They change nothing of an answer: accepted, and not looked at.
+# Accepted and ignored: they change nothing about an answer.
 BOOKKEEPING = frozenset({
     "metadata",
     "store",
@@ -27,61 +28,67 @@ BOOKKEEPING = frozenset({
     "user",
 })  # fmt: skip
 
-MAX_KEEP_S = 600.0
+MAX_KEEP_S = 600.0  # seconds
 
 
 def _few_biases(given: object) -> object:
-    """Before any of them is looked at: what is wrong with each would be told."""
+    """Limit the number of biases before each one is validated, since every invalid one would be reported."""
     if isinstance(given, dict) and len(given) > MAX_BIASES:
         raise PydanticCustomError("too_many", f"takes at most {MAX_BIASES} tokens, not {len(given)}")
     return given
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Quick = Field(fail_fast=True)  # the first item that is wrong is told alone, however many there are
+Quick = Field(fail_fast=True)  # report only the first invalid item, however many there are
 Biases = Annotated[dict[str, Number], BeforeValidator(_few_biases)]
 Ids = Annotated[list[int], Quick]
 Texts = Annotated[list[str], Quick]
 Objects = Annotated[list[dict[str, Any]], Quick]
 KeepSeconds = Annotated[
     Number | None,
-    Field(description="Swarm's own: how long a stream's answer goes on when its reader is gone, to be read on."),
+    Field(description="Swarm extension: seconds that a streamed answer continues without its reader, to be resumed."),
 ]
 
 
 class Body(BaseModel):
-    """Fields that several APIs have, and those that are ours alone."""
+    """Fields that several APIs share, and Swarm's own fields."""
 
     model_config = ConfigDict(extra="allow")
-    called: ClassVar[Mapping[str, str]] = {}  # what this API calls parameters, if not as we do; see ``names``
+    # the API's names of parameters, where they differ from ours; see ``names``
+    called: ClassVar[Mapping[str, str]] = {}
 
-    top_k: Annotated[int | None, Field(description="Swarm's own: draw among so many of the likeliest.")] = None
-    min_p: Annotated[Number | None, Field(description="Swarm's own: at least this share of the likeliest.")] = None
-    repetition_penalty: Annotated[Number | None, Field(description="Swarm's own: 1 is off.")] = None
-    min_tokens: Annotated[int | None, Field(description="Swarm's own: the answer doesn't end before.")] = None
-    ignore_eos: Annotated[bool | None, Field(description="Swarm's own: the answer ends by its length only.")] = None
-    stop_token_ids: Annotated[Ids | None, Field(description="Swarm's own: tokens that end the answer.")] = None
-    priority: Annotated[int | str | None, Field(description="Swarm's own: high, normal, low, or -100 to 100.")] = None
-    deadline_s: Annotated[Number | None, Field(description="Swarm's own: seconds after which it is not wanted.")] = None
-    hops: Annotated[bool | None, Field(description="Swarm's own: where each token's time went.")] = None
+    top_k: Annotated[int | None, Field(description="Swarm extension: sample among this many of the likeliest.")] = None
+    min_p: Annotated[Number | None, Field(description="Swarm extension: least share of the likeliest.")] = None
+    repetition_penalty: Annotated[Number | None, Field(description="Swarm extension: 1 disables it.")] = None
+    min_tokens: Annotated[int | None, Field(description="Swarm extension: least length of the answer.")] = None
+    ignore_eos: Annotated[bool | None, Field(description="Swarm extension: end only at the maximum length.")] = None
+    stop_token_ids: Annotated[Ids | None, Field(description="Swarm extension: tokens that end the answer.")] = None
+    priority: Annotated[int | str | None, Field(description="Swarm extension: high, normal, low, or -100 to 100.")] = (
+        None
+    )
+    deadline_s: Annotated[
+        Number | None, Field(description="Swarm extension: seconds after which it is not needed.")
+    ] = None
+    hops: Annotated[bool | None, Field(description="Swarm extension: where each token's time went.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="Swarm's own: variables for the chat template.")
+        dict[str, Any] | None, Field(description="Swarm extension: variables for the chat template.")
     ] = None
 
     def names(self) -> Mapping[str, str]:
-        """What the client calls parameters, where that is not what we do."""
+        """Return the client's names of parameters, where they differ from ours."""
         return self.called
 
 
 def check_extra(body: BaseModel, bookkeeping: Iterable[str] = BOOKKEEPING) -> None:
-    """Refuse what isn't known: it may be meant to change the answer."""
+    """Reject unsupported fields: they may be meant to change the answer."""
     for name, value in (body.model_extra or {}).items():
         if name not in bookkeeping and value is not None:
             raise unsupported(name)
 
 
 def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of what all bodies share and of ``fields``; None is a field that wasn't given. Raises Problem."""
+    """Return the sampling parameters from a body's shared fields and ``fields``; None stands for an absent field.
+    Raises ApiError."""
     shared = {
         name: getattr(body, name)
         for name in ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
@@ -120,13 +127,13 @@ def deadline_of(body: Body) -> float | None:
 
 
 def keep_of(keep_s: float | None, stream: bool | None) -> float:
-    """The seconds for which an answer goes on without its reader. Raises Problem."""
+    """Return the seconds for which an answer continues without its reader. Raises ApiError."""
     if not keep_s:
         return 0.0
     if not 0 < keep_s <= MAX_KEEP_S:
         raise wrong("keep_s", f"must be between 0 and {MAX_KEEP_S:g} seconds, not {keep_s:g}")
     if not stream:
-        raise wrong("keep_s", "is only for streams: nobody could read on in another answer")
+        raise wrong("keep_s", "is only for streams: other answers can't be resumed")
     return keep_s
 
 
@@ -146,20 +153,20 @@ def stops(given: str | list[str] | None) -> tuple[str, ...] | None:
 
 
 def as_json(value: object, field: str) -> str:
-    """A value of a body as it goes on. Raises Problem where no JSON of ours can hold it."""
+    """Encode a value of a body. Raises ApiError if it cannot be encoded as JSON."""
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise wrong(field, f"can't be kept: {error}") from None
+        raise wrong(field, f"can't be encoded as JSON: {error}") from None
 
 
 def json_grammar(schema: object) -> Grammar:
-    """The grammar of a JSON schema."""
+    """Return the grammar of a JSON schema."""
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def response_grammar(given: Mapping[str, Any] | None, field: str = "response_format") -> Grammar | None:
-    """The grammar of OpenAI's ``response_format``. Raises Problem."""
+    """Return the grammar of OpenAI's ``response_format``. Raises ApiError."""
     kind = None if given is None else given.get("type")
     if given is None or kind == "text":
         return None
@@ -171,11 +178,11 @@ def response_grammar(given: Mapping[str, Any] | None, field: str = "response_for
         if not isinstance(schema, dict | bool):
             raise wrong(field, "a json_schema needs a schema, which is an object")
         return json_grammar(schema)
-    if kind in ("regex", "choice", "ebnf"):  # ours
+    if kind in ("regex", "choice", "ebnf"):  # Swarm's own types
         text = given.get(kind)
         if kind == "choice" and isinstance(text, list):
             text = json.dumps(text, ensure_ascii=False)
         if not isinstance(text, str):
-            raise wrong(field, f"a {kind} is given as {kind!r}")
+            raise wrong(field, f"a {kind} needs the field {kind!r}")
         return Grammar(kind, text)
     raise wrong(field, f"the type {kind!r} is not known; known are text, json_object, json_schema, regex, choice, ebnf")

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions: its body, its answer, its stream. Pure."""
+"""OpenAI's /v1/chat/completions: its body, its answer and its stream. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DONE = Sse(b"[DONE]")
 
 
 class StreamOptions(BaseModel):
-    """``continuous_usage_stats`` and other fields of other servers are refused by name."""
+    """Options of a stream. ``continuous_usage_stats`` and other servers' options are rejected by name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -50,7 +50,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatBody(Body):
-    """What /v1/chat/completions takes."""
+    """Body of /v1/chat/completions."""
 
     called: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
@@ -79,7 +79,7 @@ class ChatBody(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     keep_s: KeepSeconds = None
-    user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+    user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
     def names(self) -> Mapping[str, str]:
         if self.max_completion_tokens is None:
@@ -87,7 +87,7 @@ class ChatBody(Body):
         return {**self.called, "max_tokens": "max_completion_tokens"}
 
 
-HARMLESS = {  # fields that are fine with these values, which ask for what happens anyway
+HARMLESS = {  # fields that are accepted with these values, which request the default behaviour
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
@@ -100,7 +100,7 @@ HARMLESS = {  # fields that are fine with these values, which ask for what happe
 
 
 def ask_of(body: ChatBody, served: Served) -> Ask:
-    """What is wanted. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     for name, fine in HARMLESS.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in fine:
@@ -147,9 +147,9 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
 
 
 def _alone(grammar: Grammar, tools: ToolUse) -> Grammar:
-    """The grammar, if it is the only thing that the answer must obey."""
+    """Return the grammar. Raises ApiError if tools are offered, too: an answer follows one or the other."""
     if tools.offered:
-        why = "an answer either has a form or may call tools: leave out one of them, or set tool_choice to none"
+        why = "an answer either has a format or may call tools: leave one of them out, or set tool_choice to none"
         raise wrong("response_format", why)
     return grammar
 
@@ -165,7 +165,7 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> None:
 
 
 def length_of(*given: int | None, field: str = "max_tokens") -> int:
-    """The first that was given, or as many tokens as there is room for."""
+    """Return the first given length; REST_OF_CONTEXT if there is none."""
     for number in given:
         if number is not None:
             if number < 1:
@@ -177,7 +177,7 @@ def length_of(*given: int | None, field: str = "max_tokens") -> int:
 def tool_use(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolUse:
-    """The tools of a body. Raises Problem."""
+    """Return the tools of a body. Raises ApiError."""
     offered = tuple(tool_of(tool, f"tools[{number}]") for number, tool in enumerate(tools or ()))
     if len({tool.name for tool in offered}) < len(offered):
         raise wrong("tools", "two tools have the same name")
@@ -197,7 +197,7 @@ def tool_use(
 
 
 def _name_in(given: object) -> str | None:
-    """The tool that a choice names, in the form of /v1/chat/completions or of /v1/responses."""
+    """Return the tool that a choice names, in the form of /v1/chat/completions or of /v1/responses."""
     if not isinstance(given, dict):
         return None
     inner = given.get(str(given.get("type", "function")), given)
@@ -217,7 +217,7 @@ def _allowed(offered: tuple[Tool, ...], choice: Any, parallel: bool) -> ToolUse:
 
 
 def tool_of(given: Mapping[str, Any], place: str) -> Tool:
-    """A function or a custom tool, in the form of /v1/chat/completions or of /v1/responses."""
+    """Return a function or a custom tool, given in the form of /v1/chat/completions or of /v1/responses."""
     kind = given.get("type", "function")
     if kind not in ("function", "custom"):
         raise unsupported(f"{place}.type", f"{kind!r}; tools are of type function or custom")
@@ -235,7 +235,7 @@ def tool_of(given: Mapping[str, Any], place: str) -> Tool:
 
 
 def _format_of(given: Any, place: str) -> Grammar | None:
-    """The grammar of a custom tool's text."""
+    """Return the grammar of a custom tool's text."""
     if not isinstance(given, dict) or given.get("type", "text") == "text":
         return None
     inner = given.get("grammar", given)
@@ -262,7 +262,7 @@ def memo_of(body: ChatBody, ask: Ask, created: int) -> Memo:
 
 @dataclass(slots=True)
 class _Message:
-    """A choice's message, when it is written whole."""
+    """A choice's message, while it is assembled for a response without streaming."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
@@ -272,13 +272,13 @@ class _Message:
 
 
 class ChatWriter:
-    """Writes one answer."""
+    """Encodes one answer in the format of OpenAI's /v1/chat/completions."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served = memo, served
         self._id = "chatcmpl-" + request_id
         self._custom = {tool.name for tool in memo.tools if tool.custom}
-        self._begun: set[int] = set()
+        self._begun: set[int] = set()  # choices whose first event has been returned
         self._moulds: dict[int, Mould] = {}  # by choice
         self._customs: set[tuple[int, int]] = set()  # calls of custom tools, by choice and number
 
@@ -286,7 +286,7 @@ class ChatWriter:
         return {"id": self._id, "object": kind, "created": self._memo.created, "model": self._served.name}
 
     def _said(self, part: Text) -> Sse:
-        """The event of a text with nothing beside it: most of a stream."""
+        """Return the event of a text without other fields, which make up most of a stream."""
         mould = self._moulds.get(part.choice)
         if mould is None:
             mould = self._moulds[part.choice] = Mould(self._body(part.choice, {"content": Mould.HOLE}))

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions: text that goes on with a text. Pure."""
+"""OpenAI's /v1/completions: continues a text. Pure."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, unsupported, wrong
 from swarm.gateway.memo import Memo
 
-DEFAULT_LENGTH = 16  # OpenAI's
-MAX_PROMPTS = 256  # and as many answers in all
+DEFAULT_LENGTH = 16  # OpenAI's default
+MAX_PROMPTS = 256  # also the limit of answers in total
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
 
 
 class CompletionBody(Body):
-    """What /v1/completions takes."""
+    """Body of /v1/completions."""
 
     called: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
     model: str
-    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]  # looked at by hand: a union tells every wrong item
+    # validated by hand: pydantic would report every wrong item of a union
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     n: int | None = None
-    best_of: Annotated[int | None, Field(description="Only as many as n.")] = None
+    best_of: Annotated[int | None, Field(description="Only the value of n.")] = None
     stop: str | Texts | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
@@ -59,23 +60,23 @@ class CompletionBody(Body):
     logit_bias: Biases | None = None
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: Annotated[str | None, Field(description="Refused: models here write forwards only.")] = None
+    suffix: Annotated[str | None, Field(description="Rejected: models here only continue text.")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     keep_s: KeepSeconds = None
     response_format: Annotated[dict[str, Any] | None, Field(description="As in /v1/chat/completions.")] = None
-    user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+    user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
 
 def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
-    """What is wanted, one for each prompt. Raises Problem."""
+    """Convert a body into completion requests, one per prompt. Raises ApiError."""
     check_extra(body)
     check_stream_options(body.stream_options, bool(body.stream))
     served.check_name(body.model)
     if body.suffix:
-        raise unsupported("suffix", "models here write forwards only")
+        raise unsupported("suffix", "models here only continue text")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "every answer that is made is given: ask for n")
+        raise unsupported("best_of", "every generated answer is returned: use n")
     if body.echo and body.logprobs is not None:
         raise unsupported("echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs")
     params = sampling(
@@ -120,7 +121,7 @@ def _length(given: int | None) -> int:
 
 
 def prompts_of(given: Any) -> list[str | tuple[int, ...]]:
-    """One or many, as text or as token ids. Raises Problem."""
+    """Return the prompts, as text or as token ids. Raises ApiError."""
     if given is None or given in ("", []):
         raise wrong("prompt", "is empty")
     many = isinstance(given, list) and not isinstance(given[0], int)
@@ -153,7 +154,7 @@ def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: 
 
 
 def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
-    """The prompts as texts, one for each choice. A single one stands for all choices."""
+    """Return the prompts as texts, one per choice. A single prompt stands for all choices."""
     texts = [
         ask.prompt if isinstance(ask.prompt, str) else served.needs_text("leave out echo").decode(ask.prompt)
         for ask in asks
@@ -162,20 +163,20 @@ def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
 
 
 class CompletionWriter:
-    """Writes the answer to one or several prompts."""
+    """Encodes the answer to one or several prompts in the format of OpenAI's /v1/completions."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served, self._echoes = memo, served, memo.echoes
         self._id = "cmpl-" + request_id
-        self._offsets: dict[int, int] = {}
-        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}  # characters so far, by choice
+        self._begun: set[int] = set()  # choices whose echo has been returned
         self._moulds: dict[int, Mould] = {}  # by choice
 
     def _base(self) -> Json:
         return {"id": self._id, "object": "text_completion", "created": self._memo.created, "model": self._served.name}
 
     def _said(self, part: Text) -> Sse:
-        """The event of a text with nothing beside it: most of a stream."""
+        """Return the event of a text without other fields, which make up most of a stream."""
         mould = self._moulds.get(part.choice)
         if mould is None:
             mould = self._moulds[part.choice] = Mould(self._body(part.choice, Mould.HOLE))
@@ -200,7 +201,7 @@ class CompletionWriter:
         return result
 
     def _echo(self, choice: int) -> str:
-        """Return what the choice begins with."""
+        """Return the text that precedes the choice."""
         return self._echoes[choice if len(self._echoes) > 1 else 0] if self._echoes else ""
 
     def head(self, num_prompt: int = 0) -> Sequence[Sse]:

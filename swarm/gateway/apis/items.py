@@ -1,4 +1,4 @@
-"""The input of /v1/responses: from items to chat messages. Pure."""
+"""Input of /v1/responses: converts items into chat messages. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from swarm.gateway.apis.writer import Json
 from swarm.gateway.errors import unsupported, wrong
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # parts, and their field
+# types of content parts, and the field that has their text
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
-    """The conversation. What an assistant said and called in a row is one message. Raises Problem."""
+    """Convert the input into a conversation. Consecutive texts and calls of an assistant become one message. Raises
+    ApiError."""
     if isinstance(given, str):
         return ({"role": "user", "content": given},)
     messages: list[Json] = []
     for number, item in enumerate(given):
-        if item:  # some clients keep empty ones in their histories
+        if item:  # some clients keep empty items in their histories
             _add(messages, item, f"input[{number}]")
     return tuple(message for message in messages if not _says_nothing(message))
 
@@ -48,7 +50,7 @@ def _message(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
 
 
 def text_of(content: object, place: str) -> str:
-    """The text of a content: a string, or a list of parts. Raises Problem."""
+    """Return the text of a content, given as a string or a list of parts. Raises ApiError."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -96,7 +98,7 @@ def _output(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
 
 
 def _nothing(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
-    """Thoughts of other models: their text is sealed, and these have none."""
+    """Drop other models' reasoning: its text is encrypted, and models here have none."""
 
 
 _ITEMS: dict[str, Callable[[list[Json], Mapping[str, Any], str], None]] = {

@@ -1,4 +1,4 @@
-"""/v1/models: what is served, and what it can do. Pure."""
+"""/v1/models: the served model and its capabilities. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from swarm.gateway.desk.served import Served
 
 
 def model_of(served: Served, created: int) -> dict[str, Any]:
-    """One model. ``swarm`` says more than OpenAI's clients look for."""
+    """Describe a model. ``swarm`` has fields beyond those of OpenAI's format."""
     manifest, text = served.manifest, served.text
     has_template = text is not None and text.template is not None
     return {

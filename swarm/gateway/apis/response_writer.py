@@ -1,7 +1,7 @@
-"""The answer of OpenAI's /v1/responses, as a stream and whole. Pure.
+"""Answers of OpenAI's /v1/responses, as a stream and as one object. Pure.
 
-An answer is a list of items: what is said, and each call. One item is open at a time. It is closed by what comes
-behind it, for only then is it known whether it was cut off.
+An answer is a list of items: texts and calls. One item is open at a time. The next part closes it, because only then is
+it certain whether the item was cut off.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
 from swarm.gateway.memo import Memo
 
-# The codes of failures that OpenAI's clients know, by status.
+# Error codes of OpenAI's API, by status.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseWriter:
-    """Writes one answer."""
+    """Encodes one answer in the format of OpenAI's /v1/responses."""
 
     def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
         self._memo, self._served, self._request_id = memo, served, request_id
         self._custom = {tool.name for tool in memo.tools if tool.custom}
-        self._items: list[Json] = []  # the finished ones, and at the end the open one
-        self._open = False
+        self._items: list[Json] = []  # the finished items, and at the end the open one
+        self._open = False  # the last item is open
         self._end: End | None = None
-        self._sequence = 0
+        self._sequence = 0  # number of the next event
 
     def _response(self, status: str, **more: object) -> Json:
         return {
@@ -54,11 +54,11 @@ class ResponseWriter:
         return Sse(msgspec.json.encode(body), kind)
 
     def _of_item(self, kind: str, **fields: object) -> Sse:
-        """An event about the last item."""
+        """Return an event about the last item."""
         return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **fields)
 
     def _of_text(self, kind: str, **fields: object) -> Sse:
-        """An event about the text of the last item."""
+        """Return an event about the text of the last item."""
         return self._of_item(kind, content_index=0, **fields)
 
     def head(self, num_prompt: int = 0) -> Sequence[Sse]:
@@ -77,7 +77,7 @@ class ResponseWriter:
             return self._finish(part)
         return ()
 
-    # --- what is said
+    # --- text
 
     def _say(self, part: Text) -> list[Sse]:
         logprobs = chat_logprobs(self._served, part.pieces) if self._memo.logprobs else []
@@ -173,7 +173,7 @@ class ResponseWriter:
     def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
         for part in parts:
             self.write(part)
-        if self._end is None:  # looked up while it runs
+        if self._end is None:  # the answer was looked up while in progress
             return self._response("in_progress", output=self._items)
         return self._ended(counts)
 
@@ -185,10 +185,11 @@ def _code(problem: Problem) -> str:
 
 
 def usage(counts: Counts) -> Json:
-    """Tokens as /v1/responses counts them."""
+    """Return token counts in the format of /v1/responses."""
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},  # what is kept costs nothing
+        # cache writes cost nothing here
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.answer,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.prompt + counts.answer,

@@ -1,4 +1,5 @@
-"""OpenAI's /v1/responses: its body. Pure. ``items`` reads the input, ``response_writer`` writes the answer."""
+"""Request body of OpenAI's /v1/responses. Pure. ``items`` converts the input, ``response_writer`` encodes the
+answer."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from swarm.gateway.errors import unsupported, wrong
 from swarm.gateway.memo import Memo, noted
 
 LOGPROBS = "message.output_text.logprobs"
-# What may be asked to come along. All but the first belong to things that never happen here.
+# Accepted values of ``include``. All but the first concern features that do not exist here.
 INCLUDES = frozenset({
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -44,21 +45,21 @@ INCLUDES = frozenset({
     "code_interpreter_call.outputs",
 })  # fmt: skip
 
-# Refused unless they are empty, with what to do instead.
+# Fields that are rejected unless empty, with the alternative to name.
 REFUSED = {
     "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
     "conversation": "nothing is stored here between requests: send the whole conversation as input",
-    "background": "ask with stream and keep_s instead, and go on by Last-Event-ID",
+    "background": "use stream and keep_s instead, and resume with Last-Event-ID",
     "prompt": "no prompts are stored here: send instructions and input",
-    "hops": "/v1/chat/completions and /v1/completions tell them",
+    "hops": "/v1/chat/completions and /v1/completions report them",
 }
 
-# Accepted, and not looked at; those of OpenAI's answer are told again.
+# Accepted and ignored; those that OpenAI's answer contains are repeated in ours.
 IGNORED = BOOKKEEPING | {"reasoning", "max_tool_calls"}
 
 
 class ResponseBody(Body):
-    """What /v1/responses takes."""
+    """Body of /v1/responses."""
 
     called: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
@@ -82,26 +83,26 @@ class ResponseBody(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Annotated[str | None, Field(description="Only disabled.")] = None
-    previous_response_id: Annotated[str | None, Field(description="Refused: nothing is stored.")] = None
-    background: Annotated[bool | None, Field(description="Refused.")] = None
-    store: Annotated[bool | None, Field(description="May GET /v1/responses/ID give it while it is remembered?")] = None
-    metadata: Annotated[dict[str, Any] | None, Field(description="Told again.")] = None
-    reasoning: Annotated[dict[str, Any] | None, Field(description="Told again, and not looked at.")] = None
-    seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
-    stop: Annotated[str | Texts | None, Field(description="Swarm's own here.")] = None
-    presence_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
-    frequency_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
+    previous_response_id: Annotated[str | None, Field(description="Rejected: nothing is stored.")] = None
+    background: Annotated[bool | None, Field(description="Rejected.")] = None
+    store: Annotated[bool | None, Field(description="Let GET /v1/responses/ID return it for a while.")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer.")] = None
+    reasoning: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer, else ignored.")] = None
+    seed: Annotated[int | None, Field(description="Swarm extension.")] = None
+    stop: Annotated[str | Texts | None, Field(description="Swarm extension.")] = None
+    presence_penalty: Annotated[Number | None, Field(description="Swarm extension.")] = None
+    frequency_penalty: Annotated[Number | None, Field(description="Swarm extension.")] = None
     keep_s: KeepSeconds = None
 
 
 def ask_of(body: ResponseBody, served: Served) -> Ask:
-    """What is wanted. Raises Problem."""
+    """Convert a body into a completion request. Raises ApiError."""
     _refuse(body)
     served.check_name(body.model)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = response_grammar(_format_of(body), "text.format")
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("text.format", "can't be kept where a tool must be called")
+        raise wrong("text.format", "can't be combined with a required tool call")
     params = sampling(
         body,
         {
@@ -138,7 +139,7 @@ def _refuse(body: ResponseBody) -> None:
     check_extra(body, IGNORED | REFUSED.keys())
     check_stream_options(body.stream_options, bool(body.stream))
     if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "only disabled: leave out what is too long yourself")
+        raise unsupported("truncation", "only disabled: shorten the input yourself")
     for name in body.include or ():
         if name not in INCLUDES:
             raise unsupported("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDES))}")
@@ -159,7 +160,7 @@ def _wants_logprobs(body: ResponseBody) -> bool:
 
 
 def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
-    """What is needed to write the answer. Raises Problem for what can't be told again."""
+    """Return the data needed to write the answer. Raises ApiError for a field that cannot be repeated in the answer."""
     told = _told(body, ask)
     for name, value in told.items():
         as_json(value, name)
@@ -174,7 +175,7 @@ def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
 
 
 def _told(body: ResponseBody, ask: Ask) -> Json:
-    """The fields of the answer that say again what was asked."""
+    """Return the fields of the answer that repeat the request."""
     extra, reasoning, params = body.model_extra or {}, body.reasoning or {}, ask.params
     return {
         "background": False,
@@ -203,12 +204,12 @@ def _told(body: ResponseBody, ask: Ask) -> Json:
 
 
 def _tool(given: Json) -> Json:
-    """A tool with all fields that OpenAI's answers have."""
+    """Return a tool with all fields that OpenAI's answers have."""
     if given.get("type") == "custom":
         return {"format": {"type": "text"}, **given}
     return {"description": None, "parameters": None, "strict": False, **given}
 
 
 def may_be_fetched(memo: Memo) -> bool:
-    """Did whoever asked want it to be found again as a whole?"""
+    """Whether the request asked for its answer to be stored for later retrieval."""
     return memo.api == "responses" and bool(memo.told.get("store"))

@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI document. What is sent is made by the writers; tests compare the two."""
+"""Response models for the OpenAPI document. The writers produce the actual responses; tests compare the two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ErrorObject(BaseModel):
-    """What is wrong. ``param`` names the field, ``code`` is a stable name for the reason."""
+    """The error. ``param`` names the field, ``code`` is a stable name for the reason."""
 
     message: str
     type: str
@@ -17,13 +17,13 @@ class ErrorObject(BaseModel):
 
 
 class Error(BaseModel):
-    """Every answer that is an error; /v1/messages has Anthropic's form instead."""
+    """Error response of all routes except /v1/messages, which has Anthropic's format."""
 
     error: ErrorObject
 
 
 class UsageShape(BaseModel):
-    """Tokens counted."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,7 +47,7 @@ class CustomShape(BaseModel):
 
 
 class CallShape(BaseModel):
-    """A call of a tool: of a function, or of a custom one."""
+    """A call of a function or of a custom tool."""
 
     id: str
     type: Literal["function", "custom"]
@@ -56,7 +56,7 @@ class CallShape(BaseModel):
 
 
 class MessageShape(BaseModel):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -78,7 +78,7 @@ class ChatChoiceShape(BaseModel):
 
 
 class ChatShape(BaseModel):
-    """The answer of /v1/chat/completions."""
+    """Response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -99,7 +99,7 @@ class TextChoiceShape(BaseModel):
 
 
 class TextShape(BaseModel):
-    """The answer of /v1/completions."""
+    """Response of /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -110,7 +110,7 @@ class TextShape(BaseModel):
 
 
 class ModelShape(BaseModel):
-    """A model; ``swarm`` says what it can do."""
+    """A model; ``swarm`` has its capabilities."""
 
     id: str
     object: Literal["model"]
@@ -127,7 +127,7 @@ class ModelsShape(BaseModel):
 
 
 class StateShape(BaseModel):
-    """That all is well."""
+    """State of a healthy service."""
 
     status: Literal["ok"]
     state: str | None = None
@@ -139,24 +139,24 @@ EVENTS: dict[str, Any] = {
 
 
 def answer(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What a route documents that answers in this shape."""
+    """Return a route's documentation of responses of this shape."""
     return {200: {"model": shape}}
 
 
 def answer_or_stream(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What a route documents that answers in this shape, or with a stream of events."""
+    """Return a route's documentation of responses of this shape, or streams of events."""
     return {200: {"model": shape, "content": EVENTS}}
 
 
 class MessageErrorObject(BaseModel):
-    """What is wrong, in Anthropic's form."""
+    """The error, in Anthropic's format."""
 
     type: str
     message: str
 
 
 class MessageError(BaseModel):
-    """Anthropic's error."""
+    """Error response in Anthropic's format."""
 
     type: Literal["error"]
     error: MessageErrorObject

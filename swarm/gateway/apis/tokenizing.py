@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in the forms of vLLM's and of llama.cpp's servers. Pure but for the tokenizer."""
+"""/tokenize and /detokenize, in the formats of vLLM's and llama.cpp's servers. Pure, apart from the tokenizer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, wrong
 from swarm.params import SamplingParams
 
-MAX_TOKENS = 1_000_000  # of a text that is asked for
-MOST_TOKENS = 1 << 17  # that are told of a text, or
-MORE_THAN_FIT = 4  # times as many as the model holds
+MAX_TOKENS = 1_000_000  # tokens accepted by /detokenize
+MOST_TOKENS = 1 << 17  # tokens of a text returned by /tokenize, or
+MORE_THAN_FIT = 4  # this multiple of the model's context, if that is more
 
 
 class TokenizeBody(BaseModel):
-    """One of ``prompt`` (vLLM's), ``content`` (llama.cpp's) and ``messages``."""
+    """Body of /tokenize: one of ``prompt`` (vLLM's), ``content`` (llama.cpp's) and ``messages``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -34,12 +34,12 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool | None = None
     add_special_tokens: Annotated[bool | None, Field(description="With prompt; true unless given.")] = None
     add_special: Annotated[bool | None, Field(description="With content; false unless given.")] = None
-    return_token_strs: Annotated[bool | None, Field(description="Tokens as texts too, as token_strs.")] = None
+    return_token_strs: Annotated[bool | None, Field(description="Also return token_strs, the tokens as texts.")] = None
     with_pieces: Annotated[bool | None, Field(description="Tokens as objects with id and piece.")] = None
 
 
 class DetokenizeBody(BaseModel):
-    """Token ids."""
+    """Body of /detokenize: token ids."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,7 +48,7 @@ class DetokenizeBody(BaseModel):
 
 
 def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
-    """The conversation whose prompt is to be made; None if a text was given. Raises Problem."""
+    """Return the request whose prompt is tokenized; None if a text was given. Raises ApiError."""
     check_extra(body, ("parse_special",) if (body.model_extra or {}).get("parse_special") is not False else ())
     served.check_name(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
@@ -65,7 +65,7 @@ def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
 
 
 def ids_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
-    """The tokens of a text. Raises Problem, and ClientError for what is no text."""
+    """Return the tokens of a text. Raises ApiError, and ClientError for invalid text."""
     model = served.needs_text("it has no tokens")
     text = body.prompt if body.prompt is not None else body.content
     if not text:
@@ -85,7 +85,7 @@ def tokenized(body: TokenizeBody, ids: Sequence[int], served: Served) -> Json:
 
 
 def _piece(token: int, served: Served) -> Json:
-    """A part of a character is told as bytes."""
+    """Return a token as an object. A token that is part of a character is returned as bytes."""
     content = served.token_bytes(token)
     try:
         return {"id": token, "piece": content.decode()}
@@ -94,7 +94,7 @@ def _piece(token: int, served: Served) -> Json:
 
 
 def detokenized(body: DetokenizeBody, served: Served) -> Json:
-    """The text of the tokens, special ones with it. Raises Problem."""
+    """Return the text of the tokens, including special ones. Raises ApiError."""
     check_extra(body, ())
     served.check_name(body.model)
     if len(body.tokens) > MAX_TOKENS:

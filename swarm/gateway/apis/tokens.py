@@ -1,4 +1,4 @@
-"""Tokens with their log probabilities and hops, as OpenAI's clients read them. Pure but for the tokenizer."""
+"""Log probabilities and hops of tokens in OpenAI's format. Pure, apart from the tokenizer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from swarm.gateway.desk.served import Served
 from swarm.wire.messages import TokenLogprob
 
 Json = dict[str, Any]
-_LOWEST = -9999.0  # what OpenAI says instead of minus infinity
+_LOWEST = -9999.0  # OpenAI's stand-in for minus infinity
 
 
 def chat_logprobs(served: Served, pieces: Iterable[Piece]) -> list[Json]:
-    """One entry for each token."""
+    """Return log probabilities in the format of /v1/chat/completions, one entry per token."""
     return [
         {**_entry(served, own), "top_logprobs": [_entry(served, each) for each in others]}
         for own, *others in (piece.logprobs for piece in pieces if piece.logprobs)
@@ -34,7 +34,7 @@ def _entry(served: Served, entry: TokenLogprob) -> Json:
 
 
 def text_logprobs(served: Served, pieces: Iterable[Piece], offset: int) -> tuple[Json, int]:
-    """The form of /v1/completions, and the offset behind it."""
+    """Return log probabilities in the format of /v1/completions, and the text offset after them."""
     result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for piece in pieces:
         if piece.logprobs:
@@ -56,12 +56,12 @@ def _word(served: Served, token: int) -> str:
 
 
 def hops_of(pieces: Iterable[Piece]) -> list[Any]:
-    """Where each token's time went, one list for each token."""
+    """Return the hops of each token (where its time went), one list per token."""
     return [msgspec.to_builtins(piece.hops) for piece in pieces if piece.token is not None]
 
 
 def usage(counts: Counts) -> Json:
-    """Tokens as /v1/chat/completions and /v1/completions count them."""
+    """Return token counts in the format of /v1/chat/completions and /v1/completions."""
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.answer,

@@ -1,4 +1,4 @@
-"""What an API must be able to do with an answer: write it whole, or as the events of a stream."""
+"""Interface of an API's answer encoders: the answer as one object, or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sse:
-    """One event of a stream."""
+    """One server-sent event."""
 
     data: bytes
     event: str = ""
@@ -27,12 +27,12 @@ class Sse:
 
 
 class Mould:
-    """An event of which only one text changes: everything else of its JSON is written once."""
+    """Template of an event of which only one text changes: the rest of its JSON is encoded once."""
 
-    HOLE = "\x00text\x00"  # in no JSON as it is
+    HOLE = "\x00text\x00"  # cannot occur in JSON unescaped
 
     def __init__(self, body: Json) -> None:
-        """``body`` has ``HOLE`` where the text shall stand."""
+        """Create the template. ``body`` has ``PLACEHOLDER`` in place of the text."""
         self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.HOLE))
 
     def cast(self, text: str) -> Sse:
@@ -40,22 +40,22 @@ class Mould:
 
 
 class Writer(Protocol):
-    """Writes one answer. What it writes depends on the parts alone: no clock, no chance."""
+    """Encoder of one answer. Its output depends on the parts alone, not on time or chance."""
 
     def head(self, num_prompt: int = 0) -> Sequence[Sse]:
-        """Events before the first part. ``num_prompt``: tokens of the prompt."""
+        """Return the events before the first part. ``num_prompt``: tokens of the prompt."""
         ...
 
     def write(self, part: Part) -> Sequence[Sse]: ...
 
     def tail(self, counts: Counts) -> Sequence[Sse]:
-        """Events behind the last part."""
+        """Return the events after the last part."""
         ...
 
     def failed(self, problem: Problem) -> Sequence[Sse]:
-        """Events that end a stream which can't go on."""
+        """Return the events that end a stream with an error."""
         ...
 
     def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
-        """The answer as one object."""
+        """Return the answer as one object."""
         ...

@@ -1,11 +1,12 @@
-"""The console: one page that shows the swarm as it is, and gives orders to those who may. It decides what is shown to
-whom, what is told anew, how often the broker is asked, and who may do what.
+"""Console: a web page that shows the live state of the swarm, and lets authorised users administer it. This package
+decides what each viewer sees, which updates are sent, how often the broker is queried, and who may do what.
 
-Deciding (pure): ``view`` makes one view of the broker's reports, with ``figures`` (rates, medians, series) and
-``recoveries`` (phases, sentences); ``patch`` says what is different between two views; ``audience`` numbers what is
-told, remembers it and lets readers go on; ``pace`` says what is asked when; ``orders`` reads what is wanted, and who
-may. Doing: ``watch`` asks and tells, ``household`` knows the processes beside the gateway and kills, ``logs``
-reads their logs, ``files`` holds the page, which lies in ``page/``. Its routes are ``routes/console``.
+Deciding (pure): ``view`` builds one view from the broker's reports, with ``recent_metrics`` (rates, medians, time
+series) and ``recoveries`` (phases, summaries); ``patch`` computes the difference between two views; ``broadcast``
+numbers and buffers updates, so that readers can resume; ``polling`` decides which reports are queried when;
+``commands`` parses commands and checks permissions. Acting: ``poller`` queries the broker and sends updates,
+``local_swarm`` identifies and kills processes that the same ``swarm up`` started, ``logs`` reads their logs, and
+``files`` serves the page in ``page/``. The routes are in ``routes/console``.
 
-Nothing of it runs while nobody looks.
+Nothing runs while no page is open.
 """

@@ -1,8 +1,9 @@
-"""What is told to those who may see the same: numbered, remembered for those who come back, never more than fits.
+"""Broadcast of updates to viewers with the same permissions: numbered, buffered for readers that reconnect, and
+bounded.
 
-An audience has the view as all its readers have it who have heard the last number. A reader that names a number which
-is remembered gets what came after it; any other one gets the whole view. Memory is bounded: old tellings are forgotten,
-and who lags behind by more than ``MAX_WAITING`` gets a whole view instead of all that it missed.
+A broadcast holds the view as every reader has it that has received the last number. A reader that reconnects with a
+buffered number gets the updates after it; any other reader gets a full snapshot. The buffer is bounded: old updates are
+dropped, and a reader with more than ``MAX_WAITING`` unread updates gets a snapshot instead.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ import msgspec
 
 from swarm.gateway.console.patch import Tree, difference
 
-REMEMBERED: Final = 600  # tellings: a minute at most
+REMEMBERED: Final = 600  # updates in the buffer, at most those of a minute
 REMEMBERED_BYTES: Final = 1 << 19
-MAX_WAITING: Final = 64  # tellings that a reader hasn't taken
-KEPT_EVENTS: Final = 200
-CLOCK: Final = "at"  # of a view: changes by the clock, and is told with what else has changed
+MAX_WAITING: Final = 64  # unread updates of one reader
+KEPT_EVENTS: Final = 200  # recent events sent with a snapshot
+CLOCK: Final = "at"  # the view's timestamp: not a change by itself, but sent with other changes
 
 _ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,12})")
 
 
 @dataclass(slots=True)
 class Audience:
-    """``tenant``: whose requests its readers see; None: all. ``life``: no other audience's, ever. ``read_at``: when
-    anybody last read it."""
+    """Broadcast to the readers with one permission. ``tenant``: the owner of the requests they see; None: all requests.
+    ``broadcast_id``: a random id that no other broadcast has. ``read_at``: time at which it last had a reader."""
 
     life: str
     tenant: str | None = None
-    view: Tree = field(default_factory=dict)
-    number: int = 0
+    view: Tree = field(default_factory=dict)  # the last view that was sent
+    number: int = 0  # number of the last update
     read_at: float = 0.0
-    _tellings: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _tellings: deque[tuple[int, bytes]] = field(default_factory=deque)  # buffered updates by number
     _num_bytes: int = 0
 
     def tell(self, view: Tree, events: Sequence[Tree] = ()) -> list[bytes]:
-        """What readers who are up to date get: nothing, if all is as before."""
+        """Return the updates for readers that are up to date; empty if nothing has changed."""
         told = []
         patch = difference(self.view, view)
         patch.pop(CLOCK, None)
@@ -53,16 +54,17 @@ class Audience:
         return told
 
     def begin(self, view: Tree) -> None:
-        """The first view, before anybody has heard anything."""
+        """Set the first view, before there are readers."""
         self.view = view
 
     def whole(self, more: Mapping[str, Any], events: Sequence[Tree]) -> bytes:
-        """All that there is to know: for who begins, and who lagged behind. ``more``: what only a whole view has."""
+        """Return a full snapshot, for a new reader or one that lagged behind. ``more``: fields that only a snapshot
+        has."""
         told = self._event("snapshot", {**self.view, **more})
         return told + self._event("events", list(events)) if events else told
 
     def since(self, last_event_id: str) -> list[bytes] | None:
-        """What a reader lacks who has heard this; None: that is not known any more."""
+        """Return the updates after this event id; None if they are no longer buffered."""
         match = _ID.fullmatch(last_event_id)
         if match is None or match[1] != self.life:
             return None

@@ -1,4 +1,4 @@
-"""What the console's routes stand on: one for a gateway. It asks the broker, gives orders, and says so in the log."""
+"""Console service behind the console's routes: queries the broker, carries out commands, and logs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swarm.keys.keys import Key
 from swarm.log import get_logger
 from swarm.wire.messages import Json, Steer
 
-MAX_QUESTIONS: Final = 16  # at a time
+MAX_QUESTIONS: Final = 16  # queries in progress at a time
 _NO_PLAN: Final = "nothing was changed: the swarm would wait for "
 
 log = get_logger(__name__)
@@ -34,9 +34,9 @@ MakeClient = Callable[[], AsyncClient]
 
 @dataclass(slots=True)
 class Console:
-    """One for a gateway. ``make_client``: a client of the broker that makes no requests, for it cannot cancel its own.
-    ``keys`` are those there are, ``usage`` says what each has used: tokens of today, and answers under way.
-    ``settings``: a report on those that the gateway runs by."""
+    """Console of a gateway. ``make_client``: makes a client that submits no requests, since a client cannot cancel its
+    own. ``keys``: returns the API keys. ``usage``: returns a key's tokens of today, and its answers in progress.
+    ``settings``: returns a report of the gateway's settings."""
 
     make_client: MakeClient
     keys: Callable[[], Iterable[Key]] = tuple
@@ -58,14 +58,14 @@ class Console:
 
     @property
     def open_paths(self) -> frozenset[str]:
-        """What needs no key: it tells nothing of the swarm."""
+        """Paths that need no key, since they reveal nothing about the swarm."""
         return frozenset(self.files)
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[AsyncClient]:
-        """Raises Problem for what goes wrong with the broker."""
+        """Provide the client for a query, and turn errors of the broker into ApiError."""
         if self._asking.locked():
-            text = "as many questions of consoles are under way as there may be"
+            text = "too many console queries are in progress"
             raise Problem(429, text, code="overloaded", retry_after_s=1.0)
         async with self._asking:
             try:
@@ -76,7 +76,7 @@ class Console:
                 raise problem_of(error) from None
 
     async def give(self, body: object, owner: Owner) -> Json:
-        """Carry an order out. Raises Problem."""
+        """Carry out a command from the console's page. Raises ApiError."""
         order = orders.order_of(body)
         try:
             async with self._asked() as client:
@@ -92,7 +92,7 @@ class Console:
         return {"text": text, "body": answer}
 
     async def suppose(self, body: object) -> Json:
-        """The plan that would be made, or why there is none. Raises Problem."""
+        """Return the plan that would be made, or the reason why there is none. Raises ApiError."""
         wanted = orders.supposed(body)
         try:
             async with self._asked() as client:
@@ -103,7 +103,7 @@ class Console:
             return {"state": "no plan", "waits_for": problem.message.removeprefix(_NO_PLAN), "stages": []}
 
     async def trace(self, request_id: str, owner: Owner) -> Json:
-        """Where each token's time went. Raises Problem."""
+        """Return where the time of each token of a request went. Raises ApiError."""
         request_id = plain_id(request_id)
         async with self._asked() as client:
             if not owner.is_admin and not await _is_own(client, request_id, owner):
@@ -114,23 +114,23 @@ class Console:
                 raise Problem(404, str(error), code="not_found") from None
 
     async def logs(self) -> Json:
-        """Whose there are. Raises Problem where nobody told us."""
+        """List the processes with logs. Raises ApiError if this gateway has no logs' folder."""
         folder = self._logs()
         beside = await asyncio.to_thread(lambda: household.names_of(household.children()))
         return {"processes": await asyncio.to_thread(logs.listed, folder, beside.keys())}
 
     async def log(self, name: str, before: int | None, search: str) -> Json:
-        """A page of one. Raises Problem."""
+        """Return a page of a process's log. Raises ApiError."""
         return await asyncio.to_thread(logs.page, self._logs(), name, before, search)
 
     def _logs(self) -> Path:
         if self.home.logs is None:
-            text = "this gateway knows no logs: swarm up tells its own where they are"
+            text = "this gateway has no folder of logs: only swarm up provides one"
             raise Problem(404, text, code="no_logs")
         return self.home.logs
 
     def quotas(self) -> Json:
-        """What each key may use, and has used; nothing by which it could be guessed."""
+        """Return the limits and the usage of each key, without anything of its secret."""
         rows = []
         for key in self.keys():
             spent, under_way = self.usage(key.name)
@@ -158,11 +158,12 @@ async def _is_own(client: AsyncClient, request_id: str, owner: Owner) -> bool:
 
 
 async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
-    """In words, and what the broker said. Raises Problem and SwarmError."""
+    """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and
+    SwarmError."""
     match order:
         case Cancel(request_id):
             await client.cancel(request_id)
-            return f"the request {request_id} is ended", {"request_id": request_id, "state": "ended"}
+            return f"request {request_id} is cancelled", {"request_id": request_id, "state": "ended"}
         case Stop(worker, force):
             return f"{worker} hands over its layers and leaves", await client.stop_worker(worker, force=force)
         case Join(count):
@@ -177,7 +178,7 @@ async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
 
 
 def _refused(error: RequestFailed) -> Problem:
-    """What the broker says no to, in its words."""
+    """Return the broker's refusal as an error response."""
     text = str(error)
     return Problem(404, text, code="not_found") if text.startswith("no worker") else Problem(409, text, code="refused")
 
@@ -196,7 +197,7 @@ def _steered(order: Steer, body: Json) -> str:
 
 
 def _told(order: Order) -> str:
-    """For the log: what, of whom."""
+    """Describe a command and its target for the log."""
     match order:
         case Cancel(request_id):
             return f"cancel {request_id}"

@@ -1,4 +1,4 @@
-"""Rates, medians and series of late, from counters that only grow."""
+"""Recent rates, medians and time series, from counters that only grow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Final
 from swarm.gateway.console.patch import Tree
 from swarm.govern.rows import Row, number
 
-RATE_S: Final = 2.0  # over which a rate is taken: short enough to see a stop, long enough not to flicker
-MEDIAN_S: Final = 15.0
-LEAST_S: Final = 0.3  # over less, when a report was late, a rate is chance
-GAP_S: Final = 5.0  # without a report, until what was before is nothing of late
-SERIES_S: Final = 300
+RATE_S: Final = 2.0  # seconds over which a rate is taken: short enough to show a stop, long enough not to flicker
+MEDIAN_S: Final = 15.0  # seconds over which medians are taken
+LEAST_S: Final = 0.3  # seconds; over less, when a report was late, a rate is random
+GAP_S: Final = 5.0  # seconds without a report after which earlier samples are dropped
+SERIES_S: Final = 300  # seconds of time series kept
 SERIES: Final = ("tokens_per_s", "first_token_s", "between_tokens_s", "queued")
 _TIMES: Final = ("first_token_s", "between_tokens_s")
 _COUNTERS: Final = ("tokens_per_s", "steps_per_s", "prompt_tokens_per_s")
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """With so many digits that count: small changes are no news."""
+    """Round to this number of significant digits, so that insignificant changes send no updates."""
     return float(f"{value:.{digits}g}")
 
 
@@ -29,12 +29,12 @@ def rounded(value: float, digits: int = 3) -> float:
 class _Sample:
     at: float
     counters: tuple[float, ...]
-    times: tuple[Sequence[float], ...]  # the counts of histograms
+    times: tuple[Sequence[float], ...]  # counts of histograms
 
 
 @dataclass(slots=True)
 class Figures:
-    """Fed with each report ``stats``, with the time of a clock that only goes forward."""
+    """Rates, medians and time series. Fed with each ``stats`` report and the time of a monotonic clock."""
 
     _samples: deque[_Sample] = field(default_factory=deque)
     _bounds: tuple[Sequence[float], ...] = ()
@@ -42,8 +42,8 @@ class Figures:
     _rates: Tree = field(default_factory=dict)
 
     def add(self, stats: Row, now: float) -> None:
-        """A report has come. In another life of the broker its counters begin anew, and so do we; also where
-        nobody looked for a while."""
+        """Add a report. Start over if the broker has restarted, since its counters begin at zero again, or after a gap
+        between reports."""
         pipeline, spread = _table(stats, "pipeline"), _table(stats, "histograms")
         tokens = number(pipeline, "tokens")
         prompt = max(0.0, number(pipeline, "positions") - tokens)
@@ -66,7 +66,7 @@ class Figures:
         return self._rates
 
     def tick(self, unix: float) -> None:
-        """Keep a point of the series each second."""
+        """Add a point to the time series, one per second."""
         if self._rates and (not self._series or int(unix) > self._series[-1][0]):
             self._series.append((int(unix), {name: self._rates.get(name) for name in SERIES}))
 
@@ -91,8 +91,8 @@ class Figures:
 
 
 def median(bounds: Sequence[float], counts: Sequence[float]) -> float | None:
-    """Of a histogram: between the bounds of its bucket in proportion; None of nothing. The last bucket has no upper
-    bound: there it is at least the last one."""
+    """Return the median of a histogram, interpolated within its bucket; None if the histogram is empty. The last bucket
+    has no upper bound: in it, the result is its lower bound."""
     half = sum(counts) / 2
     if half <= 0:
         return None

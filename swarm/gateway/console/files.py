@@ -1,4 +1,4 @@
-"""The page's files: those that are shipped, read once, each with its tag and packed once."""
+"""Files of the page: read once at startup, each with its ETag and a compressed copy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class File:
+    """A file of the page: its content, compressed content, media type and ETag."""
+
     content: bytes
     packed: bytes
     kind: str
@@ -35,7 +37,7 @@ class File:
 
 
 def shipped(folder: Path = PAGE) -> Mapping[str, File]:
-    """By path: ``/`` is the page itself, all others are below ``/console/``."""
+    """Return the files by path: ``/`` is the page itself, all others are below ``/console/``."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in _KINDS and path.is_file():

@@ -1,4 +1,4 @@
-"""The processes beside this gateway: those that the same ``swarm up`` has started."""
+"""Local swarm: the processes that the same ``swarm up`` started as this gateway."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from swarm.wire.messages import Json
 
 @dataclass(frozen=True, slots=True)
 class Household:
-    """What ``swarm up`` tells its gateway. ``is_demo``: all is on this machine alone, and may be broken for show.
-    ``logs``: the folder of the logs of all processes."""
+    """Settings that ``swarm up`` passes to its gateway. ``is_demo``: everything runs on this machine alone, so workers
+    may be killed for demonstrations. ``logs``: the folder with the logs of all processes."""
 
     logs: Path | None = None
     is_demo: bool = False
 
 
-_NOBODY: Final = (1 << 31) - 1  # larger than any process's number
-STRANGERS = Household()  # a gateway that was started by itself knows nobody
+_NOBODY: Final = (1 << 31) - 1  # larger than any process id
+STRANGERS = Household()  # a gateway that was not started by swarm up
 
 
 def names_of(commands: Mapping[int, Sequence[str]]) -> dict[str, int]:
-    """Who is who, by the command lines of children: workers by their names, others by what they are."""
+    """Return process ids by name, from command lines of children: workers by their names, other processes by their
+    kinds."""
     found = {}
     for pid, command in commands.items():
         words = " ".join(command).split()
@@ -43,7 +44,7 @@ def names_of(commands: Mapping[int, Sequence[str]]) -> dict[str, int]:
 
 
 def children() -> dict[int, list[str]]:
-    """Command lines of our parent's children, by their numbers. Takes a while: not for the loop."""
+    """Return the command lines of our parent's children by process id. Slow: must not run on the event loop."""
     found = {}
     try:
         siblings = psutil.Process(os.getppid()).children()
@@ -54,13 +55,13 @@ def children() -> dict[int, list[str]]:
             if child.status() != psutil.STATUS_ZOMBIE:
                 found[child.pid] = child.cmdline()
         except psutil.Error:
-            continue  # gone meanwhile
+            continue  # ended meanwhile
     return found
 
 
 def victim(worker: str, nodes: Json, host: str, beside: Mapping[str, int]) -> int:
-    """The process to kill: a worker that the broker knows by this name or incarnation, on this machine, and one of
-    those that were started beside us under that very name. Raises Problem for any other."""
+    """Return the process to kill: a worker that the broker lists under this name or incarnation, on this machine, and
+    that our ``swarm up`` started under that very name. Raises ApiError for any other."""
     row = _row_of(worker, nodes)
     if row is None:
         known = ", ".join(sorted(str(r.get("name")) for r in rows_of(nodes.get("workers")) if is_here(r)))
@@ -68,7 +69,7 @@ def victim(worker: str, nodes: Json, host: str, beside: Mapping[str, int]) -> in
     pid = row.get("pid")
     is_ours = row.get("host") == host and isinstance(pid, int) and beside.get(str(row.get("name"))) == pid
     if not is_ours or not isinstance(pid, int):
-        text = f"{row.get('name')} was not started by the swarm up of this gateway: it is killed where it runs"
+        text = f"{row.get('name')} was not started by this gateway's swarm up: kill it where it runs"
         raise Problem(409, text, code="not_ours")
     return pid
 
@@ -81,10 +82,12 @@ def _row_of(worker: str, nodes: Json) -> Row | None:
 
 
 def kill(worker: str, nodes: Json) -> int:
-    """End a worker at once, as a crash would. Returns its process. Raises Problem. Takes a while: not for the loop.
+    """Kill a worker immediately, as a crash would. Returns its process id. Raises ApiError. Slow: must not run on the
+    event loop.
 
-    The process is known by its number and its beginning before it is looked at, so that no other one that comes to have
-    its number is ended."""
+    The process is opened by its id before it is checked, so that another process that takes over the id meanwhile is
+    not killed.
+    """
     row = _row_of(worker, nodes)
     try:
         held = psutil.Process(_pid_of(row))
@@ -94,13 +97,13 @@ def kill(worker: str, nodes: Json) -> int:
     try:
         if held is None:
             raise psutil.NoSuchProcess(found)
-        held.kill()  # not if another one has the number by now
+        held.kill()  # raises if another process has the id by now
     except psutil.NoSuchProcess:
         raise Problem(409, f"the process {found} of {worker} has ended already", code="gone") from None
     return found
 
 
 def _pid_of(row: Row | None) -> int:
-    """Of a worker, as it has told; one that nobody has, if it told none."""
+    """Return a worker's process id from its report; an impossible one if it has none."""
     pid = None if row is None else row.get("pid")
     return pid if isinstance(pid, int) and pid > 0 else _NOBODY

@@ -1,9 +1,9 @@
-"""Logs of the processes beside the gateway, the dead ones' too, read backwards and in pages.
+"""Reads logs of the local swarm's processes, dead ones included, backwards and in pages.
 
-A log is a file that is appended to; what grows too long is cut, and the part before is kept beside it (``.log.1``).
-Both are read as one, by offsets of bytes. What one page costs is bounded: so much is looked through at most, and a
-search that has found too little by then says where to go on. Names are compared with what lies in the folder and never
-made into paths. All of it blocks: not for the loop.
+A log is a file that is appended to. A log that grows too long is rotated once (``.log.1``). Both files are read as one,
+by byte offsets. The cost of a page is bounded: it scans at most ``MAX_SCAN`` bytes, and a search that has found too
+little by then returns where to continue. Names are compared with those in the folder and never made into paths. All of
+it blocks, so it must not run on the event loop.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from typing import BinaryIO, Final
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.errors import Problem
 
-PAGE: Final = 200  # lines
-MAX_SCAN: Final = 4 << 20  # bytes that one page looks through
-MAX_LINE: Final = 16 << 10  # bytes; longer ones are cut
+PAGE: Final = 200  # lines per page
+MAX_SCAN: Final = 4 << 20  # bytes that one page scans
+MAX_LINE: Final = 16 << 10  # bytes; longer lines are cut
 MAX_SEARCH: Final = 200
 MAX_FILES: Final = 1024
 _CHUNK: Final = 64 << 10
 _END: Final = ".log"
 _OLDER: Final = ".log.1"
-_CONSOLE: Final = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z?) \[(\w+) *\] (\S+)(.*)")  # lines for terminals
+_CONSOLE: Final = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z?) \[(\w+) *\] (\S+)(.*)")  # lines formatted for terminals
 _ABOUT: Final = ("event", "level", "timestamp", "module")
 
-Read = Callable[[int, int], bytes]  # from, to: the bytes between
+Read = Callable[[int, int], bytes]  # returns the bytes between two offsets
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """A line, and its byte offset in the log."""
+
     at: int
     content: bytes
 
 
 def listed(folder: Path, alive: Collection[str]) -> list[Tree]:
-    """All processes that have a log, by name."""
+    """List all processes that have a log, by name."""
     sizes = _sizes(folder)
     found = []
     for name in sorted({file.removesuffix(_OLDER).removesuffix(_END) for file in sizes}):
@@ -51,8 +53,8 @@ def listed(folder: Path, alive: Collection[str]) -> list[Tree]:
 
 
 def page(folder: Path, name: str, before: int | None, search: str) -> Tree:
-    """The lines before an offset (None: the last ones) that have the text in them, whatever its case. Raises Problem if
-    there is no such log."""
+    """Return the lines before an offset (None: the end) that contain the text, ignoring case. Raises ApiError if there
+    is no such log."""
     sizes = _sizes(folder)
     if name + _END not in sizes:
         raise Problem(404, f"there is no log of {name[:80]!r}", code="not_found")
@@ -68,7 +70,7 @@ def page(folder: Path, name: str, before: int | None, search: str) -> Tree:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Plain files alone: what a link points at is no log of ours."""
+    """Return the sizes of log files. Only regular files count: the target of a link is no log of ours."""
     found: dict[str, int] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -81,26 +83,26 @@ def _opened(path: Path) -> BinaryIO | None:
     try:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     except OSError:
-        return None  # cut or gone meanwhile
+        return None  # rotated or removed meanwhile
 
 
 def _between(parts: list[tuple[BinaryIO, int]], start: int, stop: int) -> bytes:
-    """From several files as if they were one."""
+    """Read from several files as if they were one."""
     read, begins = bytearray(), 0
     for file, size in parts:
         first, last = max(start, begins), min(stop, begins + size)
         if first < last:
             file.seek(first - begins)
-            read += file.read(last - first).ljust(last - first)  # cut meanwhile: its place is kept
+            read += file.read(last - first).ljust(last - first)  # the file was cut meanwhile: pad to keep the offsets
         begins += size
     return bytes(read)
 
 
 def lines_before(read: Read, end: int, search: str = "") -> tuple[list[Line], int | None]:
-    """Lines that end before ``end``, the last first, and where the next page ends; None: nothing is left."""
+    """Return lines that end before ``end``, the last first, and the end of the next page; None if nothing is left."""
     found: list[Line] = []
     wanted = search.lower()
-    position, rest = end, b""  # what follows ``position`` up to the first line's end that is known
+    position, rest = end, b""  # bytes after ``position``, up to the end of the first complete line
     while position > 0:
         if end - position >= MAX_SCAN:
             return found, position + len(rest)
@@ -124,7 +126,7 @@ def lines_before(read: Read, end: int, search: str = "") -> tuple[list[Line], in
 
 
 def told(line: Line) -> Tree:
-    """A line, with what is known of it."""
+    """Return a line with its parsed fields."""
     text = line.content.decode(errors="replace")
     for read in (_from_json, _from_console):
         if (body := read(text)) is not None:

@@ -1,6 +1,6 @@
-"""What is wanted of the swarm, from a body to what the broker is told; and who may want it. Pure.
+"""Console commands: converts a body into the message for the broker, and checks permissions. Pure.
 
-Whoever has no admin's key may cancel requests of its own, and nothing else.
+A caller without an admin's key may cancel its own requests, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ MAX_JOIN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Cancel a request."""
+
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Have a worker hand over its layers and leave."""
+
     worker: str
     force: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
+    """Start workers."""
+
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The process itself, without a word to the broker: for demonstrations."""
+    """Kill the worker's process without informing the broker, for demonstrations."""
 
     worker: str
 
@@ -44,7 +50,7 @@ Order = Cancel | Stop | Join | Kill | Steer
 
 
 def order_of(body: object) -> Order:
-    """Raises Problem, which names what is wrong."""
+    """Parse a command. Raises ApiError that names what is wrong."""
     fields = _fields(body)
     verb = fields.get("verb")
     make = VERBS.get(verb) if isinstance(verb, str) else None
@@ -57,32 +63,34 @@ def order_of(body: object) -> Order:
 
 
 def check_may(order: Order, *, is_admin: bool, is_demo: bool, is_own: bool) -> None:
-    """Raise Problem if not. ``is_own``: it is about a request of whoever asks."""
+    """Check whether the caller may give this command. Raises ApiError if not. ``is_own``: the command is about one of
+    the caller's own requests."""
     if isinstance(order, Kill) and not is_demo:
         text = "workers can be killed from here only where swarm up runs them all on this machine alone"
         raise Problem(403, text, code="no_demo")
     if is_admin or (isinstance(order, Cancel) and is_own):
         return
     if isinstance(order, Cancel):
-        raise Problem(404, "you have no such request", code="not_found")  # others' ids are nobody's business
+        # not 403: it would confirm that another tenant's request exists
+        raise Problem(404, "you have no such request", code="not_found")
     check_admin(is_admin=False)
 
 
 def check_admin(*, is_admin: bool) -> None:
-    """Raise Problem for whoever is none."""
+    """Raise ApiError for a caller without an admin's key."""
     if not is_admin:
         text = "that needs the key of an admin: swarmctl keys add NAME --admin makes one"
         raise Problem(403, text, code="admin_only")
 
 
 def supposed(body: object) -> Suppose | Steer:
-    """What plan is asked for: as things would be without some, or with more; or by hand. Raises Problem."""
+    """Parse a question for a plan: without some workers, with additional ones, or with manual pins. Raises ApiError."""
     fields = _fields(body)
     one_more = fields.get("one_more")
     is_suppose = bool(fields.get("without")) or one_more is not None
     is_by_hand = any(fields.get(name) for name in ("pins", "caps", "exclude"))
     if is_suppose and is_by_hand:
-        raise wrong("without", "what is supposed to be gone or here can't be mixed with pins, caps and exclude")
+        raise wrong("without", "workers assumed gone or added can't be combined with pins, caps and exclude")
     try:
         if is_by_hand:
             return by_hand(fields, dry_run=True)
@@ -95,7 +103,7 @@ def supposed(body: object) -> Suppose | Steer:
 
 
 def by_hand(body: object, *, dry_run: bool) -> Steer:
-    """Raises Problem or InvalidRequest."""
+    """Parse a manual plan. Raises ApiError or InvalidRequest."""
     fields = _fields(body)
     pins = [Pin(orders.worker_named(name), _layers(value)) for name, value in _table(fields, "pins").items()]
     caps = [Cap(orders.worker_named(name), _most(value)) for name, value in _table(fields, "caps").items()]
@@ -149,17 +157,17 @@ def _objective(fields: Mapping[str, Any]) -> str:
 
 
 def _layers(value: object) -> LayerRange:
-    """As in reports: the first, and the one behind the last."""
+    """Parse a range of layers as in reports: the first, and the one after the last."""
     if isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value):
         first, stop = value
         if 0 <= first < stop <= 1 << 20:
             return LayerRange(first, stop)
-    raise wrong("pins", "layers are [first, the one behind the last], like [0, 3]")
+    raise wrong("pins", "layers are [first, one past the last], like [0, 3]")
 
 
 def _most(value: object) -> int:
     if type(value) is not int or not 1 <= value <= 1 << 16:
-        raise wrong("caps", "a number of layers, at least 1, is expected: for none at all, exclude")
+        raise wrong("caps", "a number of layers, at least 1, is expected: to assign none, use exclude")
     return value
 
 

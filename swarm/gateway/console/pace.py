@@ -1,16 +1,16 @@
-"""What the broker is asked at a look, and when the next look is. Pure: times go in.
+"""Poll schedule: which reports a poll of the broker requests, and when the next poll is. Pure: times are passed in.
 
-While something is under way there are ten looks a second, else two. Each report is asked for as often as it can have
-news: workers and the plan when the status shows that they may have changed, and now and then in any case. Looking must
-not slow down what is looked at: where a look costs much, and all the more where the gateway has its hands full, the
-next one waits until the looks together take no more than their share of the time. What is dear is the list of requests
-(a thousand of them cost ten times all else): a gateway that has its hands full asks for it by itself, more seldom, so
-that stages, rates and recoveries are told as ever.
+While work is in progress there are ten polls a second, otherwise two. Each report is requested as often as it can
+change: workers and the plan when the status shows that they may have changed, and from time to time in any case.
+Polling must not slow down the swarm: where a poll is expensive, and even more where the gateway is busy, the next one
+waits until polls together take no more than their share of the time. The most expensive report is the list of requests
+(a thousand of them cost ten times as much as everything else), so a busy gateway requests it separately and less often;
+stages, rates and recoveries are updated as usual.
 
-A recovery's phases take some tens of milliseconds each. To tell them one by one, looks come quickly for a moment: from
-an order on, which may bring one about, or from when the plan in force is gone, to the recovery's end. Such a look asks
-for little. Whatever happens, no more than ``MAX_TOLD`` events are told in any second: so reports are asked for at the
-same looks, and what happened waits where phases would have to wait for it.
+Each phase of a recovery takes some tens of milliseconds. To show phases one by one, polls come quickly for a short
+time: after a command, which may cause a recovery, or from the loss of the active plan, until the recovery ends. Such a
+poll requests few reports. In any case, at most ``MAX_EVENTS_PER_S`` events are sent in any second. Therefore reports
+are requested in the same polls, and other events wait where they would delay phases.
 """
 
 from __future__ import annotations
@@ -22,52 +22,57 @@ from typing import Final, Literal
 
 from swarm.wire.messages import Json
 
-QUICK_S: Final = 0.02
-BUSY_S: Final = 0.1
-IDLE_S: Final = 0.5
-QUICK_FOR_S: Final = 2.0  # what takes longer is told well enough by the usual looks
-AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
-PATIENCE_S: Final = 0.5  # the same for one that is not connected
-PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
-# Of a pressed gateway's time, for making views, and for lists of requests; asking for them takes more than that again.
+QUICK_S: Final = 0.02  # seconds between quick polls
+BUSY_S: Final = 0.1  # seconds between polls while work is in progress
+IDLE_S: Final = 0.5  # seconds between polls otherwise
+QUICK_FOR_S: Final = 2.0  # seconds of quick polls; the usual polls are enough for anything longer
+AWAY_S: Final = 2.0  # seconds without an answer until a connected broker counts as away; a busy one takes its time
+PATIENCE_S: Final = 0.5  # the same for a broker that is not connected
+PRESSED: Final = 0.2  # share of a core; a gateway that uses more needs its time for answers, and may get no more
+# Shares of a busy gateway's time, for making views and for lists of requests. Requesting them takes the same again or
+# more.
 SHARE: Final = 1 / 600
 LIST_SHARE: Final = 1 / 1200
-LEAST_LOAD: Final = 0.5  # a share is of the processor time that the gateway uses, though at least of so much of a core
-MAX_LIST_S: Final = 6.0  # between two lists of requests, whatever they cost
-PRESSED_S: Final = 0.35  # between its looks, at least
-ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
-QUICK_SHARE: Final = 1 / 10  # for a moment only, in which the swarm makes no tokens
-MAX_S: Final = 2.0  # between two looks, whatever they cost
+# Shares refer to the processor time that the gateway uses, but at least to this share of a core.
+LEAST_LOAD: Final = 0.5
+MAX_LIST_S: Final = 6.0  # longest time between two lists of requests, whatever they cost
+PRESSED_S: Final = 0.35  # shortest time between polls of a busy gateway
+ROOMY_SHARE: Final = 1 / 50  # share of time for polls of a gateway that is not busy
+QUICK_SHARE: Final = 1 / 10  # share of time for quick polls; brief, and the swarm generates no tokens then
+MAX_S: Final = 2.0  # longest time between two polls, whatever they cost
 MAX_TOLD: Final = 10  # events in any second
-SPARE: Final = 4  # of them left to phases that tick off
-CALM_S: Final = 0.3  # at least between what else is told while they do
+SPARE: Final = 4  # of these, reserved for phases of a recovery
+CALM_S: Final = 0.3  # seconds between other updates during a recovery
 
 What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
-# How often in any case, beside the status: while nothing is under way, something is, a recovery is.
+# Longest interval of each report besides the status: while idle, while busy, and during a recovery.
 _IDLE: Final[Mapping[What, float]] = {"stats": 1.0, "nodes": 1.0, "plan": 5.0, "recoveries": 5.0, "requests": 2.0}
-# (0.25 is three looks of 0.1, 0.55 is six: what is due comes at the same looks.)
+# (0.25 is three polls of 0.1, 0.55 is six: reports that are due are requested in the same polls.)
 _BUSY: Final[Mapping[What, float]] = {"stats": 0.55, "nodes": 1.15, "plan": 1.15, "recoveries": 2.35, "requests": 0.25}
 _RECOVERING: Final[Mapping[What, float]] = {**_BUSY, "nodes": BUSY_S, "plan": BUSY_S, "recoveries": 0.0}
+# fields of a status whose change may mean a change of workers or plan
 _OF_PLANS: Final = ("state", "waits_for", "epoch", "num_workers", "num_stages", "loading", "model")
-_OF_CHANGES: Final = ("state", "epoch")
+_OF_CHANGES: Final = ("state", "epoch")  # fields whose change starts quick polls
+# fields whose change means a change of the list of requests
 _OF_REQUESTS: Final = ("num_running", "num_queued", "num_requests")
-_OF_WORK: Final = ("num_running", "num_queued", "loading")
+_OF_WORK: Final = ("num_running", "num_queued", "loading")  # fields that are non-zero while there is work
 
 
 @dataclass(slots=True)
 class Pace:
-    """One for a watch."""
+    """Poll schedule of a poller."""
 
-    _asked_at: dict[What, float] = field(default_factory=dict)
+    _asked_at: dict[What, float] = field(default_factory=dict)  # time of each report's last request
     _status: Json = field(default_factory=dict)
     _is_recovering: bool = False
-    _quick_until: float = 0.0
-    _list_from: float = 0.0  # before, the requests are not asked for
-    _plain_s: float = 0.0  # what the last look without them took
-    _told_at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))
+    _quick_until: float = 0.0  # quick polls end then
+    _list_from: float = 0.0  # time before which the list of requests is not requested
+    _plain_s: float = 0.0  # cost of the last poll without that list
+    _told_at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))  # times of the last events sent
 
     def heard(self, status: Json, now: float, *, is_recovering: bool) -> None:
-        """The status is asked at each look. ``is_recovering``: as far as is known."""
+        """Handle the status, which every poll requests. ``is_recovering``: whether a recovery is in progress, as far as
+        the gateway has been informed."""
         if self._differs(status, _OF_PLANS):
             for what in ("nodes", "plan", "recoveries"):
                 self.ask_again(what)
@@ -83,11 +88,11 @@ class Pace:
         return any(status.get(name) != self._status.get(name) for name in names)
 
     def hurry(self, now: float) -> None:
-        """Something happens that is to be told from its beginning on."""
+        """Poll quickly for a while, to show an event from its beginning."""
         self._quick_until = now + QUICK_FOR_S
 
     def due(self, now: float) -> list[What]:
-        """Beside the status. Counts as asked."""
+        """Return the reports to request besides the status, and record them as requested."""
         every = _RECOVERING if self._is_recovering else _BUSY if self.is_busy else _IDLE
         found = [what for what, each_s in every.items() if now >= self._asked_at.get(what, now - 1e9) + each_s]
         if "requests" in found and now < self._list_from:
@@ -110,18 +115,19 @@ class Pace:
         self._told_at.extend([now] * num_events)
 
     def may_tell(self, now: float, *, is_of_recoveries: bool) -> bool:
-        """Whether what is different may be told, or waits, to be told with what follows."""
+        """Whether changes may be sent now; otherwise they wait for later changes."""
         if is_of_recoveries or not self._is_quick(now) or not self._told_at:
             return True
         return now >= self._told_at[-1] + CALM_S
 
     def may_tell_news(self, now: float) -> bool:
-        """Whether there is room for what happened, beside what is different."""
+        """Whether the event limit allows sending what happened, besides changes."""
         num_late = sum(at > now - 1.0 for at in self._told_at)
         return MAX_TOLD - num_late > (SPARE if self._is_quick(now) else 1)
 
     def took(self, cost_s: float, load: float, now: float, *, has_requests: bool) -> float:
-        """What of a look's cost counts for when the next one is: not the list, which waits for a look of its own."""
+        """Return the part of a poll's cost that delays the next poll. The cost of the list of requests instead delays
+        the next list."""
         if not has_requests:
             self._plain_s = cost_s
         elif load >= PRESSED:
@@ -131,8 +137,8 @@ class Pace:
         return cost_s
 
     def wait_s(self, now: float, cost_s: float, load: float) -> float:
-        """From one look's beginning to the next one's. ``cost_s``: what it took of the gateway's time; ``load``: the
-        part of a core that the gateway uses."""
+        """Return the time from the start of one poll to the start of the next. ``cost_s``: processor time of the
+        gateway that the poll took; ``load``: share of a core that the gateway uses."""
         return max(self._until_room_s(now), self._rest_s(now, cost_s, load))
 
     def _rest_s(self, now: float, cost_s: float, load: float) -> float:
@@ -144,33 +150,34 @@ class Pace:
         return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
     def _until_room_s(self, now: float) -> float:
-        """Until there is room for what is different."""
+        """Return the time until the event limit allows another event."""
         return max(0.0, self._told_at[0] + 1.0 - now) if len(self._told_at) == MAX_TOLD else 0.0
 
     def ask_again(self, what: What) -> None:
-        """What was told of it is out of date: it is asked at the next look."""
+        """Request a report at the next poll, since the last one is out of date."""
         self._asked_at.pop(what, None)
 
     def ask_all(self) -> None:
-        """Nothing that was known counts: all is asked at the next look."""
+        """Request all reports at the next poll: none of the earlier ones is valid."""
         self._asked_at.clear()
         self._list_from = 0.0
 
 
 def _used(load: float) -> float:
-    """Of a core, for what shares are taken of."""
+    """Return the share of a core to which shares of time refer."""
     return min(1.0, max(LEAST_LOAD, load))
 
 
 @dataclass(slots=True)
 class Load:
-    """How much of a core this process uses, since the last time it was asked."""
+    """Meter of the share of a core that this process uses."""
 
     _cpu_s: float = 0.0
     _at: float = 0.0
 
     def now(self, cpu_s: float, at: float) -> float:
-        """``cpu_s``: processor time until now; ``at``: on a clock that only goes forward."""
+        """Return the load since the last call. ``cpu_s``: processor time used so far; ``at``: time of a monotonic
+        clock."""
         used_s, passed_s = cpu_s - self._cpu_s, at - self._at
         self._cpu_s, self._at = cpu_s, at
         return used_s / passed_s if passed_s > 0 else 0.0

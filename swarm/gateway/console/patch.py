@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7396): what is different between two views, and what a view is after that."""
+"""JSON merge patches (RFC 7396): computes the difference between two views, and applies it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Tree = dict[str, Any]
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
-    """The patch that makes ``after`` of ``before``; empty if they are alike. A member that is null in ``after`` is one
-    that is not there: a patch has no other word for it."""
+    """Return the patch that turns ``before`` into ``after``; empty if they are equal. A null member of ``after`` counts
+    as absent, because a patch cannot express anything else."""
     patch: Tree = {}
     if not before.keys() <= after.keys():
         patch = {name: None for name in before if before[name] is not None and name not in after}
@@ -27,7 +27,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
 
 
 def patched(tree: Mapping[str, Any], patch: Mapping[str, Any]) -> Tree:
-    """The tree after the patch. What is not changed is shared."""
+    """Return the tree after the patch. Unchanged parts are shared."""
     result = dict(tree)
     for name, value in patch.items():
         if value is None:

@@ -1,4 +1,5 @@
-"""Recoveries as they are told: phase by phase, predicted beside taken, and one sentence when it is over."""
+"""Recoveries as the console shows them: phase by phase, predicted and actual times, and a summary when one has
+ended."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, Final
 from swarm.gateway.console.patch import Tree
 from swarm.govern.rows import Row, number
 
-# (phase, what it took by the report, what was predicted, the moment at which it was over)
+# (phase, its actual time in the report, its predicted time, the moment at which it ended)
 PHASES: Final = (
     ("verdict", "detect_s", "", "detected_at"),
     ("plan", "plan_s", "", "planned_at"),
@@ -24,7 +25,8 @@ def is_over(row: Row) -> bool:
 
 
 def told(row: Row, began_at: float | None, holders: Mapping[int, str]) -> Tree:
-    """One recovery. ``began_at``: by the world's clock, if it is known. ``holders``: who has which layer now."""
+    """Return one recovery. ``began_at``: its start in seconds since 1970, if known. ``holders``: the worker that holds
+    each layer now."""
     body: Tree = {key: row.get(key) for key in ("epoch", "cause", "evidence", "workers", "lost", "choice", "warm")}
     body |= {"began_at": began_at, "phases": _phases(row)}
     if is_over(row):
@@ -38,7 +40,7 @@ def told(row: Row, began_at: float | None, holders: Mapping[int, str]) -> Tree:
 
 
 def _phases(row: Row) -> list[Tree]:
-    """Those whose end has come are done, the next one runs."""
+    """Return the phases: those with an end are done, the next one runs."""
     found: list[Tree] = []
     state = "done"
     for name, took, predicted, over_at in PHASES:
@@ -62,7 +64,7 @@ def _part(row: Row, table: str, key: str) -> float | None:
 
 
 def sentence(row: Row, holders: Mapping[int, str]) -> str:
-    """``w1 died; w0 took layers 3–5; 2 answers went on after 212 ms (predicted 190 ms).``"""
+    """Return the summary: ``w1 died; w0 took layers 3–5; 2 answers went on after 212 ms (predicted 190 ms).``"""
     parts = [_lost(row), _taken(row, holders), _went_on(row)]
     return "; ".join(part for part in parts if part) + "."
 
@@ -104,7 +106,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """``[3, 4, 5, 8]`` → ``3–5, 8``."""
+    """Format layers as ranges: ``[3, 4, 5, 8]`` → ``3–5, 8``."""
     found: list[list[int]] = []
     for layer in sorted(layers):
         if found and layer == found[-1][1] + 1:

@@ -1,8 +1,9 @@
-"""One view of the swarm, made of the broker's reports: what the page shows, nothing that changes by the clock alone.
+"""Builds one view of the swarm from the broker's reports: everything that the page shows, except values that change
+with the clock alone.
 
-An idle swarm must make no news: figures are rounded, ages become moments, and a moment that was told stays as it was
-told, though each look would reckon it a little otherwise. Ages of the broker's own clock are turned into moments of the
-world's here, since only a gateway's own look says when that was.
+An idle swarm must cause no updates. So figures are rounded and ages are converted into timestamps, and a timestamp
+keeps its first value, although each poll would compute a slightly different one. Ages by the broker's clock are
+converted into wall-clock timestamps here, because only the time of the gateway's own poll relates the two clocks.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from swarm.wire.messages import MEASURABLE_BYTES_PER_S, Json
 MAX_REQUESTS: Final = 1000
 MAX_ENDED: Final = 20
 MAX_RECOVERIES: Final = 8
-STEADY_S: Final = 1.5  # by which the same moment may be reckoned otherwise at two looks
+STEADY_S: Final = 1.5  # tolerance between two polls' values for the same timestamp
 _BROKER: Final = "broker"
 _BEAT: Final = re.compile(r", last beat \d+ ms ago")
 _BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s", "clock_ahead_s", "here_for_s", "next")
-_COARSE_S: Final = 0.01  # of a loop's lag: what is less is noise
-_BY_THE_STEP: Final = ("tokens_total", "steps_in_flight", "kv_reserved", "kv_cached")  # of a status: rates tell it
-_AGES: Final = ("age_s", "ended_age_s", "deadline_s")  # of requests
-_NUMBER: Final = (int, float)  # as a tuple it is quicker to look for
-_OF_ADMINS: Final = ("pid", "endpoint")  # of workers: nobody else's business
+_COARSE_S: Final = 0.01  # seconds; a smaller lag of the loop is noise
+# fields of a status that change with every step; rates show them
+_BY_THE_STEP: Final = ("tokens_total", "steps_in_flight", "kv_reserved", "kv_cached")
+_AGES: Final = ("age_s", "ended_age_s", "deadline_s")  # fields of requests
+_NUMBER: Final = (int, float)  # isinstance is faster with a tuple
+_OF_ADMINS: Final = ("pid", "endpoint")  # fields of workers that only admins see
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The broker's last answers. ``at``: seconds since 1970. ``away_s``: for how long it has not answered."""
+    """The broker's latest reports. ``at``: seconds since 1970. ``away_s``: how long the broker has not answered; None
+    while it does."""
 
     at: float
     status: Json = field(default_factory=dict)
@@ -51,8 +54,8 @@ NOTHING: Final = Known(0.0)
 
 
 def view(known: Known, rates: Tree, former: Tree, before: Known = NOTHING) -> Tree:
-    """The view for who may see all. ``former``: the one before it, made of what was known ``before``: of a report that
-    was not asked for since, nothing is made anew."""
+    """Return the view with all permissions. ``former``: the previous view, built from ``before``. Parts whose reports
+    have not been requested since are reused."""
     is_same_plan, is_same_nodes = known.plan is before.plan, known.nodes is before.nodes
     made = {
         "at": round(known.at, 3),
@@ -74,7 +77,8 @@ def view(known: Known, rates: Tree, former: Tree, before: Known = NOTHING) -> Tr
 
 
 def seen_by(tenant: str | None, whole: Tree) -> Tree:
-    """What one tenant sees of it; None: all. Of others' requests only how many there are."""
+    """Return the part of the view that one tenant sees; None sees everything. Of other tenants' requests, it contains
+    only the number."""
     if tenant is None:
         return whole
     own = {key: row for key, row in whole["requests"].items() if row.get("tenant") == tenant}
@@ -92,7 +96,7 @@ def _without(row: Row, names: Sequence[str]) -> Tree:
 
 
 def steady(was: object, moment: float) -> float:
-    """The moment as it was told, if this is the same one."""
+    """Return the earlier timestamp if it denotes the same moment, otherwise the new one, rounded."""
     if isinstance(was, _NUMBER) and abs(was - moment) < STEADY_S:
         return was
     return round(moment, 2)
@@ -120,7 +124,7 @@ def _worker(row: Row) -> Tree:
 
 
 def _quiet(value: Any) -> Any:
-    """With three digits, wherever there is a fraction."""
+    """Round every fraction to three digits."""
     if isinstance(value, float):
         return rounded(value)
     if isinstance(value, dict):
@@ -158,8 +162,8 @@ def _requests(known: Known, former: Tree) -> Tree:
 
 
 def _request(row: Row, at: float, was: Row) -> Tree:
-    """Ages become moments: the page counts for itself."""
-    body: Tree = dict(row)  # of a thousand at each look: a copy is quicker than a choice
+    """Convert ages into timestamps, from which the page computes ages itself."""
+    body: Tree = dict(row)  # for up to a thousand rows per poll, copying is faster than selecting
     age_s, ended_s, left_s = (body.pop(name, None) for name in _AGES)
     body["began_at"] = steady(was.get("began_at"), at - (age_s if isinstance(age_s, _NUMBER) else 0.0))
     if isinstance(ended_s, _NUMBER):
@@ -170,8 +174,8 @@ def _request(row: Row, at: float, was: Row) -> Tree:
 
 
 def _recoveries(known: Known, former: Tree) -> tuple[Tree | None, list[Tree] | None]:
-    """The one under way, and the last that ended, newest first; None before the broker has told of any or of none.
-    Which one a row is its first moment says."""
+    """Return the recovery in progress and the ended ones, newest first; None before the broker has sent its first
+    report of recoveries. A recovery is identified by its first timestamp."""
     if not known.recoveries:
         return None, None
     was = {row["key"]: row for row in [former.get("recovery") or {}, *(former.get("recoveries") or [])] if row}
@@ -186,14 +190,15 @@ def _recoveries(known: Known, former: Tree) -> tuple[Tree | None, list[Tree] | N
             under_way = told
         else:
             if not holders:
-                told["sentence"] = before.get("sentence") or told["sentence"]  # as it was then: layers move on
+                # keep the first one: layers may have moved since
+                told["sentence"] = before.get("sentence") or told["sentence"]
             ended.append(told)
     return under_way, ended[::-1][:MAX_RECOVERIES]
 
 
 def _holders(plan: Json, epoch: object) -> dict[int, str]:
-    """Who has which layer by the plan of that epoch, in force or coming. None where only another one is known: that
-    says nothing of who took what."""
+    """Return the worker of each layer in the plan of that epoch, active or coming; empty if only another plan is
+    available, which does not show who took what."""
     found: dict[int, str] = {}
     coming = plan.get("coming")
     known = [plan, coming] if isinstance(coming, Mapping) else [plan]
@@ -210,8 +215,8 @@ def _range(layers: object) -> tuple[int, int]:
 
 
 def _links(known: Known) -> Tree:
-    """Between neighbours of the chain, the broker at both ends. Each worker measures its way to the broker; what a step
-    takes from one worker to the next is the plan's own estimate, and how much passes there is what was seen."""
+    """Return the links between neighbours in the chain, with the broker at both ends. Each worker measures its latency
+    to the broker. The latency of a hop between workers is the plan's estimate, and its throughput is measured."""
     workers = {str(row.get("name")): row for row in rows_of(known.nodes.get("workers")) if is_here(row)}
     forecast = known.plan.get("forecast")
     stages = rows_of(forecast.get("stages")) if isinstance(forecast, Mapping) else []
@@ -234,7 +239,8 @@ def _links(known: Known) -> Tree:
 
 
 def _rate(ends: Sequence[Row]) -> float | None:
-    """Between these two, or the broker and this one; None where it was not to be measured."""
+    """Return the throughput between these two workers, or between the broker and this one; None if it could not be
+    measured."""
     told: object = ends[0] if ends else None
     if len(ends) == 2:
         told = ends[0].get("next")

@@ -1,4 +1,4 @@
-"""The one loop that asks the broker, while somebody looks, and tells all who do."""
+"""Poller: the one loop that queries the broker while any page is open, and sends updates to all pages."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from swarm.log import get_logger
 from swarm.wire.messages import Json
 
 MAX_VIEWERS: Final = 64
-QUIET_S: Final = 2.0  # without news, until it is looked whether a reader may still look
-LINGER_S: Final = 60.0  # for which those are told on who may come back
-SEEN_NOW: Final = (AWAY.name, BACK.name, "not_serving")  # what is so as we look, also when we look first
-MAX_AUDIENCES: Final = 32  # each remembers what it was told
+QUIET_S: Final = 2.0  # seconds without updates after which a reader's permission is checked again
+LINGER_S: Final = 60.0  # seconds that updates are buffered for readers that may reconnect
+# events that describe the present state, also at the first poll
+SEEN_NOW: Final = (AWAY.name, BACK.name, "not_serving")
+MAX_AUDIENCES: Final = 32  # each has a buffer of updates
 
 log = get_logger(__name__)
 
 
 class Viewer:
-    """One open page. What it hasn't taken is bounded: beyond, it gets a whole view in the place of all of it."""
+    """One open page. Its unread updates are bounded: beyond the limit, a snapshot replaces all of them."""
 
     def __init__(self, audience: Audience, told: Sequence[bytes] | None) -> None:
-        """``told``: what it lacks; None: all."""
+        """Create a viewer. ``updates``: the updates it lacks; None: it needs a snapshot."""
         self.audience = audience
-        self._waiting: list[bytes] = list(told or ())
-        self._is_behind = told is None
+        self._waiting: list[bytes] = list(told or ())  # unread updates
+        self._is_behind = told is None  # needs a snapshot
         self._is_over = False
         self._news = asyncio.Event()
         if told is None or told:
@@ -58,7 +59,7 @@ class Viewer:
         self._news.set()
 
     async def has_news(self) -> bool:
-        """Wait for news, or the end; False: there were none for a while."""
+        """Wait for updates or the end. Returns False if there were none for ``QUIET_S``."""
         try:
             async with asyncio.timeout(QUIET_S):
                 await self._news.wait()
@@ -76,7 +77,7 @@ class Viewer:
         return self._is_behind
 
     def take(self) -> bytes:
-        """What was told, or the whole instead, if it is behind. Nothing comes between this and what is told next."""
+        """Return the unread updates, or nothing if a snapshot replaces them. Later updates follow without a gap."""
         told = b"".join(self._waiting)
         self._waiting.clear()
         self._is_behind = False
@@ -84,26 +85,26 @@ class Viewer:
 
 
 class Watch:
-    """One for a gateway."""
+    """Poller of a gateway."""
 
     def __init__(self, make_client: Callable[[], AsyncClient]) -> None:
-        """``make_client``: one that asks nothing else."""
+        """Create the poller. ``make_client``: makes a client that is used for nothing else."""
         self._make_client = make_client
         self._audiences: dict[str | None, Audience] = {}
         self._viewers: set[Viewer] = set()
         self._figures, self._pace, self._load = Figures(), Pace(), Load()
         self._known = Known(time.time())
         self._view: Tree = {}
-        self._events: list[Tree] = []
-        self._untold: list[Tree] = []  # what has happened as well, and waits for room
+        self._events: list[Tree] = []  # recent events, sent with each snapshot
+        self._untold: list[Tree] = []  # events that wait for the event limit
         self._before: Look = NOTHING
-        self._heard_at = 0.0
+        self._heard_at = 0.0  # monotonic time of the broker's last answer
         self._is_away = False
         self._looking: asyncio.Task[None] | None = None
-        self._planning: asyncio.Task[Json] | None = None  # the question for the plan, under way
-        self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
-        self._first = asyncio.Event()  # there has been a look
-        self._call = asyncio.Event()  # somebody hurries us
+        self._planning: asyncio.Task[Json] | None = None  # the query for the plan in progress
+        self._tasks: set[asyncio.Task[None]] = set()  # the polling task, and former ones that are ending
+        self._first = asyncio.Event()  # set once there has been a poll
+        self._call = asyncio.Event()  # set to request an early poll
         self._is_over = False
 
     @property
@@ -115,14 +116,14 @@ class Watch:
         return self._known
 
     def hurry(self) -> None:
-        """An order is given: look at what comes of it, from its beginning on."""
+        """Poll quickly from now on, to show the effects of a command from their beginning."""
         self._pace.hurry(time.monotonic())
         self._call.set()
 
     # --- readers
 
     def join(self, tenant: str | None, last_event_id: str) -> Viewer | None:
-        """A reader more; None: there are as many as there may be."""
+        """Add a reader. Returns None if the limit of readers is reached."""
         if self._is_over or len(self._viewers) >= MAX_VIEWERS:
             return None
         audience = self._audience(tenant)
@@ -138,14 +139,14 @@ class Watch:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """The last one ends the looking."""
+        """Remove a reader. Polling stops when there are none."""
         self._viewers.discard(viewer)
         if not self._viewers and self._looking is not None:
             self._looking.cancel()
             self._looking = None
 
     async def read(self, viewer: Viewer, still_may: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
-        """What it is told, to the end of the gateway, of its right to it, or of its interest."""
+        """Yield the viewer's updates until the gateway ends or the viewer's permission does."""
         while still_may():
             if not await viewer.has_news():
                 continue
@@ -158,21 +159,21 @@ class Watch:
                 yield told
 
     def _whole(self, audience: Audience) -> bytes:
-        at = self._known.at  # an idle swarm's view is older: by this moment the page sets its clock
+        at = self._known.at  # the view of an idle swarm is older; the page sets its clock by this timestamp
         return audience.whole({"at": round(at, 3), "series": self._figures.series(at)}, self._events)
 
     def end(self) -> None:
-        """For good: all streams end."""
+        """End all streams, and accept no further readers."""
         self._is_over = True
         self._end_all()
 
     def _end_all(self) -> None:
         for viewer in list(self._viewers):
             viewer.end()
-        self._first.set()  # nobody waits for it any more
+        self._first.set()  # release any reader that waits for it
 
     async def aclose(self) -> None:
-        """End, and let go of the broker."""
+        """End all streams, and disconnect from the broker."""
         self.end()
         for task in self._tasks:
             task.cancel()
@@ -188,15 +189,16 @@ class Watch:
         return found
 
     def _forget(self, most: int) -> None:
-        """Keep no more audiences than that, but for those that have readers."""
+        """Keep at most this many broadcasts, apart from those with readers."""
         read = {viewer.audience.tenant for viewer in self._viewers}
         for tenant in [tenant for tenant in self._audiences if tenant not in read][: len(self._audiences) - most]:
             del self._audiences[tenant]
 
-    # --- looking
+    # --- polling
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
-        """It ends when nobody looks. A fault of ours ends the streams, too: their readers come again."""
+        """Handle the end of polling, normally because there are no readers. After an internal error all streams end;
+        their readers reconnect."""
         self._tasks.discard(looking)
         if not looking.cancelled() and (fault := looking.exception()) is not None:
             log.error("console_broke", exc_info=fault)
@@ -204,7 +206,8 @@ class Watch:
             self._end_all()
 
     async def _look_on(self) -> None:
-        """Until cancelled. The client lives as long: nobody looks, nothing is connected."""
+        """Poll until cancelled. The client exists only meanwhile, so nothing is connected while there are no
+        readers."""
         async with self._make_client() as client:
             try:
                 while True:
@@ -223,7 +226,7 @@ class Watch:
                     self._planning = None
 
     async def _rest(self, since: float, cost_s: float, load: float) -> None:
-        """Until the pace wants another look. An order changes what it wants."""
+        """Wait for the next poll. A command can make it earlier."""
         while (wait_s := since + self._pace.wait_s(since, cost_s, load) - time.monotonic()) > 0:
             self._call.clear()
             with contextlib.suppress(TimeoutError):
@@ -231,7 +234,8 @@ class Watch:
                     await self._call.wait()
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
-        """The answers; None: the broker gives none. While it is away that is told, and waited on."""
+        """Return the reports, or None if the broker does not answer. While it is away, update the view and keep
+        waiting."""
         asking = asyncio.ensure_future(self._ask(client))
         try:
             while not asking.done():
@@ -246,15 +250,15 @@ class Watch:
             asking.cancel()
 
     async def _ask(self, client: AsyncClient) -> dict[What, Json]:
-        """The plan's report may take the broker's solver seconds, just when all else is news: nobody waits for it, but
-        whoever knows none yet."""
+        """Request the reports that are due. The plan's report may take the broker's solver seconds, often just when
+        other reports change, so it is awaited only if there is none yet."""
         due: list[What] = ["status", *self._pace.due(time.monotonic())]
         if "plan" in due and self._known.plan:
             due.remove("plan")
             if self._planning is None:
                 self._planning = asyncio.ensure_future(client.query("plan"))
             else:
-                self._pace.ask_again("plan")  # what is under way may be of before
+                self._pace.ask_again("plan")  # the report in progress may be from before the change
         found = await asyncio.gather(*(client.query(what) for what in due), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
@@ -262,18 +266,18 @@ class Watch:
         return dict(zip(due, cast("list[Json]", found), strict=True)) | self._planned()
 
     def _planned(self) -> dict[What, Json]:
-        """The report of the plan, if it has come."""
+        """Return the plan's report if it has arrived."""
         planning = self._planning
         if planning is None or not planning.done():
             return {}
         self._planning = None
-        if planning.exception() is not None:  # whether the broker is away, the other questions tell
+        if planning.exception() is not None:  # the other queries show whether the broker is away
             self._pace.ask_again("plan")
             return {}
         return {"plan": planning.result()}
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> None:
-        """Make a view of what is known, and tell it."""
+        """Build a view from the latest reports, and send it."""
         unix, before = time.time(), self._known
         if fresh is None:
             self._known = replace(self._known, at=unix, away_s=now - self._heard_at)
@@ -284,8 +288,8 @@ class Watch:
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
             if fresh.get("plan", before.plan).get("epoch") != before.plan.get("epoch"):
-                self._pace.ask_again("recoveries")  # by its plan it is told who took the layers
-            self._figures.tick(unix)  # not while it is away: what was so before is nothing of then
+                self._pace.ask_again("recoveries")  # the plan shows which workers took over the layers
+            self._figures.tick(unix)  # not while the broker is away: earlier values do not describe that time
         was, self._view = self._view, view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
             self._pace.heard(self._known.status, now, is_recovering=self._view["recovery"] is not None)
@@ -303,11 +307,11 @@ class Watch:
             found = happened(self._before, after)
             found = after_absence(found) if self._is_away else found
             self._before, self._is_away = remembered(self._before, after), False
-        is_first = not self._first.is_set()  # then the rest was so before, nobody knows since when
+        is_first = not self._first.is_set()  # at the first poll, all other states began earlier, at an unknown time
         return [_event(each, None if is_first and each.name not in SEEN_NOW else unix) for each in found]
 
     def _tellable(self, now: float) -> list[Tree]:
-        """What happened, once there is room for it."""
+        """Return the events to send now, as far as the event limit allows."""
         if not self._pace.may_tell_news(now):
             return []
         news, self._untold = self._untold, []
@@ -315,7 +319,7 @@ class Watch:
         return news
 
     def _tell(self, news: list[Tree]) -> int:
-        """How many events one reader gets, at most."""
+        """Send updates to all readers. Returns the largest number of events that one reader got."""
         most, now = 0, time.monotonic()
         for viewer in self._viewers:
             viewer.audience.read_at = now
@@ -336,6 +340,6 @@ class Watch:
 
 
 def _event(event: Event, at: float | None) -> Tree:
-    """As ``swarmctl events --json`` tells it."""
+    """Format an event as ``swarmctl events --json`` does."""
     when = None if at is None else datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
     return {"time": when, "event": event.name, "text": event.text, **event.fields}

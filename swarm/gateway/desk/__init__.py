@@ -1,5 +1,6 @@
-"""The desk: where asks become requests of the swarm, and tokens become the parts of answers.
+"""Completion service: turns completion requests into requests of the swarm, and their tokens into the parts of answers.
 
-``desk`` is what the counter talks to, and makes token ids; ``served`` is the model as the gateway knows it; ``parts``
-makes text, calls and ends of pieces (pure); ``reading`` is an answer under way.
+``service`` is the interface for the completion handler, and makes token ids. ``served_model`` is the gateway's
+description of the model. ``assembler`` turns pieces into text, calls and ends (pure). ``answer_stream`` is an answer in
+progress.
 """

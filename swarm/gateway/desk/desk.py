@@ -1,4 +1,4 @@
-"""The desk: takes asks to the swarm, and gives the parts of the answers as they come."""
+"""Completion service: prepares and submits completion requests, and returns the parts of their answers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from swarm.gateway.tools.chat import prepare
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description, Submit
 
-SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
-MEDIUM = 1 << 18  # of those that take a fraction of a second
-MOMENT_S = 0.01  # of a processor, for a chat template on the loop
-USABLE_S = 60.0  # for which it is good enough for requests
-FRESH_S = 0.5  # for which what the broker said of itself is believed
-WARM_S = 0.8 * FRESH_S
-TURN = 256  # pieces of an answer that are read before others have their turn
-ALL_LEFT = 0  # as ``max_tokens``: as many as the model's context leaves
+SHORT = 4096  # characters; longer prompts are tokenized in a thread
+MEDIUM = 1 << 18  # characters; longer prompts take more than a fraction of a second, and have their own threads
+MOMENT_S = 0.01  # seconds of processor time for a chat template on the loop
+USABLE_S = 60.0  # seconds for which a description is good enough for requests
+FRESH_S = 0.5  # seconds for which the broker's description counts as current
+WARM_S = 0.8 * FRESH_S  # seconds between two refreshes
+TURN = 256  # pieces of an answer that are processed before other tasks get their turn
+ALL_LEFT = 0  # value of ``max_tokens``: as many as the model's context leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """On whose account a request runs."""
+    """The caller on whose account a request runs."""
 
     tenant: str = "http"
     max_priority: int = 100
-    is_admin: bool = False  # may govern the swarm
+    is_admin: bool = False  # may administer the swarm
 
 
 @dataclass(slots=True)
 class Order:
-    """An ask that is ready: its prompt as token ids."""
+    """A prepared request: its prompt as token ids."""
 
     ask: Ask
     ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An answer as it was when it was looked up."""
+    """State of an answer at the time of a look-up."""
 
     memo: Memo
     parts: list[Part]
@@ -65,27 +65,28 @@ class Seen:
 
 
 class Desk:
-    """One for a gateway; on one client."""
+    """Completion service of a gateway, on one client."""
 
     def __init__(self, client: AsyncClient, aliases: Sequence[str] = (), *, parse_special: bool = False) -> None:
-        """``parse_special``: special tokens that stand in messages are such."""
+        """Create the service. ``parse_special``: special tokens in messages become control tokens."""
         self.client = client
         self.bodies = Aside("bodies", 1)
         self._prompts, self._long_prompts = Aside("prompts", 2), Aside("long-prompts", 2)
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
-        self._served: Served | None = None
-        self._described: Description | None = None
-        self._described_at = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._served: Served | None = None  # the model that was served last
+        self._described: Description | None = None  # the last description, None after a failure
+        self._described_at = 0.0  # time of the last description, by the loop's clock
+        self._asking: asyncio.Task[None] | None = None  # a refresh in the background
 
     @property
     def served_last(self) -> Served | None:
-        """The model that was served last, whether it is now or not; None before the first."""
+        """The model that was served last, even if it is not served now; None before the first."""
         return self._served
 
     async def description(self) -> Description:
-        """The model and the state of the swarm, at most a moment old. Raises Problem if the broker doesn't answer."""
+        """Return the model and state of the swarm, at most ``FRESH_S`` old. Raises ApiError if the broker does not
+        answer."""
         now = asyncio.get_running_loop().time()
         if self._described is None or now >= self._described_at + FRESH_S:
             return await self._ask()
@@ -95,7 +96,7 @@ class Desk:
         now = asyncio.get_running_loop().time()
         try:
             described = await self.client.describe()
-        except RequestTimeout as error:  # no request's own limit: the broker is silent
+        except RequestTimeout as error:  # the request has no time limit of its own, so the broker is silent
             raise problem_of(Unavailable(str(error))) from None
         except ClientError as error:
             raise problem_of(error) from None
@@ -103,17 +104,18 @@ class Desk:
         return described
 
     async def keep_warm(self) -> None:
-        """Know the model, and ask anew before what was said grows old: so that no request has to wait for it. Runs
-        until cancelled."""
+        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until
+        cancelled."""
         while True:
-            with contextlib.suppress(Problem):  # whoever asks will be told
+            with contextlib.suppress(Problem):  # the next request gets the error
                 await self._ask()
                 await self.served()
             await asyncio.sleep(WARM_S)
 
     async def _about(self) -> Description:
-        """What was said of a swarm that served a while ago is told again at once, and asked anew beside: nobody's first
-        token waits for it. Whether a request can be served the broker says in any case."""
+        """Return a description that is good enough for requests. An older one of a serving swarm is used immediately
+        and refreshed in the background, so that no first token waits for it; the broker checks in any case whether a
+        request can be served."""
         now, known = asyncio.get_running_loop().time(), self._described
         if known is None or known.state != "serving" or now >= self._described_at + USABLE_S:
             return await self.description()
@@ -125,10 +127,10 @@ class Desk:
         try:
             await self.description()
         except Problem:
-            self._described = None  # whoever comes next waits for an answer, or is told why there is none
+            self._described = None  # the next request waits for a description, or gets the error
 
     async def aclose(self) -> None:
-        """Let go of what waits here. The client is its owner's to close."""
+        """Cancel background work and stop the threads. The client is closed by its owner."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -136,14 +138,14 @@ class Desk:
             threads.close()
 
     async def served(self) -> Served:
-        """The model that is served now. Raises Problem while there is none."""
+        """Return the model that is served now. Raises ApiError while there is none."""
         description = await self._about()
         try:
             text, words = await self.client.text_model(), await self.client.words()
         except SwarmError as error:
             raise problem_of(error) from None
         manifest = description.manifest
-        if manifest is None:  # nothing to be cached
+        if manifest is None:  # nothing to cache
             self._described = None
             raise Problem(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
         served = self._served
@@ -154,7 +156,7 @@ class Desk:
         return served
 
     async def order(self, ask: Ask, served: Served) -> Order:
-        """Make the prompt. What takes longer than a moment is done beside the loop."""
+        """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
         try:
             ask, ids = await self._made(ask, served)
         except ClientError as error:
@@ -174,12 +176,13 @@ class Desk:
         if size <= SHORT:
             try:
                 return made(ask, served, replace(how, time_s=MOMENT_S))
-            except TooSlow:  # this template takes longer; so may have another one after it
+            except TooSlow:  # this template is slow, and the next one may be, too: retry in a thread
                 size = SHORT + 1
         return await self.threads_for(size).run(made, ask, served, how)
 
     def threads_for(self, size: int) -> Aside:
-        """The threads for a prompt of about so many characters: longer ones have theirs, so that no others wait."""
+        """Return the threads for a prompt of about this many characters. Long prompts have their own, so that no others
+        wait."""
         return self._prompts if size <= MEDIUM else self._long_prompts
 
     def begin(
@@ -192,8 +195,11 @@ class Desk:
         detached: bool = False,
         told: Callable[[int], None] | None = None,
     ) -> Reading:
-        """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
-        to its end; with ``keep_s`` for as long as that says. ``told`` hears how many tokens came."""
+        """Start a request. Nothing is sent before the first part is read.
+
+        ``detached``: it continues to its end without its reader; with ``keep_s``, for that long. ``on_tokens``: called
+        with the number of tokens whenever some come.
+        """
         ask = order.ask
         if memo is not None:
             memo = msgspec.structs.replace(memo, num_prompt=len(order.ids))
@@ -218,8 +224,7 @@ class Desk:
         return Reading(stream, parts, num_prompt=len(order.ids), told=told)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
-        """Read an answer that was asked for before, from its beginning. Nothing is taken from another reader before the
-        first part is asked for."""
+        """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
         submit, memo = await self._recall(request_id, owner)
         served = await self.served()
         stream = self.client.attach(request_id, visible=_shown(memo, served))
@@ -228,10 +233,13 @@ class Desk:
         return memo, Reading(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
 
     async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Seen:
-        """Read what has come of an answer so far, beside whoever reads it, if ``may`` says so. Raises Problem."""
+        """Return what an answer has produced so far if ``is_allowed`` allows it, without replacing its reader. Raises
+        ApiError.
+
+        """
         submit, memo = await self._recall(request_id, owner)
         if not may(memo):
-            raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
+            raise Problem(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served()
         try:
             progress = await self.client.look_up(request_id, visible=_shown(memo, served))
@@ -250,20 +258,20 @@ class Desk:
         return Seen(memo, parts, Counts(usage.num_prompt, usage.num_tokens, usage.num_cached), has_ended=True)
 
     async def _recall(self, request_id: str, owner: Owner) -> tuple[Submit, Memo]:
-        """What was asked for, and what was noted beside it. Raises Problem: to anybody but its owner it is one that
-        nobody knows."""
+        """Return a request's submission and its resume state. Raises ApiError; for any caller but its owner, the
+        request does not exist."""
         try:
             submit = await self.client.recall(request_id)
         except ClientError as error:
             raise problem_of(error) from None
         memo = Memo.read(submit.memo)
         if memo is None or submit.tenant != owner.tenant:
-            raise Problem(404, f"nobody knows an answer {request_id!r} that can be read on", code="not_found")
+            raise Problem(404, f"there is no answer {request_id!r} that can be resumed", code="not_found")
         return submit, memo
 
 
 def _shown(memo: Memo, served: Served) -> tuple[int, ...]:
-    """Special tokens whose text the reader of calls needs."""
+    """Return the special tokens whose text the tool-call parser needs."""
     return served.marks if memo.tools else ()
 
 
@@ -273,7 +281,8 @@ def _offered(memo: Memo) -> ToolUse:
 
 
 def size_of(ask: Ask, most: int) -> int:
-    """How long a prompt is, about: in characters, or in tokens where those were given. Counting stops at ``most``."""
+    """Return the approximate length of a prompt: in characters, or in tokens where those were given. Counting stops at
+    ``most``."""
     if ask.messages is None:
         return len(ask.prompt)
     tools = ask.tools.tools if ask.tools.offered else ()
@@ -281,20 +290,20 @@ def size_of(ask: Ask, most: int) -> int:
 
 
 def made(ask: Ask, served: Served, how: Rendering) -> tuple[Ask, tuple[int, ...]]:
-    """The ask with the grammar that its tools need, and its prompt's tokens."""
+    """Return the request with the grammar that its tools need, and its prompt's tokens."""
     ask = with_grammar(ask, served)
     return ask, encode(ask, served, how)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:
-    """Make the model call, where it must."""
+    """Add the grammar that forces a call, if the model must call a tool."""
     if ask.tools.choice not in ("required", "named"):
         return ask
     return replace(ask, params=msgspec.structs.replace(ask.params, grammar=served.family.forced(ask.tools)))
 
 
 def encode(ask: Ask, served: Served, how: Rendering) -> tuple[int, ...]:
-    """The prompt's tokens. Raises InvalidRequest, or Problem if the model has no tokenizer."""
+    """Return the prompt's tokens. Raises InvalidRequest, or ApiError if the model has no tokenizer."""
     if ask.messages is not None:
         text = served.needs_text("pass token ids to /v1/completions")
         if clash := ask.template.keys() & {"self", "messages", "tools"}:

@@ -1,4 +1,4 @@
-"""From the pieces of a request to the parts of its answer: text, calls, ends. Pure."""
+"""Answer assembler: turns the pieces of a request into the parts of its answer (text, calls, ends). Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from swarm.gateway.tools.family import Argued, Begun, CallReader, Family, Found,
 
 
 def call_id(request_id: str, choice: int, number: int) -> str:
-    """The id of a call: the same whichever gateway makes it."""
+    """Return the id of a call, which is the same at every gateway."""
     return "call_" + blake2s(f"{request_id}/{choice}/{number}".encode(), digest_size=12).hexdigest()
 
 
 @dataclass(slots=True)
 class _Choice:
-    reader: CallReader | None
+    reader: CallReader | None  # parser for tool calls; None if no tools are offered
     num_calls: int = 0
     num_tokens: int = 0
-    silent: list[Piece] = field(default_factory=list)  # pieces whose text has not been told yet
+    silent: list[Piece] = field(default_factory=list)  # pieces whose text has not been returned yet
 
 
 class Parts:
-    """Makes the parts of one request. Where tools are offered, the model's family looks for calls in the text."""
+    """Assembles the parts of one answer. If tools are offered, the model's tool-call format parses calls from the
+    text."""
 
     def __init__(self, request_id: str, use: ToolUse, family: Family, num_choices: int = 1) -> None:
         self._request_id, self.num_choices = request_id, num_choices

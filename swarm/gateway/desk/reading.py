@@ -1,5 +1,5 @@
-"""Answers under way: their parts, as they come. Whoever closes one early cancels its request, or leaves it to the
-broker for as long as it is to be kept."""
+"""Answers in progress: streams of their parts. Closing one early cancels its request, or leaves it to the broker for
+``keep_s``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swarm.gateway.errors import problem_of
 
 
 class Reading:
-    """The answer to one prompt of ``num_prompt`` tokens. ``cancels``: closing it before its end cancels also a request
-    that was made elsewhere."""
+    """Stream of the answer to one prompt of ``num_prompt`` tokens. ``cancels``: closing it before its end cancels even
+    a request that was made elsewhere."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class Reading:
     ) -> None:
         self._stream, self._parts, self._cancels, self._told = stream, parts, cancels, told
         self.num_prompt, self._num_tokens = num_prompt, 0
-        self._ahead: list[Part] = []
+        self._ahead: list[Part] = []  # parts read by look(), for the next call of next()
         self._failed = False
         self.num_choices = parts.num_choices
 
     async def look(self) -> None:
-        """Wait for the first parts, and keep them for ``next``. Raises Problem."""
+        """Wait for the first parts, and keep them for ``next``. Raises ApiError."""
         self._ahead = await self.next()
 
     async def next(self) -> list[Part]:
-        """The parts that are there, at least one; empty at the end. Raises Problem."""
+        """Return the parts that are available, at least one; empty at the end. Raises ApiError."""
         if self._ahead:
             parts, self._ahead = self._ahead, []
             return parts
@@ -62,46 +62,48 @@ class Reading:
 
     @property
     def outcome(self) -> str:
-        """How it ended: "done", "failed", or "left" by its reader before its end."""
+        """How the answer ended: "done", "failed", or "left" by its reader before its end."""
         if self._stream.completion is not None:
             return "done"
         return "failed" if self._failed else "left"
 
     def counts(self) -> Counts:
-        """Count the tokens. Only at the end."""
+        """Return the token counts of the answer. Only valid at its end."""
         completion = self._stream.completion
         assert completion is not None  # the end was reached
         usage = completion.usage
         return Counts(usage.num_prompt, usage.num_tokens, usage.num_cached)
 
     def so_far(self) -> Counts:
-        """Count what has come, at any time."""
+        """Return the token counts of the answer so far. Valid at any time."""
         if self._stream.completion is not None:
             return self.counts()
         return Counts(self.num_prompt, self._num_tokens)
 
     def close(self) -> None:
-        """Nobody reads it here any more."""
+        """Stop reading."""
         self._stream.close(cancel=self._cancels)
 
 
 class Lot:
-    """The answers to several prompts as one: the choices of each follow on those of the one before."""
+    """The answers to several prompts merged into one: the choices of each prompt follow those of the previous one."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._readings = readings
-        self._waiting: dict[asyncio.Future[list[Part]], int] | None = None  # by what is waited for: whose it is
-        self._ahead: list[Part] = []
+        # pending reads, and the index of the answer that each belongs to
+        self._waiting: dict[asyncio.Future[list[Part]], int] | None = None
+        self._ahead: list[Part] = []  # parts read by look(), for the next call of next()
+        # each answer's first choice in the merged answer
         self._firsts = list(accumulate((reading.num_choices for reading in readings), initial=0))
         self.num_choices = self._firsts.pop()
         self.num_prompt = sum(reading.num_prompt for reading in readings)
 
     async def look(self) -> None:
-        """Wait for the first parts of any, and keep them for ``next``. Raises Problem."""
+        """Wait for the first parts of any answer, and keep them for ``next``. Raises ApiError."""
         self._ahead = await self.next()
 
     async def next(self) -> list[Part]:
-        """The parts that are there, at least one; empty at the end of all. Raises Problem."""
+        """Return the parts that are available, at least one; empty at the end of all answers. Raises ApiError."""
         if self._ahead:
             parts, self._ahead = self._ahead, []
             return parts
@@ -123,16 +125,16 @@ class Lot:
         return [replace(part, choice=part.choice + self._firsts[index]) for part in parts]
 
     def counts(self) -> Counts:
-        """Count the tokens of all. Only at the end."""
+        """Return the token counts of all answers. Only valid at the end."""
         return _sum([reading.counts() for reading in self._readings])
 
     def so_far(self) -> Counts:
-        """Count what has come of all, at any time."""
+        """Return the token counts of all answers so far. Valid at any time."""
         return _sum([reading.so_far() for reading in self._readings])
 
     @property
     def outcome(self) -> str:
-        """The worst of them."""
+        """The worst outcome of the answers."""
         outcomes = {reading.outcome for reading in self._readings}
         return next(outcome for outcome in ("failed", "left", "done") if outcome in outcomes)
 

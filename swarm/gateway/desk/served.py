@@ -1,4 +1,4 @@
-"""The model behind the broker, as the gateway needs it."""
+"""The broker's model as the gateway needs it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swarm.wire.messages import Manifest
 
 @dataclass(slots=True)
 class Served:
-    """What is served. ``max_context``: positions that a sequence may come to hold as things are. ``aliases``: other
-    names that clients may call the model by; ``*`` is any."""
+    """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
+    clients may use for the model; ``*`` allows any."""
 
     manifest: Manifest
     text: TextModel | None
@@ -25,11 +25,12 @@ class Served:
     family: Family
     habits: Habits
     aliases: tuple[str, ...] = ()
+    # the vocabulary as bytes per token; None without a tokenizer
     words: LLTokenizer | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]) -> Served:
-        """Find out how the model writes tool calls, and what its chat template can do."""
+        """Describe a model: determine its tool-call format and the features of its chat template."""
         if text is None:
             return cls(manifest, None, max_context, family_of(None), Habits(), aliases)
         family = family_of(text.template_source, text.added)
@@ -41,11 +42,11 @@ class Served:
 
     @property
     def marks(self) -> tuple[int, ...]:
-        """The special tokens with which the family marks calls."""
+        """The special tokens with which the model marks tool calls."""
         return () if self.text is None else visible(self.family, self.text.added)
 
     def is_called(self, name: str) -> bool:
-        """Whether clients may call the model so."""
+        """Whether clients may use this name for the model."""
         return name == self.name or name in self.aliases or "*" in self.aliases
 
     def check_name(self, name: str | None) -> None:
@@ -60,10 +61,10 @@ class Served:
         return self.text
 
     def room(self, num_prompt: int) -> int:
-        """How many tokens an answer may have. One is always asked for: the broker says what is wrong."""
+        """Return how many tokens an answer may have, at least 1: the broker reports the error if there is no space."""
         return max(1, min(self.max_context or self.manifest.context, self.manifest.context) - num_prompt)
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for. It may be a part of a character."""
+        """Return the bytes of one token, which may be part of a character."""
         content: bytes = b"" if self.words is None else self.words.decode_bytes([token])
         return content.removeprefix(b"\xff") if content.startswith(b"\xff<") else content

@@ -1,4 +1,3 @@
-"""Who comes in, with how much. ``limits`` decides what a key may use (pure), ``guard`` stands in front of the routes,
-``body`` reads what is sent, ``connection`` bounds connections, ``lane`` is a short way to the routes; ``build`` puts
-them together.
-"""
+"""ASGI middleware in front of the routes. ``rate_limiter`` decides how much a key may use (pure), ``auth``
+authenticates callers, ``body`` reads bodies within bounds, ``connection`` bounds connections, ``security_headers``
+protects the console's page, ``fast_path`` bypasses routing for common requests, and ``gateway_app`` assembles them."""

@@ -1,4 +1,4 @@
-"""Bodies, before anybody looks into them: bounded in size and time, JSON to the letter, not nested without end, and
+"""Reads and decodes bodies before any other code sees them: bounded in size, time and nesting, strictly valid JSON, and
 with no more values than can be decoded in a moment."""
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from swarm.gateway.errors import Problem
 from swarm.gateway.scan import counts
 from swarm.wire.messages import MAX_TOKENS
 
-MAX_DEPTH = 100  # the deepest schemas in use have some 20
-MAX_ITEMS = 1 << 14  # of a list or an object; token ids apart
-MAX_VALUES = 1 << 17  # in all; twice the model's context, if that is more
+MAX_DEPTH = 100  # the deepest schemas in use have about 20 levels
+MAX_ITEMS = 1 << 14  # items of a list or an object; lists of token ids have a limit of their own
+MAX_VALUES = 1 << 17  # values in a body; or twice the model's context, if that is more
 
 
 class HungUp(Exception):
-    """Whoever sent it is gone."""
+    """The client disconnected while its body was being read."""
 
 
 async def read(receive: Receive, declared: int | None, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises Problem if it is too large or takes too long, HungUp if its sender is gone."""
+    """Return the whole body. Raises ApiError if it is too large or takes too long, ClientDisconnected if its sender is
+    gone."""
     if declared is not None and declared > max_bytes:
         raise _too_large(max_bytes)
     parts, size = [], 0
@@ -44,14 +45,14 @@ async def read(receive: Receive, declared: int | None, max_bytes: int, timeout_s
 
 
 def _too_large(max_bytes: int) -> Problem:
-    return Problem(413, f"the body is longer than {max_bytes} bytes, which is the most", code="too_large")
+    return Problem(413, f"the body is longer than the limit of {max_bytes} bytes", code="too_large")
 
 
 def decode(body: bytes, most: int = MAX_VALUES) -> Any:
-    """Return the value of a body with at most so many values in it. As the standard says: no NaN, no half of a
-    character, no text that isn't UTF-8; others would stumble later. Raises Problem."""
+    """Decode a body with at most ``max_values`` values. It must be strictly valid: no NaN, no unpaired surrogates, only
+    UTF-8; otherwise later stages would fail on it. Raises ApiError."""
     if any(num_values > most for num_values in counts(body)):
-        text = f"the body has more than {most} values, which is the most for this model"
+        text = f"the body has more than {most} values, which is the limit for this model"
         raise Problem(400, text, code="too_large")
     try:
         decoded = msgspec.json.decode(body)
@@ -62,7 +63,7 @@ def decode(body: bytes, most: int = MAX_VALUES) -> Any:
 
 
 def _measure(decoded: object) -> None:
-    """Raise Problem for what is nested too deep, or so broad that looking at it would take seconds."""
+    """Raise ApiError for a value that is nested too deeply, or so broad that processing it would take seconds."""
     level, depth = [decoded], 0
     while level:
         depth += 1
@@ -72,7 +73,7 @@ def _measure(decoded: object) -> None:
 
 
 def _inner(value: object) -> list[object]:
-    """What it holds that may hold more."""
+    """Return the members of a value that are containers themselves."""
     if isinstance(value, dict):
         _bound(len(value), MAX_ITEMS)
         return [each for each in value.values() if isinstance(each, dict | list)]

@@ -1,4 +1,4 @@
-"""Put the doors before the routes: pages of others, keys and limits, other servers."""
+"""Assembles the gateway: puts CORS, authentication with limits, and other servers in front of the routes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Doors:
-    """A whole gateway as an application. Raises ConfigError for settings that would open it to everybody."""
+    """A whole gateway as an ASGI application. Raises ConfigError for settings that would open it to everyone."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class Doors:
         make_client: MakeClient | None = None,
         shown: Callable[[], Json] = dict,
     ) -> None:
-        """``make_client``, ``shown``: as for ``Console``, where they are ``make_client`` and ``settings``."""
+        """Assemble the application. ``make_client`` and ``settings_report`` are passed on to ``Console`` (as
+        ``make_client`` and ``settings``)."""
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None
@@ -88,7 +89,7 @@ class Doors:
         await self._lane(scope, receive, send)
 
     def end_streams(self) -> None:
-        """Those that would never end: of open consoles."""
+        """End the streams without an end of their own, those of open consoles."""
         if self.console is not None:
             self.console.watch.end()
 
@@ -98,7 +99,7 @@ class Doors:
 
 
 def keys_file(settings: Settings) -> Path | None:
-    """Where the keys are, if there are any."""
+    """Return the path of the API keys' file; None if no location is configured."""
     if settings.gateway.keys_file is not None:
         return settings.gateway.keys_file
     return None if settings.state_dir is None else settings.state_dir / NAME

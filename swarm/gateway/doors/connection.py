@@ -1,5 +1,5 @@
-"""Connections with deadlines: uvicorn's protocol has one for idle ones, and none for heads that never end, nor for
-readers that never read."""
+"""HTTP connections with deadlines. uvicorn's protocol has one for idle connections, but none for request heads that
+never end, nor for readers that never read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.gateway.errors import Problem
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings
 
-KEEP_ALIVE_S = 20.0  # without a request, until a connection is closed
+KEEP_ALIVE_S = 20.0  # seconds without a request until a connection is closed
 MAX_HEAD_BYTES = 32 << 10
 BACKLOG = 512
 _PHRASES = {
@@ -34,11 +34,12 @@ _Timer = asyncio.TimerHandle | None
 
 
 def _nobody(_status: int) -> None:
-    """Nobody counts."""
+    """Ignore the status: refusals are not counted."""
 
 
 def connections_of(settings: GatewaySettings, count: Callable[[int], None] = _nobody) -> type[H11Protocol]:
-    """The protocol with these bounds. ``count`` is told the status of what came and was no request."""
+    """Return the protocol class with these bounds. ``on_refused`` is called with the status of everything that arrived
+    and was not a request."""
 
     class Bounded(BoundedProtocol):
         head_s = settings.head_timeout_s
@@ -50,11 +51,12 @@ def connections_of(settings: GatewaySettings, count: Callable[[int], None] = _no
 
 
 class BoundedConnection(h11.Connection):
-    """HTTP/1.1 without heads that are too long. h11 bounds only those that are incomplete: a head that arrives in one
-    piece has any size, and as many fields as fit into it.
+    """h11 connection that rejects heads that are too long. h11 bounds only incomplete heads: one that arrives in a
+    single read may have any size, and as many fields as fit.
 
-    Without requests that have two lengths either: a proxy that counts by the other one takes what follows for another
-    request. ``refusal`` is why ``next_event`` has raised."""
+    It also rejects requests with both Content-Length and Transfer-Encoding: a proxy that uses the other one would take
+    what follows for another request. ``refusal``: the reason why ``next_event`` has raised.
+    """
 
     refusal: Problem | None = None
 
@@ -73,10 +75,10 @@ class BoundedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection."""
+    """Protocol of one connection, with deadlines."""
 
-    head_s = 10.0
-    write_s = 75.0
+    head_s = 10.0  # seconds for a request's head
+    write_s = 75.0  # seconds without progress until a connection to a slow reader is aborted
     max_connections = 1024
     refused: Callable[[int], None] = staticmethod(_nobody)
 
@@ -90,7 +92,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            text = f"{self.max_connections} connections are open, which is the most"
+            text = f"{self.max_connections} connections are open, which is the limit"
             self._refuse(Problem(503, text, code="overloaded", retry_after_s=1.0))
         else:
             self._await_head()
@@ -105,9 +107,9 @@ class BoundedProtocol(H11Protocol):
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._head_timer = _cancel(self._head_timer)  # a head is whole
+            self._head_timer = _cancel(self._head_timer)  # a head is complete
         elif self.conn.trailing_data[0] and self._head_timer is None:
-            self._await_head()  # the next one's beginning; more of it is no reason for more time
+            self._await_head()  # the next head has begun; further bytes of it do not extend the deadline
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_s, self._too_slow)
@@ -117,11 +119,12 @@ class BoundedProtocol(H11Protocol):
         self._refuse(Problem(408, f"the head of a request did not come within {self.head_s:g} s", code="timeout"))
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the form of all errors; where an answer is under way, by the end alone."""
-        self._refuse(self.conn.refusal or Problem(400, "this is not a request of HTTP/1.1", code="invalid_http"))
+        """Answer input that is not HTTP in the usual error format; if an answer is in progress, only close the
+        connection."""
+        self._refuse(self.conn.refusal or Problem(400, "this is not an HTTP/1.1 request", code="invalid_http"))
 
     def _refuse(self, problem: Problem) -> None:
-        """Say why, and close."""
+        """Send the error, and close the connection."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -132,12 +135,12 @@ class BoundedProtocol(H11Protocol):
         self._close()
 
     def _between(self) -> bool:
-        """No answer is half said."""
+        """Whether no response is partly sent."""
         return self.cycle.response_complete or not self.cycle.response_started
 
     def _close(self) -> None:
         self.transport.close()
-        self._await_reader()  # it closes when all was taken, which may be never
+        self._await_reader()  # the transport closes when everything has been read, which may be never
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -146,7 +149,7 @@ class BoundedProtocol(H11Protocol):
     def shutdown(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self._refused = True
-            self.transport.close()  # not by h11, which refuses where half of a head has come
+            self.transport.close()  # not through h11, which raises if half of a head has arrived
             self._await_reader()
         else:
             super().shutdown()
@@ -165,7 +168,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def _cancel(timer: _Timer) -> _Timer:
-    """What is left of the timer."""
+    """Cancel the timer. Returns None, its new value."""
     if timer is not None:
         timer.cancel()
     return None

@@ -1,4 +1,5 @@
-"""The guard before the routes: who asks, how much they may, and what they send. Pure ASGI: streams pass untouched."""
+"""Auth middleware: authenticates the caller, applies its limits, and reads the body. Pure ASGI, so streams pass through
+unchanged."""
 
 from __future__ import annotations
 
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
     from swarm.config import GatewaySettings
 
 OPEN = frozenset({"/health", "/ready"})
-LOOK_S = 0.5  # between two looks at the keys' file
-# What a key may ask of the console beside its own limits, which are for answers: open pages count among the eight.
+LOOK_S = 0.5  # seconds between two checks of the keys' file
+# A key's limits at the console, apart from its limits for answers. An open page counts as one of the eight.
 CONSOLE_LIMITS = Limits(rate_per_min=600, concurrency=8)
-_MANY = 64  # addresses and hosts that are known as loopback or not; a head bounds how long they are
+_MANY = 64  # cached loopback checks of addresses and hosts; their length is bounded by that of a head
 
 log = get_logger(__name__)
 
 
 class Guard:
-    """One for a gateway. Also its ledger: what answers took is written to their keys."""
+    """Auth middleware of a gateway. Also a usage sink: the tokens of answers are charged to their keys."""
 
     def __init__(
         self,
@@ -52,27 +53,27 @@ class Guard:
         *,
         numbers: HttpNumbers | None = None,
     ) -> None:
-        self.page: frozenset[str] = frozenset()  # paths of the console's files, which tell nothing and need no key
-        self.context: Callable[[], int] = int  # positions of the model's context; 0: unknown
+        self.page: frozenset[str] = frozenset()  # paths of the console's files, which reveal nothing and need no key
+        self.context: Callable[[], int] = int  # returns the positions of the model's context; 0 if unknown
         self._aside = Aside("bodies", 1)
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
         self._numbers = numbers or HttpNumbers()
-        self._book, self._console_book = Book(), Book()
-        self._looked_at = 0.0
+        self._book, self._console_book = Book(), Book()  # separate limits for answers and for the console
+        self._looked_at = 0.0  # time of the last check of the keys' file
 
     def close(self) -> None:
         self._aside.close()
 
-    # --- a ledger
+    # --- usage sink
 
     def ended(self, owner: Owner, counts: Counts) -> None:
         self._book.spend(owner.tenant, counts.prompt + counts.answer, self._clock())
 
     def usage(self, name: str) -> tuple[int, int]:
-        """Tokens that a key has spent today, and its answers under way."""
+        """Return the tokens that a key has used today, and its answers in progress."""
         return self._book.usage(name, self._clock())
 
-    # --- an application
+    # --- ASGI application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,7 +96,7 @@ class Guard:
         key = self._key_of(scope, headers)
         if key is None:
             if self._keys.ring is None:
-                scope["owner"] = Owner(is_admin=True)  # whoever is on this machine
+                scope["owner"] = Owner(is_admin=True)  # a local user, who may administer the swarm
             await self._pass(scope, headers, receive, send)
             return
         scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
@@ -127,14 +128,14 @@ class Guard:
         try:
             await self._app(scope, _again(scope, receive), send)
         finally:
-            scope["swarm.body"] = b""  # whoever still has the scope needs no body
+            scope["swarm.body"] = b""  # other holders of the scope do not need the body
             scope.pop("swarm.json", None)
             if len(body) > LONG_BODY:
                 del body
                 self._aside.start(give_memory_back)
 
     def _key_of(self, scope: Scope, headers: Mapping[str, str]) -> Key | None:
-        """Whose key was shown; None where none is needed. Raises Problem."""
+        """Return the key that the request carries; None if it needs none. Raises ApiError."""
         path: str = scope["path"]
         if path in OPEN:
             return None
@@ -152,16 +153,17 @@ class Guard:
                 401, "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="missing_api_key"
             )
         if (key := ring.find(shown)) is None:
-            raise Problem(401, "this API key is not known here", code="invalid_api_key")
+            raise Problem(401, "this API key is unknown", code="invalid_api_key")
         return key
 
     def _still_may(self, key: Key) -> bool:
-        """For what never ends: is the key that began it still as it was?"""
+        """Whether the key with which an endless stream began is still valid and unchanged."""
         self._look()
         return self._keys.ring is not None and self._keys.ring.still_has(key)
 
     def _look(self) -> None:
-        """At the file, every so often: a moment of a system call."""
+        """Reload the keys' file if it has changed, checking at most every ``KEYS_CHECK_S``; a check costs one system
+        call."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -176,7 +178,7 @@ class Guard:
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """By lower-case name; the last of several."""
+    """Return the headers by lower-case name; of several with one name, the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
@@ -188,7 +190,7 @@ def _shown(headers: Mapping[str, str]) -> str:
 
 
 def _is_local(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Does this machine ask, and not as a proxy for others?"""
+    """Whether the request comes from this machine, and not through a proxy."""
     client = scope.get("client")
     is_passed_on = "forwarded" in headers or "x-forwarded-for" in headers
     return client is not None and _is_loopback(client[0]) and not is_passed_on
@@ -205,8 +207,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) -> None:
-    """Without keys, only this machine is served, and no page from elsewhere that its browser shows: such a page can
-    send requests here, under its own name (Host) or its own origin. Raises Problem."""
+    """Refuse requests from other machines while there are no keys, and requests from other sites' pages in a local
+    browser. Such a page can send requests here, under its own name (Host) or its own origin. Raises ApiError."""
     client = scope.get("client")
     if client is not None and not _is_loopback(client[0]):
         raise Problem(403, "without API keys only this machine is served", code="only_loopback")
@@ -215,7 +217,7 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
         raise Problem(403, f"this server is not {host[:80]!r}; without API keys it is 127.0.0.1", code="only_loopback")
     origin = headers.get("origin")
     if origin is not None and "*" not in origins and origin not in origins and not _is_loopback(_hostname(origin)):
-        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+        raise Problem(403, f"pages of {origin[:80]!r} may not send requests here", code="origin_refused")
 
 
 def is_console(path: str) -> bool:
@@ -223,11 +225,12 @@ def is_console(path: str) -> bool:
 
 
 def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
-    """The console is asked by its own page, or by programs: by no page from elsewhere, whoever's key it has. What gives
-    orders must be said to be JSON, which pages from elsewhere can't say unasked. Raises Problem."""
+    """Refuse requests to the console from other sites' pages, whatever key they carry; only its own page and programs
+    may use it. Commands must be declared as JSON, which other sites' pages cannot do without permission. Raises
+    ApiError."""
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None and netloc_of(origin) != host.lower():
-        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+        raise Problem(403, f"pages of {origin[:80]!r} may not send requests here", code="origin_refused")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if scope["method"] == "POST" and kind != "application/json":
         raise Problem(415, "a body of content-type application/json is expected", code="content_type")
@@ -250,13 +253,13 @@ def _hostname(url: str) -> str:
 
 
 def _as_json(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Say that the body is JSON, as it is: curl -d would call it a form."""
+    """Declare the body as JSON: ``curl -d`` would declare it as a form."""
     kept = [(name, value) for name, value in headers if name != b"content-type"]
     return [*kept, (b"content-type", b"application/json")]
 
 
 def _again(scope: Scope, receive: Receive) -> Receive:
-    """Give the body that was read, once, and then what comes."""
+    """Return a receive function that first returns the body already read, once, and then further messages."""
     is_given = False
 
     async def next_message() -> Message:
@@ -270,7 +273,7 @@ def _again(scope: Scope, receive: Receive) -> Receive:
 
 
 async def refuse(scope: Scope, send: Send, problem: Problem) -> None:
-    """Answer with an error, in the words of the API that was asked."""
+    """Answer with an error in the format of the API that was called."""
     is_anthropic = scope["path"].startswith("/v1/messages")
     body = msgspec.json.encode(problem.anthropic() if is_anthropic else problem.openai())
     fields = {"content-type": "application/json", "content-length": str(len(body))}

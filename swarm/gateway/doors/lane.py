@@ -1,9 +1,9 @@
-"""A short way for the requests that everybody sends: no matching of routes, no layers between.
+"""Fast path for the most frequent requests: bypasses route matching and framework layers.
 
-It takes what asks for an answer with a body that is right in all its fields. Everything else goes the ordinary way
-through the application, which has the same routes and says what is wrong. So no answer is another, but it comes sooner.
+It handles completion requests whose bodies are valid. Everything else goes through the application, which has the same
+routes and reports what is wrong. So answers are identical, only sooner.
 
-A POST that goes on with a stream is answered here, too: its body is not read, whatever it is.
+A POST that resumes a stream is handled here, too: its body is not read, whatever it contains.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from swarm.gateway.routes.messages import answer, count
 from swarm.gateway.routes.responses import respond
 from swarm.gateway.routes.tokenizing import detokenize, tokenize
 
-BODY = "swarm.body"  # of a scope: the whole body
-JSON = "swarm.json"  # what it says, if it says anything
+BODY = "swarm.body"  # key of the scope: the whole body
+JSON = "swarm.json"  # key of the scope: the decoded body, if there is one
 
 _Route = tuple[type[BaseModel], Callable[[Request, Any], Awaitable[Response]]]
 ROUTES: dict[str, _Route] = {
@@ -49,7 +49,7 @@ ROUTES: dict[str, _Route] = {
 
 
 class Lane:
-    """Stands before an application, which is also what its requests ask for state."""
+    """ASGI application in front of the FastAPI application, whose state its requests use."""
 
     def __init__(self, app: FastAPI) -> None:
         self._ordinary = app
@@ -65,8 +65,8 @@ class Lane:
         await self._short(scope, receive, send)
 
     async def _checked(self, scope: Scope) -> BaseModel | Problem | None:
-        """The body as its API's model; None for what goes the ordinary way. What is wrong with a long body is told
-        here: the ordinary way decodes it again, and finds all that is wrong, on the loop."""
+        """Return the body as its API's model; None for a request that goes through the application. An error in a long
+        body is returned here: the application would decode it again and look for all errors, on the loop."""
         if scope["type"] != "http" or scope["method"] != "POST" or JSON not in scope:
             return None
         route = ROUTES.get(scope["path"])

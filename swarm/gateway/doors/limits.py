@@ -1,8 +1,9 @@
-"""What each key may use, and has used. Pure: the time goes in.
+"""Rate limiter: what each key may use, and has used. Pure: the time is passed in.
 
-The rate is a bucket that fills evenly and holds a minute's worth, at least one request. A day of tokens is a day of the
-calendar, in UTC; whoever comes while some are left is served whole, so a day can end a few answers above its limit. All
-of it is counted in one process: each gateway grants the limits anew, and so does a gateway that was started again.
+The rate is a token bucket that fills evenly and holds one minute's worth, at least one request. The daily token limit
+follows the calendar day in UTC; a request that arrives while some tokens are left is served completely, so a day can
+end a few answers above its limit. All counts are kept in one process: each gateway grants the limits separately, and a
+restarted gateway starts from zero.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from swarm.gateway.errors import Problem
 from swarm.keys.keys import Key, Limits
 
 DAY_S = 86_400
-_BUSY_S = 1.0  # when one of several answers is likely to have ended; nobody can know
+_BUSY_S = 1.0  # seconds after which one of several answers is likely to have ended; an estimate
 
 
 @dataclass(slots=True)
 class Used:
-    """What a key has used; kept by its name, so that a rotated key has used what the old one did."""
+    """Usage of a key. Stored by the key's name, so that a rotated key inherits the usage of the old one."""
 
-    tokens_left: float  # requests in the bucket
-    filled_at: float
-    running: int = 0
-    day: int = 0
+    tokens_left: float  # requests left in the bucket
+    filled_at: float  # time at which the bucket was last refilled
+    running: int = 0  # requests in progress
+    day: int = 0  # days since 1970 in UTC
     tokens_today: int = 0
 
 
 @dataclass(slots=True)
 class Book:
-    """One for a gateway."""
+    """Rate limiter of a gateway."""
 
     used: dict[str, Used] = field(default_factory=dict)
 
     def enter(self, key: Key, now: float) -> Problem | None:
-        """Let a request in, or say why not. ``now``: seconds since 1970. Who is let in must ``leave``."""
+        """Admit a request, or return the error. ``now``: seconds since 1970. An admitted request must be released."""
         limits = key.limits
         used = self._of(key.name, limits, now)
         problem = _refusal(key.name, limits, used, now)
@@ -49,14 +50,14 @@ class Book:
         self.used[name].running -= 1
 
     def spend(self, name: str, num_tokens: int, now: float) -> None:
-        """An answer has taken so many tokens, its prompt's among them."""
+        """Charge an answer's tokens, including its prompt's."""
         used = self.used.get(name)
         if used is not None:
             _turn_day(used, now)
             used.tokens_today += num_tokens
 
     def usage(self, name: str, now: float) -> tuple[int, int]:
-        """Tokens spent today, and requests under way."""
+        """Return the tokens used today, and the requests in progress."""
         used = self.used.get(name)
         if used is None:
             return 0, 0
@@ -64,7 +65,7 @@ class Book:
         return used.tokens_today, used.running
 
     def keep(self, names: set[str]) -> None:
-        """Forget keys that are gone, but for what still runs."""
+        """Forget keys that no longer exist, except those with requests in progress."""
         for name in [name for name, used in self.used.items() if name not in names and not used.running]:
             del self.used[name]
 
@@ -94,7 +95,7 @@ def _refusal(name: str, limits: Limits, used: Used, now: float) -> Problem | Non
         text = f"the key {name!r} has used its {limits.tokens_per_day} tokens of today; the next day begins at 0:00 UTC"
         return Problem(429, text, code="tokens_per_day", retry_after_s=DAY_S - now % DAY_S)
     if limits.concurrency and used.running >= limits.concurrency:
-        text = f"{used.running} requests of the key {name!r} are under way, which is as many as it may have"
+        text = f"{used.running} requests of the key {name!r} are in progress, which is its limit"
         return Problem(429, text, code="concurrency", retry_after_s=_BUSY_S)
     if limits.rate_per_min and used.tokens_left < 1:
         text = f"the key {name!r} may make {limits.rate_per_min:g} requests a minute"

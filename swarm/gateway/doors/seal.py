@@ -1,5 +1,5 @@
-"""What every answer of the console says to browsers: this page runs its own scripts only, asks nobody else, and is
-shown in nobody's frame."""
+"""Security headers of the console: browsers let the page run only its own scripts, connect only to this server, and
+appear in no frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENCODED: Final = [(name.encode(), value.encode()) for name, value in HEADERS.it
 
 
 def sealed(app: ASGIApp) -> ASGIApp:
-    """The application, with these headers on what the console answers, refusals among it."""
+    """Add the security headers to all responses of the console, errors included."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not is_console(scope["path"]):

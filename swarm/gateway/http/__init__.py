@@ -1,2 +1,2 @@
-"""What is HTTP's own: ``counter`` brings answers to whoever asked, ``sse`` streams them, ``json`` encodes,
-``state`` is what routes find in the application."""
+"""HTTP layer: ``handler`` runs completion jobs and returns their answers, ``sse`` streams them, ``json`` encodes, and
+``state`` gives routes access to the application's objects."""

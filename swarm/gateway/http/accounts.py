@@ -1,4 +1,4 @@
-"""Each answer's account: what it took, for its key's limits, for the metrics, and for a trace if those are on."""
+"""Records the usage of each answer: for its key's limits, for the metrics, and for a trace if tracing is on."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ APIS = {
 
 
 def api_of(path: str) -> str:
-    """The API of a route; "other" for whatever clients write."""
+    """Return the API of a path; "other" for an unknown path."""
     return next((api for route, api in APIS.items() if path == route or path.startswith(route + "/")), "other")
 
 
 class Ledger(Protocol):
-    """Hears what each answer took, however it ended. Must be quick, and must not raise."""
+    """Receives the token counts of each answer, however it ended. Must be quick, and must not raise."""
 
     def ended(self, owner: Owner, counts: Counts) -> None: ...
 
 
 class Accounts:
-    """One for a gateway."""
+    """Usage recorder of a gateway."""
 
     def __init__(self, numbers: HttpNumbers, ledger: Ledger | None = None, tracer: Tracer | None = None) -> None:
         self.numbers, self._ledger, self._tracer = numbers, ledger, tracer
-        self._tasks: set[asyncio.Task[None]] = set()  # bounded by the tracer, which asks for few at a time
+        self._tasks: set[asyncio.Task[None]] = set()  # bounded by the tracer, which sends few at a time
 
     def open(
         self, owner: Owner, api: str, model: str, request_id: str, traceparent: str | None, *, traced: bool = True
     ) -> Account:
-        """``traced``: it is a request's first reading, and the trace is told at its end."""
+        """Start to record an answer. ``traced``: this is the request's first reader, so a trace is sent at its end."""
         return Account(self, self.numbers.began(api, model), owner, request_id, traceparent, traced=traced)
 
     def ended(self, account: Account, outcome: str, counts: Counts) -> None:
-        """Write an answer down."""
+        """Record the end of an answer."""
         if self._ledger is not None:
             self._ledger.ended(account.owner, counts)
         if self._tracer is not None and account.traced:
@@ -60,14 +60,14 @@ class Accounts:
                 task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Wait for the traces that are under way, and send them."""
+        """Wait for the traces in progress, and send them."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._tracer is not None:
             await self._tracer.close()
 
 
 class Account:
-    """One answer."""
+    """Usage of one answer."""
 
     __slots__ = ("_accounts", "_watch", "num_prompt", "owner", "request_ids", "tokens", "traced", "traceparent")
 
@@ -82,19 +82,19 @@ class Account:
         traced: bool,
     ) -> None:
         self._accounts, self._watch = accounts, watch
-        self.tokens = watch.token  # so many more have come
+        self.tokens = watch.token  # called with the number of tokens that have come
         self.owner, self.traceparent = owner, traceparent
-        self.request_ids: tuple[str, ...] = (request_id,)  # the broker's, of which several prompts have several
+        self.request_ids: tuple[str, ...] = (request_id,)  # ids at the broker; several for several prompts
         self.traced = traced
-        self.num_prompt = 0  # as soon as it is known
+        self.num_prompt = 0  # set as soon as it is known
 
     def close(self, outcome: str, counts: Counts) -> None:
-        """It is over: "done", "failed", or "left" by its reader."""
+        """Record the end of the answer. ``outcome``: "done", "failed", or "left" by its reader."""
         if not counts.prompt:  # it was left before its first token
             counts = replace(counts, prompt=self.num_prompt)
         self._watch.ended(outcome, counts.prompt, counts.cached, counts.answer)
         self._accounts.ended(self, outcome, counts)
 
     def refuse(self) -> None:
-        """It is over before it began; whoever answers counts it among those that were refused."""
+        """Drop the record of an answer that never began. The error handler counts it as refused."""
         self._watch.refused()

@@ -1,4 +1,4 @@
-"""The counter: takes asks to the desk, and brings the answer back over HTTP, whole or as a stream."""
+"""Completion handler: submits completion requests and returns the answer over HTTP, as one response or as a stream."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, r
 from swarm.gateway.memo import Memo
 from swarm.wire.messages import MAX_MEMO
 
-PATIENCE_S = 0.006  # for an error that still fits into the status; then a stream's headers go out
-LONG_PATIENCE_S = 0.25  # the same, for the tokens of a prompt that may be too long
-SLOW_READER_S = 60.0  # without taking a byte, until a stream is ended
-HUNG_UP = 499  # a status that nobody reads
+PATIENCE_S = 0.006  # seconds to wait for an error that can still become the status; then a stream's headers go out
+LONG_PATIENCE_S = 0.25  # the same, while a prompt that may be too long is tokenized
+SLOW_READER_S = 60.0  # seconds without reading a byte after which a stream is ended
+HUNG_UP = 499  # status of a response whose client has disconnected
 
 MakeWriter = Callable[[Memo, Served, str], Writer]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What an API made of a body. Several asks are several prompts of one answer, each with ``n`` choices."""
+    """A body as its API has interpreted it. Several requests are several prompts of one answer, each with ``n``
+    choices."""
 
     request_id: str
     asks: Sequence[Ask]
@@ -49,7 +50,7 @@ class Job:
 
 
 class Counter:
-    """One for a gateway. ``writers``: how answers are written again that are read on, by API."""
+    """Handler of a gateway's completion jobs. ``writers``: for each API, how resumed answers are encoded."""
 
     def __init__(self, desk: Desk, writers: dict[str, MakeWriter], accounts: Accounts) -> None:
         self._desk = desk
@@ -57,9 +58,9 @@ class Counter:
         self._accounts = accounts
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
-        """Answer a request. Raises Problem for what goes wrong before a status is sent."""
+        """Answer a request. Raises ApiError for an error that occurs before a status is sent."""
         if job.asks[0].keep_s and not job.memo.is_kept:
-            raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be read on")
+            raise wrong("keep_s", f"this answer repeats more than {MAX_MEMO} characters and can't be resumed")
         account = self._accounts.open(
             owner, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
         )
@@ -83,7 +84,7 @@ class Counter:
             raise
 
     async def resume(self, last_event_id: str, owner: Owner, num_seen: int = 0) -> Response:
-        """Go on with a stream behind the event of this id, or behind the first ``num_seen`` events."""
+        """Resume a stream after the event with this id, or after the first ``num_seen`` events."""
         request_id, seen = read_event_id(last_event_id)
         memo, reading = await self._desk.resume(request_id, owner)
         if seen and len(seen) != reading.num_choices + 1:
@@ -98,7 +99,8 @@ class Counter:
     def _resumed(
         self, owner: Owner, api: str, model: str, request_id: str, reading: Reading, *, num_known: int
     ) -> Callable[[], None]:
-        """Account for what is read on: an event is a token, as a rule, and those that its reader had are not new."""
+        """Record the usage of a resumed answer. An event usually is one token, and events that the reader already had
+        are not new."""
         account = self._accounts.open(owner, api, model, request_id, None, traced=False)
 
         def close() -> None:
@@ -108,8 +110,8 @@ class Counter:
         return close
 
     async def look_up(self, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
-        """Give an answer as it is now, if ``may`` says so; its reader reads on. Raises Problem. What has ended is
-        accounted for as if it had been read."""
+        """Return an answer's current state if ``is_allowed`` allows it, without replacing its reader. Raises ApiError.
+        An answer that has ended is recorded as if it had been read."""
         seen = await self._desk.look_up(request_id, owner, may)
         served = await self._desk.served()
         writer = self._writers[seen.memo.api](seen.memo, served, request_id)
@@ -122,15 +124,15 @@ class Counter:
         orders: list[Order] = []
         for ask in job.asks:
             if orders:
-                await asyncio.sleep(0)  # others have their turn between the prompts of a long list
+                await asyncio.sleep(0)  # other tasks get their turn between the prompts of a long list
             orders.append(await self._desk.order(ask, served))
         return orders
 
     async def _begin(
         self, ordered: asyncio.Event, served: Served, owner: Owner, job: Job, account: Account
     ) -> Reading | Lot:
-        """Hand the asks in and wait for the first part, or for what is wrong with them. ``ordered`` is set once the
-        prompts are made, or can't be."""
+        """Submit the requests and wait for the first part or the first error. ``prompts_ready`` is set once the prompts
+        have been made or have failed."""
         try:
             orders = await self._orders(served, job)
         finally:
@@ -166,14 +168,14 @@ class Counter:
             await tokenized
             await asyncio.wait({begun}, timeout=patience_s)
             if begun.done():
-                begun.result()  # raises what is wrong
+                begun.result()  # raises the error
             undo.pop_all()
         return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
 
 
 async def _tokenized(ordered: asyncio.Event, served: Served, job: Job) -> None:
-    """Wait for the prompt's tokens, if there may be more of them than the model holds: clients look for that in the
-    status."""
+    """Wait until the prompt has been tokenized if it may be longer than the model's context: clients expect that error
+    in the status."""
     context = served.manifest.context
     if any(size_of(ask, context) >= context for ask in job.asks):
         with contextlib.suppress(TimeoutError):
@@ -217,7 +219,7 @@ async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, 
 
 
 async def _named(begun: Coroutine[Any, Any, Reading | Lot], job: Job) -> Reading | Lot:
-    """What is wrong, if anything is, by the name that the client knows it by."""
+    """Await the answer; an error gets the client's own name for the wrong parameter."""
     try:
         return await begun
     except Problem as problem:
@@ -227,12 +229,12 @@ async def _named(begun: Coroutine[Any, Any, Reading | Lot], job: Job) -> Reading
 
 
 def _has_begun(begun: asyncio.Future[Reading | Lot]) -> bool:
-    """Did anything come of it?"""
+    """Whether the answer has begun without an error."""
     return begun.done() and not begun.cancelled() and begun.exception() is None
 
 
 def _let_go(begun: asyncio.Future[Reading | Lot]) -> tuple[str, Counts]:
-    """Cancel what is under way; nothing, if it has ended. How it ended, and what was computed."""
+    """Cancel the answer if it is in progress. Returns its outcome and the tokens computed."""
     if not begun.done():
         begun.cancel()
         return "left", Counts(0, 0)

@@ -1,4 +1,4 @@
-"""JSON as it goes out."""
+"""JSON responses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import msgspec
 from starlette.responses import Response
 
 REQUEST_ID = "x-request-id"
-ANTHROPIC_ID = "request-id"  # of Anthropic's clients
+ANTHROPIC_ID = "request-id"  # the header that Anthropic's clients read
 
 
 def identified(request_id: str) -> dict[str, str]:
-    """The headers in which clients look for the id of their request."""
+    """Return the headers in which clients look for their request's id."""
     return {REQUEST_ID: request_id, ANTHROPIC_ID: request_id}
 
 
 class JsonResponse(Response):
-    """Encoded by msgspec, several times as fast as the standard library. Every answer has a request id."""
+    """JSON response encoded by msgspec, which is several times faster than the standard library. Every response has a
+    request id."""
 
     media_type = "application/json"
 

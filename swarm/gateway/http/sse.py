@@ -1,8 +1,8 @@
-"""Answers as streams of events, each sent once, with a comment each second while there is nothing to tell.
+"""Server-sent event streams of answers. Each event is sent once; while there is none, a comment is sent every second.
 
-Every event has an id: the request's, and how many events of each choice have been sent with it (the last number: those
-behind all choices). Which choice is how far depends on time; what each one's events are does not. So a reader who
-names the last id it has seen gets what it lacks, from any gateway.
+Every event has an id: the request's id, and how many events of each choice have been sent up to it (the last number
+counts the events after all choices). The interleaving of choices depends on timing, but the sequence of each choice's
+events does not. So a reader that sends the last id it has seen gets exactly the missing events, from any gateway.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from swarm.gateway.apis.writer import Sse, Writer
 from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.errors import Problem
 
-QUIET_S = 1.0  # without a byte, until a comment says that all is well
-# A line alone: behind an event with an id, OpenAI's Python client takes an empty line for one more event, and breaks.
+QUIET_S = 1.0  # seconds without a byte after which a comment is sent
+# A single line: after an event with an id, OpenAI's Python client takes an empty line for another event, and breaks.
 COMMENT = b": still here\n"
-# Where a POST with Last-Event-ID goes on with a stream. Its body is not read.
+# Paths where a POST with Last-Event-ID resumes a stream. Its body is not read.
 RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 _ID = re.compile(r"([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?")
 
 
 class Numbering:
-    """Numbers the events of a stream, and leaves out those that the reader has."""
+    """Numbers the events of a stream, and leaves out those that the reader already has."""
 
     def __init__(self, request_id: str, num_choices: int, seen: Sequence[int] = (), num_seen: int = 0) -> None:
-        """``seen``: events that the reader has of each choice, and behind all; ``num_seen``: the first events of all
-        that it has, where a stream has one order."""
+        """Start at the beginning of the answer. ``seen``: number of events that the reader has of each choice, and of
+        those after all choices. ``num_seen``: number of the stream's first events that it has, for streams with a
+        single order."""
         self._request_id, self._num_left_out = request_id, num_seen
         self._counts = [0] * (num_choices + 1)
         self._seen = list(seen) if len(seen) == len(self._counts) else list(self._counts)
         self._is_fresh = not any(self._seen)
 
     def encode(self, events: Sequence[Sse], choice: int) -> bytes:
-        """The bytes of these events of a choice; -1: of those behind all."""
+        """Encode events of a choice; choice -1 stands for events after all choices."""
         written = bytearray()
         for event in events:
             self._counts[choice] += 1
@@ -55,7 +56,7 @@ class Numbering:
 
 
 def resumed_by(scope: Scope) -> str:
-    """Return the event's id by which a POST goes on with a stream; empty if it asks for an answer of its own."""
+    """Return the event id with which a POST resumes a stream; "" for a request for a new answer."""
     if scope["method"] != "POST" or scope["path"] not in RESUMABLE:
         return ""
     ids = [value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"]
@@ -63,8 +64,8 @@ def resumed_by(scope: Scope) -> str:
 
 
 def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
-    """The request and the counts of an event's id; none for a request's id alone, which is from the beginning. Raises
-    Problem."""
+    """Parse an event id into the request's id and the event counts. A request's id alone has no counts: the stream
+    starts from the beginning. Raises ApiError."""
     match = _ID.fullmatch(text)
     if match is None:
         raise Problem(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")
@@ -72,7 +73,8 @@ def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 async def events_of(reading: Reading | Lot, writer: Writer, numbering: Numbering) -> AsyncIterator[bytes]:
-    """The stream's bytes, as they come. What goes wrong under way is told in the stream: its status has been sent."""
+    """Yield the stream's bytes as they come. An error during the stream becomes an event, since the status has been
+    sent."""
     try:
         head = numbering.encode(writer.head(reading.num_prompt), 0)
         while parts := await reading.next():
@@ -89,8 +91,8 @@ def _written(part: Part, writer: Writer, numbering: Numbering) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what ``chunks`` gives. ``close`` is called at the end, however it comes: when all is sent, when the reader
-    hangs up, or takes nothing for ``patience_s``."""
+    """Streaming response that sends ``chunks``. ``close`` is called once at the end: when everything is sent, when the
+    reader disconnects, or when it has read nothing for ``patience_s``."""
 
     media_type = "text/event-stream"
 
@@ -100,8 +102,8 @@ class EventStream(Response):
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._chunks, self._close, self._patience_s = chunks, close, patience_s
-        self._sent_at = 0.0
-        self._sending = False
+        self._sent_at = 0.0  # time at which the last write completed
+        self._sending = False  # a write is waiting for the reader
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +125,7 @@ class EventStream(Response):
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for chunk in self._chunks:
             await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-        self._end()  # before the reader knows: what it took is counted when it asks for more
+        self._end()  # before the last write, so that usage is recorded before the reader can send its next request
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _end(self) -> None:
@@ -137,7 +139,7 @@ class EventStream(Response):
         self._sending, self._sent_at = False, asyncio.get_running_loop().time()
 
     async def _keep_up(self, send: Send, sender: asyncio.Future[None]) -> None:
-        """Comment when nothing is told, and end what nobody takes."""
+        """Send a comment when the stream is idle, and end a stream that its reader does not read."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         while True:
@@ -155,6 +157,6 @@ class EventStream(Response):
 
 
 async def hang_up(receive: Receive) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What the application holds, for its routes."""
+"""Access to the application's objects for routes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def counter_of(request: Request) -> Counter:
 
 
 def owner_of(request: Request) -> Owner:
-    """On whose account this is; set by whoever checked the key."""
+    """Return the caller on whose account the request runs; the auth middleware sets it."""
     owner: Owner = request.scope.get("owner") or Owner()
     return owner
 
 
 async def beside(request: Request, read: Callable[[], R]) -> R:
-    """What is read out of the body; of a long one beside the loop."""
+    """Run a function that interprets the body, in a thread if the body is long."""
     if len(request.scope.get("swarm.body") or b"") <= LONG_BODY:
         return read()
     return await desk_of(request).bodies.run(read)

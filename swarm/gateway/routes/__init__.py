@@ -1,2 +1,2 @@
-"""Routes of the APIs that need more than a few; ``app`` has the others and puts all together. ``asking`` has what all
-conversations go through."""
+"""Routes with a module of their own; ``app`` has the others and assembles them. ``conversation`` is the common path of
+all APIs with a single conversation."""

@@ -1,4 +1,4 @@
-"""What the APIs of one conversation have in common: from a body to its answer."""
+"""Common path of the APIs with a single conversation: from a body to its answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def answer(
     memo_of: Callable[[B, Ask, int], Memo],
     make_writer: MakeWriter,
 ) -> Response:
-    """Answer a conversation. Raises Problem."""
+    """Answer a conversation. Raises ApiError."""
     served = await desk_of(request).served()
 
     def read() -> tuple[Ask, Memo]:

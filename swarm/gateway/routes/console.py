@@ -1,4 +1,4 @@
-"""The console's routes: who asks is known by then, and what they may is decided in ``console``."""
+"""Routes of the console. The auth middleware has identified the caller; permissions are decided in ``console``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.schema import schema
 
-SLOW_READER_S: Final = 30.0  # without taking a byte, until a stream is ended
+SLOW_READER_S: Final = 30.0  # seconds without reading a byte after which a stream is ended
 _AWAY: Final = "away"
 
 router = APIRouter(include_in_schema=False)
@@ -31,7 +31,7 @@ def console_of(request: Request) -> Console:
 
 @router.get("/console/me")
 async def me(request: Request) -> Response:
-    """Who asks, and what there is here."""
+    """Return the caller's identity and the features available here."""
     console, owner = console_of(request), owner_of(request)
     try:
         described = await desk_of(request).description()
@@ -59,11 +59,11 @@ async def me(request: Request) -> Response:
 
 @router.get("/console/live")
 async def live(request: Request) -> Response:
-    """All that is to be seen, as it changes."""
+    """Stream the console's view as it changes."""
     owner, watch = owner_of(request), console_of(request).watch
     viewer = watch.join(None if owner.is_admin else owner.tenant, request.headers.get("last-event-id", ""))
     if viewer is None:
-        raise Problem(503, "as many consoles are open as there may be", code="overloaded", retry_after_s=5.0)
+        raise Problem(503, "too many consoles are open", code="overloaded", retry_after_s=5.0)
     still_may: Callable[[], bool] = request.scope.get("swarm.still_may", lambda: True)
     return EventStream(watch.read(viewer, still_may), lambda: watch.leave(viewer), {}, SLOW_READER_S)
 
@@ -81,28 +81,28 @@ async def plan(request: Request) -> Response:
 
 @router.get("/console/logs")
 async def logs(request: Request) -> Response:
-    """Whose logs there are."""
+    """List the available logs."""
     check_admin(is_admin=owner_of(request).is_admin)
     return JsonResponse(await console_of(request).logs())
 
 
 @router.get("/console/logs/{name}")
 async def log(request: Request, name: str, search: str = "", before: int | None = None) -> Response:
-    """A page of one."""
+    """Return a page of a log."""
     check_admin(is_admin=owner_of(request).is_admin)
     return JsonResponse(await console_of(request).log(name, before, search))
 
 
 @router.get("/console/keys")
 async def keys(request: Request) -> Response:
-    """What each key may use, and has used."""
+    """Return the limits and the usage of each key."""
     check_admin(is_admin=owner_of(request).is_admin)
     return JsonResponse(console_of(request).quotas())
 
 
 @router.get("/console/settings")
 async def settings(request: Request) -> Response:
-    """By which settings this gateway runs, and where each comes from."""
+    """Return this gateway's settings and the source of each."""
     check_admin(is_admin=owner_of(request).is_admin)
     return JsonResponse(console_of(request).settings())
 
@@ -115,7 +115,7 @@ async def trace(request: Request, request_id: str) -> Response:
 @router.get("/")
 @router.get("/console/{name:path}")
 async def file(request: Request) -> Response:
-    """A file of the page."""
+    """Return a file of the page."""
     found = console_of(request).files.get(request.url.path)
     if found is None:
         raise Problem(404, f"there is no {request.url.path[:80]!r} here", code="not_found")

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages."""
+"""Routes of Anthropic's API, below /v1/messages."""
 
 from __future__ import annotations
 

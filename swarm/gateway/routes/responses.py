@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses."""
+"""Routes of OpenAI's Responses API, below /v1/responses."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def fetch(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=10**8)] = None,
 ) -> Response:
-    """Look up an answer as far as it has come, if it was asked for with ``store``; its reader reads on. With
-    ``stream``, read on in that one's place, behind the event of this ``sequence_number``."""
+    """Return an answer's current state, if it was requested with ``store``; its reader continues. With ``stream``, take
+    over as its reader after the event with this ``sequence_number``."""
     request_id, owner = response_id.removeprefix(PREFIX), owner_of(request)
     if stream:
         num_seen = 0 if starting_after is None else starting_after + 1
@@ -42,13 +42,13 @@ async def fetch(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str) -> Response:
-    """Refuse: the swarm forgets answers by itself."""
-    text = f"{response_id[:80]!r} can't be deleted: answers are forgotten by themselves soon after their end"
+    """Refuse: answers expire by themselves."""
+    text = f"{response_id[:80]!r} can't be deleted: answers expire by themselves soon after their end"
     raise Problem(400, text, code="unsupported")
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(response_id: str) -> Response:
-    """Refuse: no answer runs without a reader."""
-    text = f"{response_id[:80]!r} does not run in the background: hang up, and it is cancelled"
+    """Refuse: no answer runs in the background."""
+    text = f"{response_id[:80]!r} does not run in the background: closing the connection cancels it"
     raise Problem(400, text, code="unsupported")

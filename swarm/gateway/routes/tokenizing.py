@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""Routes /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
-    """Tell the tokens of a text, or of a conversation's prompt."""
+    """Return the tokens of a text, or of a conversation's prompt."""
     desk = desk_of(request)
     served = await desk.served()
     ask = tokenizing.ask_of(body, served)
@@ -33,7 +33,7 @@ async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: tokenizing.DetokenizeBody) -> Response:
-    """Tell the text of tokens."""
+    """Return the text of tokens."""
     desk = desk_of(request)
     served = await desk.served()
     return JsonResponse(await desk.threads_for(len(body.tokens)).run(tokenizing.detokenized, body, served))

@@ -1,5 +1,6 @@
-"""How models write tool calls. Each family has a module; ``families`` finds the model's by its chat template.
+"""Tool-call formats of models, one module per family of models; ``formats`` detects a model's format from its chat
+template.
 
-A family reads calls out of text piece by piece, without showing half a mark as text, and writes the grammar by
-which a model is made to call. Pure: the same text gives the same parts, however it was cut.
+A format parses calls from text piece by piece, without releasing part of a mark as text, and generates the grammar that
+forces a model to call. Pure: the same text gives the same result, however it was cut.
 """

@@ -1,8 +1,9 @@
-"""From a conversation as clients send it to one that the model's chat template can render.
+"""Adapts a client's conversation to what the model's chat template can render.
 
-Templates differ in what they know, and few say so: some raise at a second system message, some leave it out in silence,
-some take a call's arguments as an object and some as text. So each is tried once with small conversations (``learn``),
-and what it can't do is said in another way (``prepare``): nothing that a client wrote is lost.
+Templates differ in what they support, and fail in different ways: some raise at a second system message, some drop it
+silently; some take a call's arguments as an object, some as text. So each template is probed once with small
+conversations (``probe_template``), and features that it lacks are expressed in another way (``adapt_conversation``), so
+that nothing of the client's conversation is lost.
 """
 
 from __future__ import annotations
@@ -22,35 +23,37 @@ from swarm.gateway.tools.family import Family
 from swarm.gateway.tools.hermes import described
 
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
-_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # where parts have it
+# types of content parts, and the field that has their text
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# fields of a message that templates use
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What a chat template can do."""
+    """Features of a chat template."""
 
-    system: bool = True  # a system message at the beginning
-    late_system: bool = True  # and further on
-    developer: bool = False  # messages of that role
-    repeated: bool = True  # two messages of the user in a row
-    tools: bool = True  # it tells the model of the tools
-    calls: bool = True  # it shows earlier calls
-    several_calls: bool = True  # more than one in a message
-    objects: bool = True  # it wants the arguments of calls as objects, not as text
-    results: bool = True  # messages of the role "tool"
-    short_ids: bool = False  # it wants calls' ids to be nine letters and digits
+    system: bool = True  # renders a system message at the beginning
+    late_system: bool = True  # renders system messages later on
+    developer: bool = False  # renders messages of that role
+    repeated: bool = True  # accepts two user messages in a row
+    tools: bool = True  # describes the tools to the model
+    calls: bool = True  # renders earlier calls
+    several_calls: bool = True  # accepts more than one call in a message
+    objects: bool = True  # needs the arguments of calls as objects, not as text
+    results: bool = True  # renders messages of the role "tool"
+    short_ids: bool = False  # needs ids of calls to be nine letters and digits
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the template is rendered with."""
+    """Messages and variables with which the chat template is rendered."""
 
     messages: tuple[Json, ...]
     variables: Mapping[str, Any]
 
 
-# --- what a template can do
+# --- probing a template
 
 _TOOL = {
     "type": "function",
@@ -61,7 +64,8 @@ _ANSWER: Json = {"role": "assistant", "content": "answer"}
 
 
 def learn(text: TextModel) -> Habits:
-    """Try the model's template out. Takes some milliseconds, once per model."""
+    """Determine the features of the model's template by rendering test conversations. Takes some milliseconds, once per
+    model."""
     long, short = "call_0123456789abcdef", "abcdef123"
     objects = _shows(text, _history(long, {"probe_key": "v"}), '"probe_key"')
     objects = objects or _shows(text, _history(short, {"probe_key": "v"}), '"probe_key"')
@@ -97,7 +101,7 @@ def _twice(history: list[Json]) -> list[Json]:
 
 
 def _shows(text: TextModel, messages: Sequence[Json], *wanted: str, **variables: object) -> bool:
-    """Does the template render this, with one of these in it?"""
+    """Whether the template renders these messages with at least one of the wanted texts in the result."""
     try:
         rendered = text.render_chat(messages, **{"tools": [_TOOL], **variables})
     except InvalidRequest:
@@ -105,11 +109,11 @@ def _shows(text: TextModel, messages: Sequence[Json], *wanted: str, **variables:
     return any(each in rendered for each in wanted)
 
 
-# --- a conversation for it
+# --- adapting a conversation
 
 
 def prepare(messages: Sequence[Json], use: ToolUse, family: Family, habits: Habits) -> Prepared:
-    """The conversation as this template can render it. Raises Problem that names what is wrong."""
+    """Return the conversation in a form that this template can render. Raises ApiError that names what is wrong."""
     told = family.instructions(use) if use.offered else ""
     whole = [_plain(message, number) for number, message in enumerate(messages)]
     whole = _named([message for message in whole if not _is_empty(message)])
@@ -125,7 +129,7 @@ def prepare(messages: Sequence[Json], use: ToolUse, family: Family, habits: Habi
 
 
 def _plain(message: Json, number: int) -> Json:
-    """A message with text as content, and only what templates know."""
+    """Return a message with plain text as content, and only the fields that templates use."""
     role = message.get("role")
     if role not in _ROLES:
         raise wrong(f"messages[{number}].role", f"must be one of {', '.join(sorted(_ROLES))}, not {role!r}")
@@ -141,7 +145,7 @@ def _plain(message: Json, number: int) -> Json:
 
 
 def _text(content: object, between: str, number: int) -> str:
-    """The content's text. Parts of an answer were one text; other parts stand on lines of their own."""
+    """Return the content's text. Parts of an answer are joined as one text; other parts become separate lines."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
@@ -159,14 +163,14 @@ def _text(content: object, between: str, number: int) -> str:
 
 
 def _is_empty(message: Json) -> bool:
-    """Clients leave empty answers and instructions in a history; they say nothing."""
+    """Whether a message is an empty answer or instruction, as clients leave them in histories."""
     return message["role"] in ("assistant", "system", "developer") and not any(
         message.get(key) for key in ("content", "tool_calls", "reasoning_content")
     )
 
 
 def _named(messages: Sequence[Json]) -> list[Json]:
-    """Results with the names of the tools that they are of: some templates show them."""
+    """Add the name of the tool to each result, since some templates show it."""
     names: dict[str, str] = {}
     named = []
     for message in messages:
@@ -179,7 +183,7 @@ def _named(messages: Sequence[Json]) -> list[Json]:
 
 
 def _joined_answers(messages: Sequence[Json]) -> list[Json]:
-    """One message where several of the assistant stand in a row: its text, then its calls."""
+    """Join consecutive messages of the assistant into one: its text, then its calls."""
     joined: list[Json] = []
     for message in messages:
         if joined and message["role"] == "assistant" and joined[-1]["role"] == "assistant":
@@ -193,8 +197,8 @@ def _joined_answers(messages: Sequence[Json]) -> list[Json]:
 
 
 def _systems(messages: Sequence[Json], told: str, habits: Habits) -> list[Json]:
-    """Instructions at the beginning are one message; later ones stand where the template knows them, or else before
-    what the user says next. ``told`` goes with the first."""
+    """Join the instructions at the beginning into one message; keep later ones in place if the template supports them,
+    or turn them into user messages. ``tool_text`` is appended to the first."""
     first = 0
     while first < len(messages) and messages[first]["role"] in ("system", "developer"):
         first += 1
@@ -229,8 +233,8 @@ def _joined_users(messages: Sequence[Json]) -> list[Json]:
 
 
 def _alternating(messages: Sequence[Json]) -> list[Json]:
-    """The user and the assistant in turn: where the user speaks right after a tool's result, an empty answer stands
-    between, for templates that raise without one."""
+    """Make user and assistant alternate: insert an empty answer where a user message directly follows a tool's result,
+    for templates that raise otherwise."""
     turns: list[Json] = []
     for message in _joined_users(messages):
         if turns and message["role"] == "user" and turns[-1]["role"] == "tool":
@@ -275,7 +279,7 @@ def _result(message: Json, habits: Habits) -> Json:
 def _call(call: Json, habits: Habits) -> Json:
     body = _body(call)
     arguments: object = body.get("arguments", "")
-    if "input" in body and "arguments" not in body:  # of a custom tool
+    if "input" in body and "arguments" not in body:  # a custom tool's call
         arguments = {"input": body["input"]}
     if habits.objects:
         arguments = _as_object(arguments)
@@ -301,7 +305,7 @@ def _body(call: Json) -> Mapping[str, Any]:
 
 
 def _as_object(arguments: object) -> object:
-    """The arguments as an object. Those that are none, as of a call that was cut off, are kept as text in one."""
+    """Return the arguments as an object. Other values, as of a call that was cut off, are wrapped as text in one."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}") if is_modest(arguments) else {"input": arguments}
@@ -311,14 +315,14 @@ def _as_object(arguments: object) -> object:
 
 
 def _short(call_id: str) -> str:
-    """Nine letters and digits for an id: always the same ones."""
+    """Return an id of nine letters and digits, always the same for the same id."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _one_by_one(messages: Sequence[Json]) -> list[Json]:
-    """Each call in a message of its own, with its result behind it."""
+    """Split messages with several calls, so that each message has one call, followed by its result."""
     parted: list[Json] = []
     at = 0
     while at < len(messages):

@@ -1,5 +1,5 @@
-"""Qwen 3 Coder: ``<function=name>`` and ``<parameter=x>`` with bare text in between; JSON is made of it by the tool's
-schema. A custom tool's text stands as it is in ``<parameter=input>``."""
+"""Format of Qwen 3 Coder: ``<function=name>`` and ``<parameter=x>`` around bare text, which is converted to JSON by the
+tool's schema. A custom tool's text is the content of ``<parameter=input>``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
 class CoderReader(Reader):
-    starts = (OPEN, _FUNCTION)  # the outer mark is often forgotten
+    starts = (OPEN, _FUNCTION)  # models often omit the outer mark
     ends = (CLOSE, _FUNCTION_END)
 
     def calls(self, mark: str) -> Steps[None]:
@@ -53,7 +53,7 @@ class CoderReader(Reader):
             self.argue("}")
 
     def _opens_parameter(self) -> Steps[bool]:
-        """Does another parameter come, rather than the function's end?"""
+        """Whether another parameter follows, rather than the function's end."""
         if (yield from skip_space(self)) != "<":
             raise Broken
         char = yield from self.char()
@@ -65,7 +65,8 @@ class CoderReader(Reader):
         return True
 
     def _value(self, schema: Mapping[str, Any]) -> Steps[None]:
-        """Text goes on while it comes. Anything else waits for its end: only then is it known whether it is JSON."""
+        """Convert a parameter's value. Text is passed on as it comes. Any other value is held until its end, which
+        shows whether it is JSON."""
         if is_text(schema):
             self.argue('"')
             yield from _text(self, lambda text: self.argue(_quoted(text)))
@@ -92,7 +93,7 @@ def _as_json(text: str) -> str:
 
 
 def _text(source: Characters, put: Put) -> Steps[None]:
-    """A parameter's text, without the line breaks next to its marks."""
+    """Read a parameter's text, without the line breaks next to its marks."""
     char = yield from source.char()
     if char == "\n":
         char = yield from source.char()
@@ -114,7 +115,7 @@ _ENDS = (_PARAMETER_END, "\n" + _PARAMETER_END)
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The schema of this property; where it only refers to another, that one."""
+    """Return the schema of this property, with a reference resolved."""
     found = schema.get("properties", {}).get(name, {})
     reference = found.get("$ref") if isinstance(found, dict) else None
     for key in ("$defs", "definitions"):
@@ -124,7 +125,7 @@ def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Is a value by this schema written as bare text?"""
+    """Whether a value of this schema is written as bare text."""
     kinds = schema.get("type")
     if kinds is None and isinstance(schema.get("enum"), list):
         return all(isinstance(value, str) for value in schema["enum"])
@@ -160,7 +161,8 @@ def _call(tool: Tool, rule: str) -> Sequence[str]:
 
 
 def _value_rules(tool: Tool, root: Mapping[str, Any], name: str, rule: str) -> tuple[str, list[str]]:
-    """What stands between a parameter's line and its closing mark, which is included; and the rules for that."""
+    """Return the rule for the text between a parameter's line and its closing mark, including the mark; and the rules
+    that it uses."""
     close = literal("\n" + _PARAMETER_END)
     schema = _property(root, name)
     if tool.custom and tool.grammar is not None:
@@ -179,7 +181,7 @@ def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _free_text(schema: Mapping[str, Any]) -> str:
-    """Bare text up to the closing mark, as an expression. The mark itself can't stand in it."""
+    """Return an expression for bare text up to the closing mark, which the text cannot contain."""
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
     if "pattern" in schema:
         body = _found(str(schema["pattern"]))
@@ -191,7 +193,7 @@ def _free_text(schema: Mapping[str, Any]) -> str:
 
 
 def _found(pattern: str) -> str:
-    """An expression for a text in which the pattern is found."""
+    """Return an expression for a text that contains the pattern."""
     before = "" if pattern.startswith("^") else "(?s:.*)"
     after = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
     inner = pattern.removeprefix("^")
@@ -200,13 +202,13 @@ def _found(pattern: str) -> str:
 
 
 def _slashed(expression: str) -> str:
-    """An expression as it stands between slashes."""
+    """Escape an expression for use between slashes."""
     return expression.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
 
 
 def _custom_body(tool: Tool) -> str:
     grammar = tool.grammar
-    assert grammar is not None  # whoever asks has looked
+    assert grammar is not None  # callers check this
     if grammar.kind == "regex":
         return f"/{_slashed(grammar.text)}/"
     if grammar.kind == "choice":

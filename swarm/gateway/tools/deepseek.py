@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: each call between marks of its own; V3.1 leaves out the kind of tool and the fence around the
+"""Formats of DeepSeek V3 and R1: each call has its own marks. V3.1 omits the type of tool and the fence around the
 JSON."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def deepseek(added: Added) -> Family:
 
 
 def deepseek_unfenced(added: Added) -> Family:
-    """V3.1 and later."""
+    """Return the format of V3.1 and later."""
     begin, sep, end = (mark(text, added) for text in (BEGIN, SEP, END))
 
     def call(tool: Tool, rule: str) -> Sequence[str]:

@@ -1,7 +1,7 @@
-"""The families, and which of them a model belongs to.
+"""Registry of tool-call formats, and detection of a model's format.
 
-Packages can bring families of their own: an entry point of the group ``swarm.tool_families`` names a function that
-takes the model's special and added tokens (their ids by their texts) and returns a Family. Those are asked first.
+Packages can add formats: an entry point of the group ``swarm.tool_families`` names a function that takes the model's
+special and added tokens (ids by text) and returns a ToolCallFormat. Those are tried first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = "swarm.tool_families"
 
 Make = Callable[[Added], Family]
 
-# In the order in which they are asked: those whose marks say more stand before those whose marks others use as well.
+# In the order in which they are tried: formats with specific marks come before formats whose marks are common.
 OWN: Mapping[str, Make] = {
     "deepseek": deepseek,
     "deepseek-v3.1": deepseek_unfenced,
@@ -40,19 +40,19 @@ OWN: Mapping[str, Make] = {
 
 
 def family_of(template: str | None, added: Added | None = None) -> Family:
-    """The family that a chat template belongs to. ``plain`` if none does: then a system text tells of the tools."""
+    """Return the format of a chat template; ``plain`` if none fits, which describes the tools in a system message."""
     made = (make(added or {}) for make in all_families().values())
     return next(family for family in made if family.fits(template or ""))
 
 
 def visible(family: Family, added: Added) -> tuple[int, ...]:
-    """The tokens that must be seen as text, for the family's calls to be found."""
+    """Return the tokens that must appear as text so that calls of this format are found."""
     return tuple(added[mark] for mark in family.marks if mark in added)
 
 
 @cache
 def all_families() -> Mapping[str, Make]:
-    """Those of installed packages, then ours."""
+    """Return the formats of installed packages, then the built-in ones."""
     return {**_plugged(), **OWN}
 
 
@@ -62,6 +62,6 @@ def _plugged() -> dict[str, Make]:
         try:
             found[point.name] = point.load()
         except (ImportError, AttributeError) as error:
-            reason = f"the family of tool calls {point.name!r} ({point.value}) can't be loaded: {error}"
+            reason = f"the tool-call format {point.name!r} ({point.value}) can't be loaded: {error}"
             raise ModelError(reason) from error
     return found

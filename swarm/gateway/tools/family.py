@@ -1,4 +1,4 @@
-"""What a family of models must be able to do with tool calls."""
+"""Interfaces of tool-call formats and their parsers."""
 
 from __future__ import annotations
 
@@ -12,74 +12,76 @@ from swarm.params import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text that is no call."""
+    """Text that is not part of a call."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A call of this tool begins."""
+    """Start of a call of this tool."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Argued:
-    """More of the arguments of the call that began last."""
+    """More of the arguments of the current call."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The arguments of that call are whole."""
+    """End of the current call's arguments."""
 
 
 Found = Said | Begun | Argued | Over
 
 
 class CallReader(Protocol):
-    """Reads one answer."""
+    """Parser of one answer."""
 
     @property
     def done(self) -> bool:
-        """Will nothing more count, so that the answer may be stopped? (The only call that was allowed is over.)"""
+        """Whether nothing further counts (the only allowed call is over), so that the answer may be stopped."""
         ...
 
     def push(self, text: str) -> Sequence[Found]:
-        """What is certain after this text. Nothing that could be part of a mark is shown yet."""
+        """Add text and return what is now certain. Text that could be part of a mark is held back."""
         ...
 
     def finish(self) -> Sequence[Found]:
-        """The rest, when nothing more comes: a call that was cut off is over; what was no call is said as it is."""
+        """End the answer and return the rest: a call that was cut off ends; held text that is no call is returned as
+        text."""
         ...
 
 
 class Family(Protocol):
-    """One way to write calls."""
+    """A format in which models write tool calls."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that calls are found by. Those that are special tokens of the model must be made visible."""
+        """Texts that mark calls. Those that are special tokens of the model must be made visible."""
         ...
 
     def fits(self, template: str) -> bool:
-        """Does this chat template belong to the family?"""
+        """Whether a chat template uses this format."""
         ...
 
     def instructions(self, use: ToolUse) -> str:
-        """A system text that tells the model of the tools; empty if the chat template does that itself."""
+        """Return a system message that describes the tools to the model; empty if the chat template does that
+        itself."""
         ...
 
     def reader(self, use: ToolUse) -> CallReader: ...
 
     def forced(self, use: ToolUse) -> Grammar:
-        """The grammar of an answer that calls as ``use`` says: any tool, or the named one; once, or several times.
-        Raises InvalidRequest if that can't be said in a grammar."""
+        """Return the grammar of an answer that makes the required calls: of any tool or of the named one, once or
+        several times. Raises InvalidRequest if no grammar can express that."""
         ...
 
 
@@ -89,7 +91,7 @@ def _nothing(_: ToolUse) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A family put together from its parts."""
+    """A format composed of functions."""
 
     name: str
     marks: tuple[str, ...]

@@ -1,9 +1,8 @@
-"""The grammars by which a model is made to call: Lark rules in llguidance's dialect.
+"""Grammars that force a model to call: Lark rules in llguidance's dialect.
 
-A mark that is a token of the model beside its vocabulary (a special one, or one that was added) is written as that
-token; any other as text. Arguments follow the tool's
-JSON schema, with at most one space where JSON takes any whitespace, so that nothing grows without bound but what the
-schema leaves open.
+A mark that is a special or added token of the model is written as that token; any other mark as text. Arguments follow
+the tool's JSON schema, with at most one space where JSON allows any whitespace, so that only what the schema leaves
+open can grow without bound.
 """
 
 from __future__ import annotations
@@ -16,32 +15,33 @@ from swarm.errors import InvalidRequest
 from swarm.gateway.ask import Tool, ToolUse
 from swarm.params import MAX_GRAMMAR, Grammar
 
-MAX_CALLS = 16  # that a forced answer may have: a model that sees no end must not go on for ever
+MAX_CALLS = 16  # calls in a forced answer; prevents a model that never ends from running forever
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
+# keywords of a schema that may allow further properties
 _OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas")
 
-Added = Mapping[str, int]  # the model's special and added tokens by their texts
+Added = Mapping[str, int]  # the model's special and added tokens: ids by text
 
 
 def literal(text: str) -> str:
-    """This text, in a rule."""
+    """Return this text as a literal of a rule."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def mark(text: str, added: Added) -> str:
-    """A mark in a rule: the token if it is one."""
+    """Return a mark for a rule: as a token if it is one, otherwise as a literal."""
     return f"<[{added[text]}]>" if text in added else literal(text)
 
 
 def json_of(schema: Mapping[str, Any], *, lenient: bool) -> str:
-    """A value by this schema, in a rule. ``lenient``: keywords that can't be enforced are passed over."""
+    """Return the rule for a value of this schema. ``lenient``: ignore keywords that cannot be enforced."""
     return "%json " + json.dumps({**schema, "x-guidance": {**_SPACING, "lenient": lenient}}, ensure_ascii=False)
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a call's arguments as they stand in JSON: always an object."""
+    """Return the schema of a call's arguments as JSON: always an object."""
     if tool.custom:
         return {
             "type": "object",
@@ -59,7 +59,8 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Are all properties named right here? Then a forced call keeps to them, unless the schema says otherwise."""
+    """Whether the schema itself names all properties. A forced call is then limited to them, unless the schema allows
+    others."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or not properties or any(key in schema for key in _OPEN):
         return False
@@ -67,12 +68,12 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def arguments_rule(tool: Tool) -> str:
-    """The arguments of a call, as JSON, in a rule."""
+    """Return the rule for a call's arguments as JSON."""
     return json_of(arguments_schema(tool), lenient=not tool.strict)
 
 
 def _text_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a custom tool's text, which stands in JSON as a string."""
+    """Return the schema of a custom tool's text, written as a string in JSON."""
     grammar = tool.grammar
     if grammar is None:
         return {"type": "string"}
@@ -88,7 +89,7 @@ def _text_schema(tool: Tool) -> dict[str, Any]:
 
 
 def callable_tools(use: ToolUse) -> tuple[Tool, ...]:
-    """The tools that a forced answer may call. Raises InvalidRequest if there are none."""
+    """Return the tools that a forced answer may call. Raises InvalidRequest if there are none."""
     tools = use.tools
     if use.choice == "named":
         tools = tuple(tool for tool in use.tools if tool.name == use.named)
@@ -98,13 +99,13 @@ def callable_tools(use: ToolUse) -> tuple[Tool, ...]:
 
 
 def several(use: ToolUse) -> bool:
-    """May a forced answer have several calls? A named tool is called once."""
+    """Whether a forced answer may have several calls. A named tool is called once."""
     return use.parallel and use.choice != "named"
 
 
 def one_of(use: ToolUse, body: Callable[[Tool, str], Sequence[str]]) -> list[str]:
-    """Rules by which ``call`` is a call of any tool that may be called. ``body`` writes the rules of one tool, of which
-    the first begins with the given name."""
+    """Return rules in which ``call`` is a call of any allowed tool. ``body`` returns the rules of one tool, the first
+    of which has the given name."""
     tools = callable_tools(use)
     rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
@@ -113,7 +114,8 @@ def one_of(use: ToolUse, body: Callable[[Tool, str], Sequence[str]]) -> list[str
 
 
 def grammar(start: str, rules: Sequence[str], use: ToolUse, between: str = "") -> Grammar:
-    """The grammar with these rules. ``start`` has ``{calls}`` where calls stand, ``between`` is what parts them."""
+    """Return the grammar with these rules. ``start`` has ``{calls}`` in place of the calls; ``between`` separates
+    them."""
     again = f"({between} call)" if between else "call"
     calls = f"call {again}{{0,{MAX_CALLS - 1}}}" if several(use) else "call"
     text = "\n".join(["%llguidance {}", "start: " + start.replace("{calls}", calls), *rules])
@@ -127,7 +129,7 @@ def grammar(start: str, rules: Sequence[str], use: ToolUse, between: str = "") -
 
 
 def json_call(name_key: str, arguments_key: str) -> Callable[[Tool, str], Sequence[str]]:
-    """Rules of a call that is written as a JSON object."""
+    """Return a function that makes the rules of a call written as a JSON object."""
 
     def body(tool: Tool, rule: str) -> Sequence[str]:
         head = "{" + json.dumps(name_key) + ": " + json.dumps(tool.name) + ", " + json.dumps(arguments_key) + ": "

@@ -1,4 +1,4 @@
-"""Granite 3, Phi 4 mini and others: a list of JSON objects behind a mark, ``<|tool_call|>[{"name": …}]``."""
+"""Format of Granite 3, Phi 4 mini and others: a list of JSON objects after a mark, ``<|tool_call|>[{"name": …}]``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from swarm.gateway.tools.objects import call_or_list
 from swarm.gateway.tools.reading import Reader, Steps
 from swarm.params import Grammar
 
-OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"  # Granite writes no closing mark
-_TEXT_OPEN, _TEXT_CLOSE = "<tool_call>", "</tool_call>"  # what Granite's smaller models write as often
+OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"  # Granite has no closing mark
+_TEXT_OPEN, _TEXT_CLOSE = "<tool_call>", "</tool_call>"  # a form that Granite's smaller models use just as often
 
 
 class ListReader(Reader):

@@ -1,5 +1,5 @@
-"""Hermes, Qwen 2.5 and 3, Granite 4 and many more: ``<tool_call>`` around a JSON object. And the same for models whose
-chat template knows no tools, which are told of it in a system text of ours (``plain``)."""
+"""Format of Hermes, Qwen 2.5 and 3, Granite 4 and many more: ``<tool_call>`` around a JSON object. ``plain`` is the
+same format for models whose chat template does not support tools: a system message describes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hermes(added: Added) -> Family:
 
 
 def plain(added: Added) -> Family:
-    """For templates that know no tools."""
+    """Return the format for templates without support for tools."""
     return Way("plain", (OPEN, CLOSE), lambda _: True, HermesReader, _forcer(added), _instructions)
 
 
@@ -60,7 +60,7 @@ _TAIL = (
 
 
 def _told(tool: Tool) -> str:
-    """One line about a tool."""
+    """Return the line that describes a tool."""
     return json.dumps(described(tool)["function"], ensure_ascii=False)
 
 
@@ -71,7 +71,7 @@ def _urged(use: ToolUse) -> list[str]:
 
 
 def described(tool: Tool) -> dict[str, object]:
-    """A tool in the form that chat templates take. A custom one is a function with one text."""
+    """Return a tool in the form that chat templates take. A custom tool becomes a function with one text."""
     parameters: object = dict(tool.parameters) or {"type": "object", "properties": {}}
     description = tool.description
     if tool.custom:

@@ -1,8 +1,8 @@
-"""Llama 3 and 4: a bare JSON object at the beginning of the answer, ``{"name": …, "parameters": {…}}``, or several with
-``;`` between them; the same behind ``<|python_tag|>``; Python calls in brackets, ``[f(a=1), g()]``; and
-``<function=f>{…}</function>``.
+"""Format of Llama 3 and 4. Calls are one of: a JSON object at the beginning of the answer, ``{"name": …, "parameters":
+{…}}``, or several separated by ``;``; the same after ``<|python_tag|>``; Python calls in brackets, ``[f(a=1), g()]``;
+and ``<function=f>{…}</function>``.
 
-Without a mark, only an offered tool's name makes a call: an answer may well be JSON, or begin with a bracket.
+Without a mark, only the name of an offered tool makes a call: an ordinary answer may be JSON, or begin with a bracket.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LlamaReader(Reader):
             yield from self._calls(bare=False)
 
     def _calls(self, *, bare: bool) -> Steps[None]:
-        """Objects, or Python calls."""
+        """Read JSON objects or Python calls."""
         before = self.num_calls
         char = yield from skip_space(self)
         if char == "[":

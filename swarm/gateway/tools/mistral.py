@@ -1,4 +1,4 @@
-"""Mistral: ``[TOOL_CALLS]`` before a list of JSON objects; its newer models write ``[TOOL_CALLS]name[ARGS]{…}``, once
+"""Formats of Mistral: ``[TOOL_CALLS]`` before a list of JSON objects; newer models write ``[TOOL_CALLS]name[ARGS]{…}``
 for each call."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MistralReader(Reader):
             yield from self._named()
 
     def _named(self) -> Steps[None]:
-        """A name, perhaps the call's id, and the arguments."""
+        """Read a name, an optional call id, and the arguments."""
         name, stop = yield from word_until(self, "[{")
         if stop == "[" and (yield from self.char()) == "C":
             yield from expect(self, CALL_ID[2:])
@@ -53,7 +53,7 @@ def mistral(added: Added) -> Family:
 
 
 def mistral_args(added: Added) -> Family:
-    """The newer form."""
+    """Return the newer format."""
 
     def call(tool: Tool, rule: str) -> Sequence[str]:
         head = f"{mark(CALLS, added)} {literal(tool.name)} {mark(ARGS, added)}"

@@ -1,7 +1,7 @@
-"""Calls written as JSON: ``{"name": …, "arguments": {…}}``, one or a list of them.
+"""Parses calls written as JSON: ``{"name": …, "arguments": {…}}``, one object or a list.
 
-Arguments are passed on as they are written, while they are written. A custom tool's text stands in them as
-``{"input": "…"}`` and is handed out as the text that it is; so is JSON that a model put into a string.
+Arguments are passed on in their original spelling as they arrive. A custom tool's text, ``{"input": "…"}``, is decoded
+and passed on as text; so is JSON that a model has put into a string.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from swarm.gateway.tools.reading import SPACE, Broken, Characters, Reader, Steps
 Put = Callable[[str], None]
 
 _CLOSE = {"{": "}", "[": "]"}
+# characters of numbers and words
 _SCALAR = frozenset("0123456789+-.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_BETWEEN = _SCALAR | frozenset(SPACE + ",:")
+_BETWEEN = _SCALAR | frozenset(SPACE + ",:")  # characters between brackets, outside strings
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _NAMES = ("name", "function")
@@ -22,7 +23,7 @@ _ARGUMENTS = ("arguments", "parameters", "input")
 
 
 def value(source: Characters, first: str, put: Put) -> Steps[None]:
-    """Pass on a JSON value as it is written. Brackets must match; more is not asked."""
+    """Pass on a JSON value in its original spelling. Checks only that brackets match."""
     if first in _CLOSE:
         yield from _container(source, first, put)
     elif first == '"':
@@ -56,7 +57,7 @@ def _container(source: Characters, first: str, put: Put) -> Steps[None]:
 
 
 def _raw_string(source: Characters, put: Put) -> Steps[None]:
-    """The rest of a string as it is written, its closing quote included."""
+    """Pass on the rest of a string in its original spelling, with its closing quote."""
     char = ""
     while char != '"':
         char = yield from source.char()
@@ -66,8 +67,8 @@ def _raw_string(source: Characters, put: Put) -> Steps[None]:
 
 
 def string(source: Characters, put: Put) -> Steps[None]:
-    """The text of a string, after its opening quote."""
-    high = ""  # half of a surrogate pair
+    """Decode the text of a JSON string, after its opening quote."""
+    high = ""  # first half of a surrogate pair
     while True:
         char = yield from source.char()
         code = (yield from _escaped(source)) if char == "\\" else char
@@ -98,7 +99,7 @@ def _escaped(source: Characters) -> Steps[str]:
 
 
 class Arguments(Characters):
-    """From the JSON of a call's arguments, character by character, to what is handed out."""
+    """Converts the JSON of a call's arguments, character by character, into the text that is passed on."""
 
     def __init__(self, custom: bool, put: Put) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class Arguments(Characters):
         char = yield from self.char()
         if char == '"':
             yield from string(self, self._put)
-        elif char != "n":  # null: the same as none
+        elif char != "n":  # null means no arguments
             while True:
                 self._put(char)
                 char = yield from self.char()
@@ -145,7 +146,8 @@ def _ignore(_: str) -> None:
 
 
 def members(source: Characters, member: Callable[[str, str], Steps[None]]) -> Steps[None]:
-    """The members of an object, after its ``{``: each with its key and the first character of its value."""
+    """Read the members of an object, after its ``{``. ``member`` reads each value, given its key and first
+    character."""
     char = yield from skip_space(source)
     while char != "}":
         if char != '"':
@@ -163,8 +165,8 @@ def members(source: Characters, member: Callable[[str, str], Steps[None]]) -> St
 
 
 class _Call:
-    """One call's object. With a mark before it, the name says that it is a call. Without one (``bare``), only an
-    offered tool's name with arguments does."""
+    """Parser of one call's object. After a mark, a name makes it a call. Without a mark (``bare``), it must be the name
+    of an offered tool, with arguments."""
 
     def __init__(self, reader: Reader, bare: bool) -> None:
         self._reader = reader
@@ -181,7 +183,7 @@ class _Call:
         end(self._reader, self._name)
 
     def _member(self, key: str, first: str) -> Steps[None]:
-        if key == "function" and first == "{":  # as clients write calls
+        if key == "function" and first == "{":  # the form in which clients write calls
             yield from members(self._reader, self._member)
         elif key in _NAMES and first == '"' and not self._name:
             name: list[str] = []
@@ -214,13 +216,13 @@ class _Call:
 
 
 def sink(reader: Reader, name: str) -> Put:
-    """Where the JSON of a call's arguments goes."""
+    """Return the function that receives the JSON of a call's arguments."""
     tool = reader.tool(name.strip(SPACE))
     return Arguments(tool is not None and tool.custom, reader.argue).push
 
 
 def end(reader: Reader, name: str) -> None:
-    """The call is whole. A function's arguments are an object even if the model wrote none."""
+    """End a tool call. A function's arguments are an object even if the model wrote none."""
     tool = reader.tool(name.strip(SPACE))
     if not reader.has_argued and not (tool is not None and tool.custom):
         reader.argue("{}")
@@ -228,12 +230,12 @@ def end(reader: Reader, name: str) -> None:
 
 
 def call_object(reader: Reader, *, bare: bool = False) -> Steps[None]:
-    """One call, after its ``{``."""
+    """Read one call, after its ``{``."""
     yield from _Call(reader, bare).read()
 
 
 def call_or_list(reader: Reader) -> Steps[None]:
-    """One call, or several in brackets."""
+    """Read one call, or several in brackets."""
     first = yield from skip_space(reader)
     if first == "{":
         yield from call_object(reader)

@@ -1,4 +1,4 @@
-"""Calls written as Python, ``[f(a=1, b="x"), g()]``: arguments become JSON while they are read."""
+"""Parses calls written as Python, ``[f(a=1, b="x"), g()]``, and converts their arguments to JSON as they arrive."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from swarm.gateway.tools.reading import SPACE, Broken, Characters, Reader, Steps
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
-_CODES = {"x": 2, "u": 4, "U": 8}  # escapes that are followed by so many hexadecimal digits
+_CODES = {"x": 2, "u": 4, "U": 8}  # escapes, and the number of hexadecimal digits after them
 _NUMBER = "0123456789+-.eE_"
 _CLOSE = {"[": "]", "(": ")"}
 
 
 def python_calls(reader: Reader) -> Steps[None]:
-    """Calls of offered tools, after the ``[``."""
+    """Read calls of offered tools, after the ``[``."""
     before = reader.num_calls
     char = yield from skip_space(reader)
     while char not in "]":
@@ -56,7 +56,7 @@ def _call(reader: Reader) -> Steps[None]:
 
 
 def _next_item(source: Characters, close: str) -> Steps[str]:
-    """The first character of the next item, or the closing bracket."""
+    """Return the first character of the next item, or the closing bracket."""
     char = yield from skip_space(source)
     if char == ",":
         char = yield from skip_space(source)
@@ -66,7 +66,7 @@ def _next_item(source: Characters, close: str) -> Steps[str]:
 
 
 def _value(source: Characters, first: str, put: Put) -> Steps[None]:
-    """From a Python literal to JSON."""
+    """Convert a Python literal to JSON."""
     if first in "\"'":
         yield from _string(source, first, put)
     elif first in _CLOSE:
@@ -148,7 +148,7 @@ def _number(source: Characters, first: str, put: Put) -> Steps[None]:
 
 
 def _as_float(text: str) -> str:
-    """Numbers that Python knows and JSON does not, such as ``.5``."""
+    """Return a number that is valid in Python but not in JSON, such as ``.5``, in JSON's form."""
     try:
         return json.dumps(float(text), allow_nan=False)
     except ValueError:

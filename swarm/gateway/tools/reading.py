@@ -1,10 +1,10 @@
-"""Reading an answer character by character: what is text, and where a call may begin.
+"""Parses an answer character by character into text and calls.
 
-Every reader is a generator that asks for one character at a time, so it cannot know how the text was cut: the same
-text gives the same parts. What has been read since the last certain point is *held*: whitespace, then a mark or its
-beginning, then whatever comes before the name of a tool is known. When a call begins, the held text was its head and is
-forgotten; when it turns out that none begins, the held text is said. The character at which that became clear may be
-the first of a mark, so it is read again; no other can be, because a mark's first character stands nowhere else in it.
+Every parser is a generator that requests one character at a time, so its result cannot depend on how the text was cut.
+The text read since the last certain point is *held*: whitespace, then a mark or its beginning, then everything before
+the tool's name is certain. When a call begins, the held text was its head and is dropped; when it turns out that none
+begins, the held text is released as text. The character that decides this may be the first of a mark, so it is read
+again; no other character can be, because a mark's first character occurs nowhere else in it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from swarm.gateway.ask import Tool, ToolUse
 from swarm.gateway.tools.family import Argued, Begun, Found, Over, Said
 
 _T = TypeVar("_T")
-Steps = Generator[None, str, _T]  # asks for characters one by one, and returns something
+Steps = Generator[None, str, _T]  # requests characters one by one, and returns a result
 
 SPACE = " \t\r\n"
-MAX_HELD = 1 << 16  # characters before a name is known: arguments that come first wait for it
-MAX_SPACE = 256  # whitespace that waits for a mark
+MAX_HELD = 1 << 16  # characters held before the name is certain: arguments that come first wait for it
+MAX_SPACE = 256  # whitespace held before a mark
 _MAX_NAME = 256
 
 
 class Broken(Exception):
-    """What comes is no call, or no longer one."""
+    """The text is not a call, or no longer a valid one."""
 
 
 class Characters:
-    """A text that is read one character at a time, and of which the last one may be read again."""
+    """Source of characters, read one at a time; the last one can be read again."""
 
     def __init__(self) -> None:
         self._again = ""
         self._last = ""
 
     def char(self) -> Steps[str]:
-        """The next character."""
+        """Return the next character."""
         if self._again:
             self._last, self._again = self._again, ""
         else:
@@ -45,47 +45,49 @@ class Characters:
         return self._last
 
     def unread(self) -> None:
-        """Let the last character be read once more."""
+        """Make the last character the next one again."""
         self._again = self._last
 
 
 class Reader(Characters):
-    """What all families' readers do. A family says what comes after a mark (``calls``), and what may come at the
-    beginning of an answer without one (``opening``)."""
+    """Base class of all formats' parsers. A subclass implements what follows a mark (``parse_calls``), and what may
+    begin an answer without one (``parse_opening``)."""
 
     starts: Sequence[str] = ()  # marks that begin calls
-    ends: Sequence[str] = ()  # marks that end them; what is left of a broken call is skipped up to one
+    ends: Sequence[str] = ()  # marks that end calls; the rest of a broken call is skipped up to one
 
     def __init__(self, use: ToolUse) -> None:
         super().__init__()
         self.done = False
-        self.num_calls = 0
+        self.num_calls = 0  # calls that have ended
         self._parallel = use.parallel
         self._tools = {tool.name: tool for tool in use.tools} if use.offered else {}
         self._all = (*self.starts, *self.ends)
         firsts = {mark[0] for mark in self._all}
+        # matches the first character of any mark
         self._first = re.compile("[" + re.escape("".join(sorted(firsts))) + "]") if firsts else None
-        self._held: list[str] = []
-        self._calling = False
-        self._argued = False
-        self._idle = False  # at a place where plain text may be passed on in bulk
-        self._skipping = False  # what is left of a broken call
+        self._held: list[str] = []  # text held back, by characters
+        self._calling = False  # inside a call
+        self._argued = False  # the current call has arguments
+        self._idle = False  # at a point where plain text may be passed on in bulk
+        self._skipping = False  # skipping the rest of a broken call
+        # results that have not been returned
         self._runs: list[tuple[type[Said | Begun | Argued | Over], list[str]]] = []
         self._main = self._read() if self._tools else None
         if self._main is not None:
             next(self._main)
 
-    # --- what a family provides
+    # --- for subclasses to override
 
     def opening(self) -> Steps[None]:
-        """Read calls that have no mark before them. Here: none."""
+        """Read calls without a mark at the beginning of the answer. By default there are none."""
         yield from ()
 
     def calls(self, mark: str) -> Steps[None]:
-        """Read the call, or calls, after this mark. Raises Broken where it is none."""
+        """Read the call, or calls, after this mark. Raises NotACall if there is none."""
         raise NotImplementedError
 
-    # --- what its callers use
+    # --- for callers
 
     def push(self, text: str) -> Sequence[Found]:
         if self._main is None:
@@ -106,10 +108,10 @@ class Reader(Characters):
         return self._take()
 
     def _is_end(self, text: str) -> bool:
-        """Is this nothing, or the beginning of the mark behind a call?"""
+        """Whether the text is empty, or the beginning of a closing mark."""
         return not text or any(mark.startswith(text) for mark in self.ends)
 
-    # --- what families use
+    # --- for subclasses to use
 
     def char(self) -> Steps[str]:
         char = yield from super().char()
@@ -127,11 +129,11 @@ class Reader(Characters):
             self._held.pop()
 
     def forget(self) -> None:
-        """What was read so far belongs to calls, and is never said."""
+        """Drop the held text: it belongs to calls, and is never released."""
         self._held.clear()
 
     def tool(self, name: str) -> Tool | None:
-        """The tool of this name, if it was offered."""
+        """Return the offered tool with this name."""
         return self._tools.get(name)
 
     def begin(self, name: str) -> None:
@@ -143,14 +145,14 @@ class Reader(Characters):
         self._put(Begun, name)
 
     def argue(self, text: str) -> None:
-        """Hand out more of the arguments."""
+        """Add to the arguments of the current call."""
         if text:
             self._argued = True
             self._put(Argued, text)
 
     @property
     def has_argued(self) -> bool:
-        """Have any arguments of this call been handed out?"""
+        """Whether the current call has any arguments."""
         return self._argued
 
     def over(self) -> None:
@@ -159,7 +161,7 @@ class Reader(Characters):
         self.done = not self._parallel
         self._runs.append((Over, []))
 
-    # --- the walk through the text
+    # --- parsing
 
     def _feed(self, main: Steps[None], text: str) -> None:
         at = 0
@@ -171,7 +173,7 @@ class Reader(Characters):
                 at += 1
 
     def _pass_on(self, text: str, at: int) -> int:
-        """Say what can't belong to a mark; return where that ends."""
+        """Release text that cannot belong to a mark, and return the position after it."""
         found = self._first.search(text, at) if self._first is not None else None
         plain = text[at : found.start() if found else len(text)].rstrip(SPACE)
         self._put(Said, plain)
@@ -195,7 +197,7 @@ class Reader(Characters):
                 self._release()
 
     def _mark(self) -> Steps[str]:
-        """Say text until a mark begins calls."""
+        """Release text until a mark begins calls, and return the mark."""
         while True:
             self._idle = True
             char = yield from self.char()
@@ -215,8 +217,8 @@ class Reader(Characters):
                 self._release()
 
     def _match(self, begun: str) -> Steps[str]:
-        """The mark that begins with this character; if none does, empty, and the character that broke it is read
-        again."""
+        """Return the mark that begins with this character. If there is none, return "" and read the mismatching
+        character again."""
         length = len(begun)
         while any(mark.startswith(begun) for mark in self._all):
             if begun in self._all:
@@ -228,12 +230,12 @@ class Reader(Characters):
         return ""
 
     def _release(self) -> None:
-        """The held text is no call: say it, unless it is what is left of one."""
+        """Release the held text as text, unless it is the rest of a broken call."""
         if not self._skipping:
             self._put(Said, "".join(self._held))
         self._held.clear()
 
-    # --- what was found
+    # --- results
 
     def _put(self, kind: type[Said | Begun | Argued], text: str) -> None:
         if not text:
@@ -249,7 +251,7 @@ class Reader(Characters):
 
 
 def skip_space(source: Characters) -> Steps[str]:
-    """The next character that is no whitespace."""
+    """Return the next character that is not whitespace."""
     while True:
         char = yield from source.char()
         if char not in SPACE:
@@ -257,7 +259,7 @@ def skip_space(source: Characters) -> Steps[str]:
 
 
 def expect(source: Characters, text: str) -> Steps[None]:
-    """Read exactly this. Raises Broken at the first other character."""
+    """Read exactly this text. Raises NotACall at the first other character."""
     for wanted in text:
         char = yield from source.char()
         if char != wanted:
@@ -265,7 +267,7 @@ def expect(source: Characters, text: str) -> Steps[None]:
 
 
 def word_until(source: Characters, ends: str) -> Steps[tuple[str, str]]:
-    """A short word, up to one of these characters, and that one."""
+    """Read a short word up to one of these characters; returns the word and that character."""
     word: list[str] = []
     while True:
         char = yield from source.char()

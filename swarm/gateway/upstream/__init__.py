@@ -1,1 +1,2 @@
-"""Other servers: ``choice`` says which of them takes a request (pure), ``relay`` brings it there, its answer back."""
+"""Other servers (upstreams): ``pool`` chooses the one that takes a request (pure), ``proxy`` forwards the request and
+returns its answer."""

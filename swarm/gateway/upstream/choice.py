@@ -1,8 +1,8 @@
-"""Which other server takes a request. Pure: the time goes in.
+"""Upstream pool: chooses the server that takes a request. Pure: the time is passed in.
 
-A model that only they have goes to those that have it, in their order. What is meant for ours goes to them when we
-can't: ``busy`` takes it when the swarm is full or down, ``down`` when it is down. One that has just failed is
-not asked again for a while, unless nobody else is left.
+A request for a model that only other servers have goes to those servers, in their order. A request for the swarm's own
+model goes to them when the swarm cannot answer: to servers with ``busy`` when the swarm is full or down, to servers
+with ``down`` when it is down. A server that has just failed is tried last for a while.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-AVOID_S = 5.0  # after a failure
+AVOID_S = 5.0  # seconds after a failure
 
 Trouble = Literal["busy", "down"]
 Outcome = Literal["answered", "failed", "broke_off", "left"]
@@ -21,7 +21,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Another server, with its key. ``models``: what it calls those that clients name."""
+    """Another server, with its key. ``models``: its names for the models, by the names that clients use."""
 
     name: str
     url: str
@@ -36,7 +36,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, and the model to ask it for."""
+    """A server, and the name of the model to request from it."""
 
     server: Server
     model: str
@@ -44,19 +44,20 @@ class Target:
 
 @dataclass(slots=True)
 class Board:
-    """Who there is, and how they have done."""
+    """The configured servers, and their recent failures."""
 
     servers: Sequence[Server]
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by server and Outcome
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by server and outcome
     _failed_at: dict[str, float] = field(default_factory=dict)
 
     def named(self, model: str, now: float) -> list[Target]:
-        """Who has this model."""
+        """Return the servers that have this model."""
         return self._order([Target(s, s.models[model]) for s in self.servers if model in s.models], now)
 
     def for_ours(self, own: str, trouble: Trouble, now: float) -> list[Target]:
-        """Return the servers that take a request for our model, ``own`` by name; "" while the name is unknown. No name
-        that a client wrote reaches another server this way: it could be that of its most expensive model."""
+        """Return the servers that take a request for our model. ``own_model``: its name, or "" while it is unknown. A
+        model name from a client is never sent to another server this way: it could be that of its most expensive model.
+        """
         fit = ("busy", "down") if trouble == "down" else ("busy",)
         targets = [Target(s, s.overflow_model or own) for s in self.servers if s.when in fit]
         return self._order([target for target in targets if target.model], now)
@@ -70,28 +71,28 @@ class Board:
         self._failed_at[server.name] = now
 
     def broke_off(self, server: Server, now: float) -> None:
-        """Its answer had begun, so nobody else could be asked."""
+        """Record that an answer broke off after it had begun, so that no other server could be tried."""
         self._count(server, "broke_off")
         self._failed_at[server.name] = now
 
     def left(self, server: Server) -> None:
-        """Whoever asked hung up before it had answered, which says nothing of it."""
+        """Record that the client disconnected before the server answered, which is no failure of the server."""
         self._count(server, "left")
 
     def _count(self, server: Server, outcome: Outcome) -> None:
         self.counts[server.name, outcome] += 1
 
     def _order(self, targets: list[Target], now: float) -> list[Target]:
-        """Those that failed lately come last."""
+        """Put servers that failed recently last."""
         return sorted(targets, key=lambda target: now - self._failed_at.get(target.server.name, -AVOID_S) < AVOID_S)
 
 
 def trouble_of(status: int) -> Trouble | None:
-    """What an answer of ours says about the swarm."""
+    """Return the state of our swarm that a status of ours implies; None if it is neither full nor down."""
     return {429: "busy", 503: "down"}.get(status)  # type: ignore[return-value]
 
 
 def is_failure(status: int) -> bool:
-    """Does an answer say that this server can't, rather than that the request is wrong? Its key and its name for the
-    model are ours to get right, not the client's."""
+    """Whether a status means that this server cannot answer, rather than that the request is wrong. Its key and its
+    model names are the gateway's configuration, not the client's."""
     return status in (401, 403, 404, 408, 429) or status >= 500

@@ -1,4 +1,4 @@
-"""Bring whole requests to other servers, and their answers back as they are."""
+"""Upstream proxy: forwards whole requests to other servers, and returns their answers unchanged."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ if TYPE_CHECKING:
     from swarm.gateway.desk.served import Served
 
 PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
-MAX_ANSWER = 64 << 20  # bytes of one that isn't streamed
-MAX_CONNECTIONS = 1024  # to all other servers; beyond, requests wait for connect_timeout_s
+MAX_ANSWER = 64 << 20  # bytes of an answer that is not streamed
+MAX_CONNECTIONS = 1024  # to all other servers; further requests wait for connect_timeout_s
 MAX_EVENT = 8 << 20  # bytes of one event of a stream
-SLOW_READER_S = 60.0
-OVERFLOW_PATIENCE_S = 0.25  # for the word that our swarm is full, before a stream's headers go out
-HUNG_UP = 499  # a status that nobody reads
-_NO_DECODING = {"accept-encoding": "identity"}  # what comes is passed on as it is
+SLOW_READER_S = 60.0  # seconds without reading a byte after which a stream is ended
+OVERFLOW_PATIENCE_S = 0.25  # seconds to wait for a refusal of our swarm before a stream's headers go out
+HUNG_UP = 499  # status of a response whose client has disconnected
+_NO_DECODING = {"accept-encoding": "identity"}  # answers are passed on without decompressing
 
 log = get_logger(__name__)
 
 
 class _Failed(Exception):
-    """This server can't; somebody else may."""
+    """This server cannot answer; another one may."""
 
 
 class Upstreams:
-    """Stands before the routes: takes what names another server's model, and what ours can't answer."""
+    """Middleware in front of the routes: forwards requests for other servers' models, and requests that our swarm
+    cannot answer."""
 
     def __init__(
         self,
@@ -52,18 +53,18 @@ class Upstreams:
         numbers: HttpNumbers | None = None,
         served: Callable[[], Served | None] = lambda: None,
     ) -> None:
-        """``numbers``: where it is counted how they did. ``served``: the model that our swarm served last. Raises
-        ConfigError if a key can't be had."""
+        """Configure the servers. ``metrics``: where their outcomes are counted. ``get_served``: returns the model that
+        our swarm served last. Raises ConfigError if a key cannot be read."""
         self._app, self._numbers, self._served = app, numbers or HttpNumbers(), served
         self.board = Board([server_of(one) for one in settings], self._numbers.upstream)
-        for server in self.board.servers:  # each is told from the beginning: rates need a zero to begin with
+        for server in self.board.servers:  # initialise each counter: rates need a zero to begin with
             self.board.counts.update(dict.fromkeys(((server.name, outcome) for outcome in OUTCOMES), 0))
         self._overflows = any(server.when != "never" for server in self.board.servers)
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def models(self) -> list[str]:
-        """Names that only other servers answer to."""
+        """Names of models that only other servers have."""
         return sorted({name for server in self.board.servers for name in server.models})
 
     async def aclose(self) -> None:
@@ -86,19 +87,19 @@ class Upstreams:
             await self._app(scope, receive, send)
 
     def _fields(self, scope: Scope) -> dict[str, Any] | None:
-        """The body, if this may be for others."""
+        """Return the decoded body if the request may be forwarded."""
         if scope["type"] != "http" or not self.board.servers:
             return None
         if scope["method"] != "POST" or scope["path"] not in PATHS or "swarm.json" not in scope:
             return None
         if resumed_by(scope):
-            return None  # goes on with a stream of ours
+            return None  # it resumes a stream of ours
         fields = scope["swarm.json"]
         return fields if isinstance(fields, dict) else None
 
     async def _ours_first(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        """Let our swarm answer; if it says that it can't, ask the others, and if they can't, pass on its word. What
-        others answer was not refused."""
+        """Let our swarm answer. If it refuses because it is full or down, try the other servers, and if they fail, pass
+        on its refusal. A request that another server answers does not count as refused."""
         held: list[Message] = []
         refusals: list[tuple[str, int]] = []
 
@@ -124,12 +125,13 @@ class Upstreams:
     async def _overflowed(
         self, status: int, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send
     ) -> bool:
-        """Whether another server answered what ours refused with this status."""
+        """Send the request to other servers after our swarm has refused it with this status. Returns whether one of
+        them answered."""
         trouble = trouble_of(status)
-        assert trouble is not None  # it was held for that
+        assert trouble is not None  # it was held back for that status
         served = self._served()
         if served is not None and not served.is_called(str(fields.get("model"))):
-            return False  # no swarm of ours would have answered it either
+            return False  # our swarm would not have answered it in any case
         targets = self.board.for_ours("" if served is None else served.name, trouble, time.monotonic())
         answer = await self._first(targets, scope["path"], fields, receive)
         if answer is not None:
@@ -139,7 +141,7 @@ class Upstreams:
     async def _first(
         self, targets: Sequence[Target], path: str, fields: dict[str, Any], receive: Receive
     ) -> Response | None:
-        """The answer of the first that has one; None if none has, or if nobody waits for it any more."""
+        """Return the first answer that a server gives; None if all fail."""
         for target in targets:
             try:
                 answer = await self._ask(target, path, fields, receive)
@@ -173,7 +175,7 @@ class Upstreams:
         return await _whole(response, headers, receive)
 
     async def _events(self, response: aiohttp.ClientResponse, server: Server) -> AsyncIterator[bytes]:
-        """The stream's bytes, cut only between events: a comment may come there."""
+        """Yield the stream's bytes, cut only between events, since a comment may be inserted at each cut."""
         rest = b""
         try:
             async for part in response.content.iter_any():
@@ -195,7 +197,7 @@ class Upstreams:
             response.close()
 
     async def _post(self, target: Target, path: str, fields: dict[str, Any]) -> aiohttp.ClientResponse:
-        """Wait for the head of the answer. Raises _Failed, or what aiohttp does."""
+        """Send the request and wait for the response's head. Raises _UpstreamFailed, or what aiohttp raises."""
         server = target.server
         headers = {"content-type": "application/json", **_NO_DECODING}
         if server.key:
@@ -244,13 +246,13 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def last_end(data: bytes) -> int:
-    """Where the last whole event ends; 0 if none does."""
+    """Return the position after the last complete event; 0 if there is none."""
     ends = [data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data]
     return max(ends, default=0)
 
 
 def server_of(settings: UpstreamSettings, environment: Callable[[str], str | None] = os.environ.get) -> Server:
-    """The server with its key. Raises ConfigError if the key can't be had."""
+    """Return the server with its key. Raises ConfigError if the key cannot be read."""
     key = ""
     if settings.key_env:
         key = environment(settings.key_env) or ""
@@ -272,7 +274,7 @@ def server_of(settings: UpstreamSettings, environment: Callable[[str], str | Non
 
 
 def _credential(file: Path, environment: Callable[[str], str | None]) -> Path:
-    """A bare name is one of those that the service manager hands over."""
+    """Resolve the key's path: a bare name is a credential that the service manager provides."""
     directory = environment("CREDENTIALS_DIRECTORY")
     return Path(directory) / file if directory and len(file.parts) == 1 else file
 
@@ -280,7 +282,7 @@ def _credential(file: Path, environment: Callable[[str], str | None]) -> Path:
 def _key_in(file: Path, url: str) -> str:
     try:
         if file.stat().st_mode & 0o007:
-            raise ConfigError(f"everybody may read {file}, the key of {url}: chmod 600 {file}")
+            raise ConfigError(f"everyone may read {file}, the key of {url}: chmod 600 {file}")
         key = file.read_text().strip()
     except OSError as error:
         raise ConfigError(f"{file}, the key of {url}, can't be read ({error.strerror})") from None

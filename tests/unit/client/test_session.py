@@ -429,7 +429,7 @@ def test_a_silent_broker(driver: Driver) -> None:
         assert errors(driver.wait(5)) == []
     [error] = errors(driver.wait(5))
     assert isinstance(error, Unavailable)
-    assert "has said nothing for 30 s" in str(error)
+    assert "has sent nothing for 30 s" in str(error)
 
 
 def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
@@ -441,7 +441,7 @@ def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
     actions = patient.wait(590)
     assert [type(action) for action in actions if isinstance(action, Failed | Unanswered)] == [Failed, Unanswered]
     assert [action.request_id for action in actions if isinstance(action, Failed)] == ["s"]
-    assert "has said nothing for 30 s" in str(errors(actions)[0])
+    assert "has sent nothing for 30 s" in str(errors(actions)[0])
     sent = [action.message for action in actions if isinstance(action, Send)]
     assert [message for message in sent if isinstance(message, Cancel)] == [Cancel(request_id="s", if_reader=True)]
     assert sent.count(Describe()) < 10
@@ -456,7 +456,7 @@ def test_a_mute_broker_gets_nothing_new(patient: Driver) -> None:
     assert len(errors(patient.wait(31))) == 1
     patient.wait(60)
     patient.do(Start(submit(request_id="s")))
-    assert "has said nothing for 30 s" in str(errors(patient.wait(0.1))[0])
+    assert "has sent nothing for 30 s" in str(errors(patient.wait(0.1))[0])
     patient.get(Report(what="status", ok=True, body={}))
     patient.do(Start(submit(request_id="t")))
     assert errors(patient.wait(29)) == []
@@ -466,7 +466,7 @@ def test_a_broker_frozen_for_good(patient: Driver) -> None:
     """The wait ends."""
     patient.running()
     [error] = errors(patient.wait(601))
-    assert "has said nothing for 600 s" in str(error)
+    assert "has sent nothing for 600 s" in str(error)
 
 
 def test_an_answered_request_outlasts_an_absent_broker(patient: Driver) -> None:
@@ -541,7 +541,7 @@ def test_our_own_pause_is_not_the_brokers_silence(driver: Driver) -> None:
     assert [type(error) for error in errors(driver.wait(1))] == [RequestTimeout]  # the question's own limit
     assert errors(driver.wait(9)) == []
     [error] = errors(driver.wait(1))
-    assert "has said nothing for 30 s" in str(error)
+    assert "has sent nothing for 30 s" in str(error)
 
 
 def test_our_own_pause_does_not_count_while_the_broker_is_away(driver: Driver) -> None:
@@ -666,7 +666,7 @@ def test_malformed_fails_what_is_unanswered(driver: Driver) -> None:
     failed, unanswered = driver.get(Malformed(reason="kind: strange"))
     assert isinstance(failed, Failed)
     assert failed.request_id == "r2"
-    assert "can't understand this client: kind: strange" in str(failed.error)
+    assert "can't decode this client's messages: kind: strange" in str(failed.error)
     assert isinstance(unanswered, Unanswered)
     [failed] = driver.get(Malformed(reason="kind: strange"))
     assert isinstance(failed, Failed)
@@ -682,7 +682,7 @@ def test_a_broker_of_another_build(driver: Driver) -> None:
     failed, unanswered = driver.do(Estranged("it is swarm 9"))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Unavailable)
-    assert str(failed.error) == f"the broker at {URL} can't be talked to: it is swarm 9"
+    assert str(failed.error) == f"the broker at {URL} can't be used: it is swarm 9"
     assert isinstance(unanswered, Unanswered)
     for event in (Start(submit()), Ask(2, Describe(), 60.0)):
         with pytest.raises(Unavailable, match="it is swarm 9"):

@@ -118,7 +118,7 @@ async def test_what_cannot_be_read_on_is_not_kept(stream: bool) -> None:
         "r", [Ask(params=SamplingParams(), prompt="x", keep_s=5.0)], memo, CompletionWriter(memo, TOY, "r"), stream
     )
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    with pytest.raises(Problem, match="can't be read on") as caught:
+    with pytest.raises(Problem, match="can't be resumed") as caught:
         await counter.serve(Request(scope), TOY, ALICE, job)
     assert (caught.value.status, caught.value.param) == (400, "keep_s")
 

@@ -146,7 +146,7 @@ async def test_whoever_has_no_key_is_told_so_in_their_apis_words(keyed: Keyed) -
     answer = await ask(guard, "/v1/messages", x_api_key="wrong")
     assert answer.json == {
         "type": "error",
-        "error": {"type": "authentication_error", "message": "this API key is not known here"},
+        "error": {"type": "authentication_error", "message": "this API key is unknown"},
     }
     assert not keyed.routes.seen
 

@@ -98,7 +98,7 @@ def test_keys_come_from_where_the_settings_say(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="variable K with the key of http://x/v1 is not set"):
         server_of(UpstreamSettings(**settings, key_env="K"), {}.get)
     file.chmod(0o604)
-    with pytest.raises(ConfigError, match="everybody may read"):
+    with pytest.raises(ConfigError, match="everyone may read"):
         server_of(UpstreamSettings(**settings, key_file=file), {}.get)
     file.chmod(0o600)
     file.write_text("a\nb\n")

@@ -1,19 +1,19 @@
-// Each token's borders, certainty and alternatives: the text of a continuation as one run, or token by token.
+// Borders, certainty and alternatives of each token: shows a continuation as plain text, or token by token.
 
 import { STEPS, alternativesOf, inWords, percent, restOf, stepOf, visible } from "./certainty.js";
 import { fill, h, set, text, unique } from "./dom.js";
 import { quoted } from "./format.js";
 import { pieceOf } from "./reading.js";
 
-const MOST_SPANS = 4000; // a continuation's first tokens; what comes behind them is plain text
+const MOST_SPANS = 4000; // tokens of a continuation that are shown separately; the rest is plain text
 
-// Keeps an <output> up to date with a continuation that grows: only what is new is added.
+// Keeps an <output> up to date with a growing continuation by appending only the new part.
 export class TokenText {
   #output;
   #index;
   #how = "";
   #spanned = 0; // characters in the list of tokens
-  #spans = null; // the list of tokens, if they are told apart
+  #spans = null; // the list of tokens; null while the text is plain
   #numSpans = 0;
   #focused = 0;
 
@@ -69,7 +69,7 @@ export class TokenText {
   #span(choice, at) {
     const piece = pieceOf(choice, at);
     const step = choice.chances[at] ? stepOf(choice.chances[at]).name : null;
-    const label = piece.trim() === "" ? visible(piece) : null; // blanks have no name that could be heard
+    const label = piece.trim() === "" ? visible(piece) : null; // blanks have no accessible name of their own
     return h(
       "span",
       {
@@ -84,7 +84,7 @@ export class TokenText {
     );
   }
 
-  // What the list of tokens does not hold: all of a plain text, else what is beyond the bounds.
+  // Append the text that is not in the list of tokens: all of a plain text, otherwise the part beyond the limit.
   #addText(choice) {
     const rest = this.#output.lastChild;
     const from = this.#spanned + rest.length;
@@ -106,7 +106,7 @@ export class TokenText {
     this.#focus(Math.max(0, Math.min(last, moves[event.key])));
   }
 
-  // Up and down go from one token to the next that the model was not sure of.
+  // Return the next token with low certainty, for the up and down keys.
   #unsure(step) {
     const { chances } = this.choice;
     for (let at = this.#focused + step; at >= 0 && at < this.#numSpans; at += step) {
@@ -128,7 +128,7 @@ export class TokenText {
   }
 }
 
-// What else could have stood where the chosen token stands.
+// Panel with the alternatives of the selected token.
 export function alternativesPanel() {
   const title = h("p", { class: "alternatives-title", "aria-live": "polite" });
   const list = h("ol", { class: "alternatives-list" });
@@ -160,7 +160,7 @@ function rowsOf(chance) {
       h("bdi", { class: "mono" }, words),
       h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }),
       h("span", { class: "num" }, percent(probability)),
-      isChosen ? h("span", { class: "quiet-words" }, "taken") : h("span"),
+      isChosen ? h("span", { class: "quiet-words" }, "chosen") : h("span"),
     );
   return [
     ...found.map((each) => row(visible(each.token), each.probability, each.isChosen)),

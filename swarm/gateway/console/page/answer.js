@@ -1,5 +1,5 @@
-// The answer as it streams in: its continuations beside each other, how they ended, what they took; each token's
-// borders and certainty on demand. What a model writes is text and nothing else.
+// The streaming answer: its continuations side by side, how they ended and what they took; borders and certainty of
+// tokens on demand. The model's output is only ever inserted as text.
 
 import { TokenText, alternativesPanel, certaintyLegend } from "./alternatives.js";
 import { hasConfidence } from "./ask.js";
@@ -11,7 +11,7 @@ import { isCutByContext } from "./room.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, meter, setBadge, setMeter } from "./widgets.js";
 
-const REASONS = { stop: "came to its end", length: "cut at its length", tool_calls: "calls a tool" };
+const REASONS = { stop: "reached its end", length: "cut at the maximum length", tool_calls: "calls a tool" };
 const STATES = {
   asking: ["connecting", "asked"],
   streaming: ["runs", "streaming"],
@@ -24,12 +24,12 @@ const STATES = {
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
-  const view = { borders: false }; // a way of looking, not of asking
+  const view = { borders: false }; // affects the display, not the request
   const state = badge("", "");
   const status = h("span", { role: "status", class: "answer-state" }, state);
   const nothing = empty(
     "No answer yet",
-    "Write a prompt and press Generate: the answer streams in here, and goes on after a reload.",
+    "Write a prompt and press Generate: the answer streams in here, and continues after a reload.",
   );
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
@@ -74,10 +74,10 @@ export function mount(root, store, api) {
   };
   const drawFacts = () => text(facts, factsOf(talk.answer, talk.model?.context));
   talk.subscribe(draw);
-  setInterval(() => talk.isBusy && drawFacts(), 1000); // its time goes on while nothing comes
+  setInterval(() => talk.isBusy && drawFacts(), 1000); // keep the elapsed time running while nothing arrives
 }
 
-// Before the first token: whether it waits for its turn, or how much of its prompt is computed.
+// Progress before the first token: place in the queue, or computed share of the prompt.
 function waitingFor(talk, store) {
   const element = h("div", { class: "waiting" }, meter("prompt"));
   const draw = () => {
@@ -92,7 +92,7 @@ function waitingFor(talk, store) {
   return { element, draw };
 }
 
-// --- the continuations
+// --- continuations
 
 function choiceGrid(talk, view) {
   const element = h("div", { class: "choices" });
@@ -102,7 +102,7 @@ function choiceGrid(talk, view) {
     const { answer } = talk;
     if (drawnFor !== answer) {
       drawnFor = answer;
-      element.keyedChildren = new Map(); // the words of another answer are not changed into these
+      element.keyedChildren = new Map(); // do not reuse the elements of another answer
       fill(element);
     }
     set(element, { "data-many": answer.choices.length > 1 });
@@ -128,7 +128,7 @@ function choiceCard(talk, { index }, name) {
   const tokens = new TokenText(output, index);
   const end = h("span", { class: "quiet-words" });
   const pick = h("input", { type: "radio", name, onchange: () => talk.set({ chosen: index }) });
-  const picker = h("label", { class: "check quiet-words" }, pick, "go on with this one");
+  const picker = h("label", { class: "check quiet-words" }, pick, "continue with this one");
   const card = h(
     "article",
     { class: "choice", "aria-label": `Continuation ${index + 1}` },
@@ -146,7 +146,7 @@ function choiceCard(talk, { index }, name) {
     tokens.draw(choice, { withBorders: view.borders, withCertainty: talk.wantsConfidence, isOver: answer.isOver });
     if (isLow && !answer.isOver) output.scrollTop = output.scrollHeight;
     const scrolls = tokens.isPlain && output.scrollHeight > output.clientHeight;
-    set(output, { tabindex: scrolls ? 0 : null }); // to scroll by keys
+    set(output, { tabindex: scrolls ? 0 : null }); // lets keyboard users scroll
   };
   return card;
 }
@@ -188,23 +188,24 @@ function certaintySwitch(talk, view) {
     legend.hidden = !isKnown;
     again.hidden = isKnown || talk.isBusy;
     if (element.hidden) return;
-    text(told, isKnown ? certaintyWords(answer) : "This answer was asked for without it.");
+    text(told, isKnown ? certaintyWords(answer) : "This answer was requested without confidence.");
   };
   return { switches, element, draw };
 }
 
-// Counted at the end: over thousands of tokens it is no work for each frame.
+// Summarised only at the end: for thousands of tokens it is too slow for each frame.
 const certaintyWords = (answer) =>
   answer.isOver
     ? summary(answer.choices.flatMap(({ chances }) => chances))
     : "Point at a token, or go through them with the arrow keys.";
 
-// --- what it took
+// --- usage
 
 function factsOf(answer, context) {
   const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
   const end = endedAt ?? Date.now();
-  const num = usage?.completion_tokens ?? answer.numPieces; // until it is told, pieces of text are about as many
+  // until the report arrives, the number of pieces is a good estimate
+  const num = usage?.completion_tokens ?? answer.numPieces;
   const speed = firstAt !== null && end > firstAt && num > 1 ? num / ((end - firstAt) / 1000) : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
@@ -216,7 +217,7 @@ function factsOf(answer, context) {
     firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,
     `${answer.isOver ? "in all" : "so far"} ${seconds((end - askedAt) / 1000)}`,
     speed ? `${usage ? "" : "about "}${rate(speed)} tokens/s` : "",
-    numBreaks ? `gone on with after ${plural(numBreaks, "break")}` : "",
+    numBreaks ? `resumed after ${plural(numBreaks, "break")}` : "",
     `seed ${request.body.seed}`,
     requestId ? `request ${requestId.slice(0, 8)}` : "",
     isCut ? "longer than this page keeps: its end is not shown" : "",

@@ -1,22 +1,23 @@
-// Asks the gateway: every fetch carries the key, every refusal becomes an error whose message can be shown as it is.
+// Client of the gateway: adds the key to every request, and turns every refusal into an error with a displayable
+// message.
 
 import { SseParser } from "./sse.js";
 
 const KEY = "swarm.key";
-const ANSWER_S = 30; // within which an answer that is no stream has to come
-const ORDER_S = 130; // the same of an order: the gateway gives the broker 120 s to hand over layers
+const ANSWER_S = 30; // time limit of an answer that is not a stream, in seconds
+const ORDER_S = 130; // the same for a command: the gateway gives the broker 120 s to hand over layers
 
 export class ApiError extends Error {
   constructor(words, status = 0, code = "") {
     super(words);
     this.name = "ApiError";
-    this.status = status; // 0: nobody answered
-    this.code = code; // the gateway's own word for what is wrong, if it gave one
+    this.status = status; // 0: no answer at all
+    this.code = code; // the gateway's error code, if it sent one
   }
 }
 
 export class Api {
-  // `onRefused(words)` is called when the gateway wants a key, or another one.
+  // `onRefused(words)` is called when the gateway requires a key, or a different one.
   constructor({ storage = globalThis.sessionStorage, fetcher = (...args) => fetch(...args) } = {}) {
     this.onRefused = () => {};
     this.#storage = storage;
@@ -26,13 +27,13 @@ export class Api {
 
   #storage;
   #fetch;
-  #key; // also here, as storage may be forbidden
+  #key; // kept here, too, since storage may be forbidden
 
   get key() {
     return this.#key;
   }
 
-  // Keep the key for this tab. A tab that is duplicated takes a copy along, and works with it like any other.
+  // Store the key for this tab. A duplicated tab gets a copy of it.
   setKey(key) {
     this.#key = key.trim();
     try {
@@ -56,7 +57,7 @@ export class Api {
     return this.#key ? { ...more, Authorization: `Bearer ${this.#key}` } : { ...more };
   }
 
-  // Fetch a path. Returns the Response if it is a good one, else throws an ApiError with the gateway's words.
+  // Fetch a path. Returns the Response if it is successful, otherwise throws an ApiError with the gateway's message.
   async fetch(path, { headers = {}, ...rest } = {}) {
     const asked = this.#key;
     let response;
@@ -81,7 +82,7 @@ export class Api {
     return this.#json(path, { method: "POST", body: JSON.stringify(body), headers }, patience_s);
   }
 
-  // Give an order: `order("drain", {worker: "w1"})`. Returns {text, body}.
+  // Send a command: `order("drain", {worker: "w1"})`. Returns {text, body}.
   async order(verb, body = {}) {
     return this.post("/console/orders", { verb, ...body }, ORDER_S);
   }
@@ -93,14 +94,14 @@ export class Api {
     } catch (error) {
       const isLate = error.name === "TimeoutError";
       if (isLate) throw new ApiError(`The gateway has not answered within ${patience_s} seconds.`);
-      if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is no JSON.");
+      if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is not JSON.");
       if (error instanceof TypeError) throw new ApiError("The gateway's answer broke off.");
       throw error;
     }
   }
 
-  // Read a stream of events to its end: `onEvent({event, data, id})`, `onOpen(response)`, `onPiece()` for any sign of
-  // life.
+  // Read a stream of events to its end: calls `onEvent({event, data, id})`, `onOpen(response)`, and `onPiece()`
+  // whenever data arrives.
   async stream(path, { onEvent, onOpen = () => {}, onPiece = () => {}, ...init }) {
     const headers = { Accept: "text/event-stream", ...init.headers };
     const response = await this.fetch(path, { ...init, headers });
@@ -115,7 +116,7 @@ export class Api {
         for (const event of parser.push(value)) onEvent(event);
       }
     } finally {
-      await reader.cancel().catch(() => {}); // broken already: nothing is left to be closed
+      await reader.cancel().catch(() => {}); // already broken: nothing to close
     }
   }
 }

@@ -1,4 +1,4 @@
-// The shell: makes the store and what feeds it, and mounts each part of the page in its place.
+// Entry point: creates the store and its data source, and mounts each part of the page.
 
 import { Api, ApiError } from "./api.js";
 import { askForKey } from "./dialogs.js";
@@ -7,7 +7,8 @@ import { Live, waitAfter } from "./live.js";
 import { Store } from "./store.js";
 import { button, tabs } from "./widgets.js";
 
-// Each module exports `mount(root, store, api)`. One that fails leaves the others alone and says so in its place.
+// Each module exports `mount(root, store, api)`. If one fails, it shows the error in its own place, and the others
+// work.
 const PARTS = {
   header: "./header.js",
   stages: "./chain.js",
@@ -25,7 +26,7 @@ const PARTS = {
   clients: "./clients.js",
 };
 
-const MOST_TRIES = 8; // to load a part: some ten seconds
+const MOST_TRIES = 8; // attempts to load a part, over about ten seconds
 
 const store = new Store();
 const api = new Api();
@@ -41,7 +42,7 @@ async function learnWhoLooks() {
   try {
     store.setMe(await api.get("/console/me"));
   } catch (error) {
-    if (!(error instanceof ApiError)) throw error; // nobody answers: asked again once the connection is live
+    if (!(error instanceof ApiError)) throw error; // no answer: retried once the connection is live
   }
 }
 
@@ -57,7 +58,7 @@ async function mountPart(name, path) {
   }
 }
 
-// The gateway may have gone just now. A browser keeps in mind that an address could not be loaded, so another is asked.
+// The gateway may just have restarted. A browser caches a failed import, so each retry uses a different address.
 async function loaded(path) {
   for (let failures = 0; ; failures += 1) {
     try {
@@ -73,7 +74,8 @@ tabs(document.getElementById("tabs"));
 Object.entries(PARTS).forEach(([name, path]) => mountPart(name, path));
 store.subscribe(["connection"], ({ connection }) => {
   document.documentElement.dataset.connection = connection;
-  if (connection === "live" || connection === "connecting") learnWhoLooks(); // another build may answer after a break
+  // after a reconnect, another build may answer
+  if (connection === "live" || connection === "connecting") learnWhoLooks();
 });
 live.start();
 setInterval(() => store.tick() && live.again(), 1000);

@@ -1,19 +1,18 @@
-// From what stands in the prompt box to a request of the public API: the parameters, what is wrong with them, the body.
+// Turns the contents of the prompt box into a request of the public API: parameters, their validation, and the body.
 
-// Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own
-// default.
+// Parameters of the API. `step` "any" allows fractions, 1 only integers. An empty field means the API's default.
 export const PARAMETERS = [
-  ["max_tokens", "Max tokens", 1, 1_000_000, 1, "how long the answer may become"],
+  ["max_tokens", "Max tokens", 1, 1_000_000, 1, "maximum length of the answer"],
   ["temperature", "Temperature", 0, 100, "any", "0 always takes the likeliest token"],
-  ["top_p", "Top p", 0, 1, "any", "draw among the likeliest that make up this share"],
-  ["top_k", "Top k", 0, 1_000_000, 1, "draw among so many of the likeliest"],
+  ["top_p", "Top p", 0, 1, "any", "sample among the likeliest that make up this share"],
+  ["top_k", "Top k", 0, 1_000_000, 1, "sample among this many of the likeliest"],
   ["min_p", "Min p", 0, 1, "any", "at least this share of the likeliest one"],
-  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1, "the same seed, the same text; empty: drawn"],
-  ["min_tokens", "Min tokens", 0, 1_000_000, 1, "the answer does not come to its end before"],
-  ["n", "Continuations", 1, 64, 1, "so many answers to one prompt"],
-  ["presence_penalty", "Presence penalty", -100, 100, "any", "taken from tokens that were said"],
-  ["frequency_penalty", "Frequency penalty", -100, 100, "any", "the same, for each time"],
-  ["repetition_penalty", "Repetition penalty", 0, 100, "any", "divides; 1 is off"],
+  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1, "the same seed gives the same text; empty: random"],
+  ["min_tokens", "Min tokens", 0, 1_000_000, 1, "minimum length of the answer"],
+  ["n", "Continuations", 1, 64, 1, "number of answers to one prompt"],
+  ["presence_penalty", "Presence penalty", -100, 100, "any", "subtracted for tokens that have occurred"],
+  ["frequency_penalty", "Frequency penalty", -100, 100, "any", "subtracted for each occurrence"],
+  ["repetition_penalty", "Repetition penalty", 0, 100, "any", "divisor for repeated tokens; 1 is off"],
 ].map(([name, label, low, high, step, hint]) => ({ name, label, low, high, step, hint }));
 const ABOVE_ZERO = new Set(["top_p", "repetition_penalty"]);
 
@@ -23,17 +22,17 @@ export const DEFAULTS = {
   temperature: "0.7",
   n: "1",
   priority: "normal",
-  ignore_eos: "", // "yes": the answer ends by its length only
+  ignore_eos: "", // "yes": the answer ends only at its maximum length
   stop: "",
   schema: "",
   regex: "",
   system: "",
 };
 export const MOST_STOPS = 16;
-const NUM_ALTERNATIVES = 5; // beside the token itself: more is noise
-const KEEP_S = 60; // a reload takes a second or two; a tab that is closed for good costs no more than this
+const NUM_ALTERNATIVES = 5; // besides the token itself; more would be noise
+const KEEP_S = 60; // seconds; a reload takes one or two, and a tab that is closed costs no more than this
 
-// What is wrong, by field, in words; empty if all is well.
+// Return the problems by field, as text; empty if there are none.
 export function problemsOf(values) {
   const problems = {};
   for (const parameter of PARAMETERS) {
@@ -46,14 +45,14 @@ export function problemsOf(values) {
   return { ...togetherProblems(values), ...problems };
 }
 
-// What can't be had together.
+// Return the problems of combinations that exclude each other.
 function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless, schema = "", regex = "" }) {
   const problems = {};
   const forms = [schema, regex].filter((words) => words.trim() !== "");
   if (Number(least || 0) > Number(most || Infinity)) problems.min_tokens = "Min tokens is more than Max tokens.";
-  if (forms.length > 1) problems.regex = "An answer has one form: take the JSON schema or the regular expression.";
+  if (forms.length > 1) problems.regex = "An answer has one format: use the JSON schema or the regular expression.";
   if (isEndless && forms.length > 0)
-    problems.ignore_eos = "An answer with a form ends where the form says: untick this, or take the form away.";
+    problems.ignore_eos = "An answer with a format ends where its format ends: untick this, or remove it.";
   return problems;
 }
 
@@ -61,13 +60,13 @@ function numberProblem({ name, label, low, high, step }, given) {
   const words = String(given ?? "").trim();
   if (words === "") return null;
   const number = Number(words);
-  if (!Number.isFinite(number)) return `${label}: “${words}” is no number.`;
+  if (!Number.isFinite(number)) return `${label}: “${words}” is not a number.`;
   if (step === 1 && !Number.isInteger(number)) return `${label} is a whole number.`;
   if (number < low || number > high) return `${label} goes from ${low} to ${high}.`;
   return number === 0 && ABOVE_ZERO.has(name) ? `${label} must be above 0.` : null;
 }
 
-// A schema as written: {schema} if it parses to one, {problem} in words if not, {} if there is none.
+// Parse a schema: {schema} if it is valid, {problem} as text if not, {} if it is empty.
 export function readSchema(given) {
   const words = String(given ?? "").trim();
   if (words === "") return {};
@@ -83,7 +82,7 @@ export function readSchema(given) {
   return isSchema ? { schema } : { problem: 'JSON schema: a schema is an object, such as {"type": "object"}.' };
 }
 
-// Browsers tell the place each in their own way; a line and a column are what an editor shows.
+// Browsers report the position in different ways; convert it into line and column.
 function whereIn(words, message) {
   const place = /position (\d+)/.exec(message);
   if (place === null) return /end of/i.test(message) ? ": it ends too early." : ".";
@@ -91,7 +90,7 @@ function whereIn(words, message) {
   return ` at line ${before.length}, column ${before.at(-1).length + 1}.`;
 }
 
-// One stop string a line; \n and \t stand for what a line can't hold.
+// One stop string per line; \n and \t stand for line break and tab.
 export function stopsOf(given) {
   const lines = String(given ?? "")
     .split("\n")
@@ -99,8 +98,8 @@ export function stopsOf(given) {
   return lines.map((line) => line.replace(/\\([nt\\])/g, (_, sign) => ({ n: "\n", t: "\t", "\\": "\\" })[sign]));
 }
 
-// {path, body} of a request. `messages` for a conversation, `prompt` for text that is gone on with. `seed` is used
-// where none was given, so that the same answer can be had once more, with each token's confidence for example.
+// Build a request: {path, body}. `messages` for a conversation, `prompt` for text to continue. `seed` is used if none
+// was given, so that the same answer can be requested again, for example with confidence.
 export function requestOf({ mode, values, model, messages, prompt, seed, confidence }) {
   const isChat = mode === "chat";
   const body = { model, ...(isChat ? { messages } : { prompt }) };

@@ -1,9 +1,8 @@
-// How sure the model was of each token: shares from log probabilities, steps of certainty with words, alternatives.
-// Pure.
+// Certainty of the model about each token: probabilities, named levels, alternatives. Pure.
 
 import { quoted, share } from "./format.js";
 
-// From sure to unlikely. `mark` is how a token is underlined: the shape says it without colour.
+// From sure to unlikely. `mark` is the style of the underline, so that the level is visible without colour.
 export const STEPS = [
   { name: "sure", least: 0.9, mark: "none", words: "sure (90 % and more)" },
   { name: "likely", least: 0.5, mark: "dotted", words: "likely (50 to 90 %)" },
@@ -15,8 +14,7 @@ export const probability = (logprob) => Math.min(1, Math.exp(logprob));
 
 export const stepOf = ({ logprob }) => STEPS.find(({ least }) => probability(logprob) >= least) ?? STEPS.at(-1);
 
-// What else could have stood there, the likeliest first: {token, probability, isChosen}. The token itself is among
-// them.
+// Return the alternatives of a token, the likeliest first, including the token: {token, probability, isChosen}.
 export function alternativesOf({ token, logprob, others }) {
   const found = others.map(([text, value]) => ({
     token: text,
@@ -27,10 +25,10 @@ export function alternativesOf({ token, logprob, others }) {
   return found.sort((a, b) => b.probability - a.probability);
 }
 
-// The share of all that is not listed.
+// The total probability of all unlisted tokens.
 export const restOf = (alternatives) => Math.max(0, 1 - alternatives.reduce((sum, each) => sum + each.probability, 0));
 
-// A token's text so that it can be seen: what is white or nothing gets a sign.
+// Make a token visible: white space and empty text get a sign.
 export function visible(token) {
   if (token === "") return "nothing";
   return token
@@ -51,7 +49,7 @@ export function inWords(chance) {
 
 export const percent = (value) => share(value, 1);
 
-// Of a whole continuation, in words: how many tokens were unsure, and the least sure one.
+// Summarise a whole continuation: number of unsure tokens, and the least sure one.
 export function summary(chances) {
   const known = chances.filter(Boolean);
   if (known.length === 0) return "";

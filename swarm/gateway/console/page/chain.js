@@ -1,4 +1,4 @@
-// The chain: the model's stages in order, cards for a dozen, tiles for a hundred, with steps moving through them.
+// The chain of stages in order: cards for up to a dozen, tiles for more, with steps moving through them.
 
 import { MOST_CARDS, numLayers, place, stagesOf, tally, turn } from "./chain_layout.js";
 import { orderAfter } from "./dialogs.js";
@@ -12,7 +12,7 @@ import { talkOf } from "./talk.js";
 import { empty, heading } from "./widgets.js";
 
 const WHY_NONE = { locked: "This gateway needs a key: press “Key” above." };
-const AGAIN_MS = 1000; // stages that died go after a while, though nothing else changes
+const AGAIN_MS = 1000; // redraw while lost stages are shown, since they disappear after a while without any update
 
 export function mount(root, store, api) {
   new Chain(root, store, api);
@@ -54,11 +54,11 @@ class Chain {
   #draw() {
     const { view, me, connection } = this.#store;
     const why = WHY_NONE[connection] ?? "The page waits for the gateway.";
-    if (!view) return this.#show(connection, empty("No news of the swarm yet", why));
+    if (!view) return this.#show(connection, empty("No data from the swarm yet", why));
     this.#shown = stagesOf(view, this.#shown, this.#store.now());
     clearTimeout(this.#timer);
     if (this.#shown.some((stage) => stage.isGone)) this.#timer = setTimeout(() => this.#draw(), AGAIN_MS);
-    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
+    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // do not animate outdated rates
     text(this.#summary, summaryOf(view, this.#shown, this.#store.isFresh));
     const none = this.#shown.length === 0 && whyNone(view);
     if (none) return this.#show(none.textContent, none);
@@ -82,7 +82,7 @@ class Chain {
       {
         title: `Kill ${worker}?`,
         words:
-          "Its process ends at once, as in a crash. Others take its layers, and the answers go on where they were.",
+          "Its process ends immediately, as in a crash. Others take its layers, and answers continue where they were.",
         yes: `Yes, kill ${worker}`,
       },
       "kill",
@@ -99,13 +99,13 @@ function summaryOf(view, shown, isFresh) {
       ? "all well"
       : states.map(([state, num]) => `${num} ${state}`).join(", ");
   const speed = view.rates?.steps_per_s;
-  const steps = !isFresh ? ", as last heard" : speed > 0 ? ` · ${rate(speed)} steps/s` : "";
+  const steps = !isFresh ? ", as last reported" : speed > 0 ? ` · ${rate(speed)} steps/s` : "";
   const num = shown.filter((stage) => !stage.isGone).length;
   return `${plural(num, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
 }
 
 function whyNone(view) {
-  const waits = view.status?.waits_for || view.plan?.waits_for || "the broker has not said why";
+  const waits = view.status?.waits_for || view.plan?.waits_for || "the broker gives no reason";
   const numWorkers = Object.keys(view.workers ?? {}).length;
   return numWorkers === 0
     ? empty(
@@ -114,10 +114,10 @@ function whyNone(view) {
         h("code", {}, "swarm worker"),
         ", or under Workers with “Join a worker”.",
       )
-    : empty("The model is not cut into stages yet", `Waiting: ${waits}. The tab Plan says what can be done.`);
+    : empty("The model is not split into stages yet", `Waiting: ${waits}. The Plan tab shows remedies.`);
 }
 
-// Up to a dozen stages, each a card with the link before it, the broker at both ends.
+// Up to a dozen stages, each a card with the link before it, and the broker at both ends.
 class Cards {
   #pulses = new Pulses();
   #onKill;

@@ -1,12 +1,13 @@
-// What the chain shows and where: pure. A view and what was shown before go in, stages to draw come out.
+// Layout of the chain. Pure: takes a view and the stages shown before, and returns the stages to draw.
 
-export const MOST_CARDS = 12; // above, stages are tiles
-const LINGER_S = 6; // a stage that died stays in sight so long: most recoveries are over before anybody has looked
-const CARD_WIDTH = 264; // with the link before it
+export const MOST_CARDS = 12; // beyond this, stages are drawn as tiles
+const LINGER_S = 6; // seconds that a lost stage stays visible; most recoveries are faster than a viewer notices
+const CARD_WIDTH = 264; // pixels, with the link before it
 const END_WIDTH = 90;
 const NARROW = 620;
 
-// The row of the worker that holds a stage: of two lives of one name, the one that is here and has these layers.
+// Return the row of the worker that holds a stage. Of several incarnations with one name, prefer a current member with
+// these layers.
 export function rowOf(workers, name, layers) {
   const fits = (row) => (row.state === "member" ? 2 : 0) + (sameRange(row.layers, layers) ? 1 : 0);
   let best = null;
@@ -18,8 +19,8 @@ export function rowOf(workers, name, layers) {
 
 const sameRange = (a, b) => a?.[0] === b?.[0] && a?.[1] === b?.[1];
 
-// The stages of the plan with their workers' rows, and those that were lost just now, each at its old place.
-// `before`: what this gave last time. Each: {key, worker, number, stage, row, state, evidence, lostAt}.
+// Return the plan's stages with their workers' rows, and recently lost stages at their old places. `before`: the
+// previous result. Each: {key, worker, number, stage, row, state, evidence, lostAt}.
 export function stagesOf(view, before, now) {
   const planned = stagesIn(view).map((stage) => planStage(view, stage, before, now));
   const shown = planned.map((stage) => stage.key);
@@ -38,7 +39,7 @@ export function stagesOf(view, before, now) {
   return planned.map((stage) => (stage.isGone ? stage : { ...stage, number: (number += 1) }));
 }
 
-// Before anything serves, the stages of the plan that is being prepared.
+// Return the plan's stages; while there is no active plan, those of the plan in preparation.
 function stagesIn(view) {
   const plan = view?.plan;
   return plan?.stages?.length ? plan.stages : (plan?.coming?.stages ?? []);
@@ -48,7 +49,8 @@ function planStage(view, stage, before, now) {
   const known = before.find((other) => other.worker === stage.worker && !other.isGone);
   const found = rowOf(view.workers, stage.worker, stage.layers);
   const isAnother = found && known && found.incarnation !== known.key && !sameRange(found.layers, stage.layers);
-  const row = isAnother && isNamed(view, stage.worker) ? null : found; // its next life is here, and holds nothing yet
+  // the next incarnation is connected, but holds no layers yet
+  const row = isAnother && isNamed(view, stage.worker) ? null : found;
   const isLost = row === null || isLostNow(view, row);
   return {
     key: row?.incarnation ?? known?.key ?? stage.worker,
@@ -64,7 +66,7 @@ function planStage(view, stage, before, now) {
 
 const isNamed = (view, worker) => Boolean(view.recovery?.workers?.includes(worker));
 
-// A recovery names workers, not lives: one that is here again, and well, is another life.
+// A recovery names workers, not incarnations: a worker that is a member again and well is a new incarnation.
 const isLostNow = (view, row) =>
   (isNamed(view, row.name) && (row.state !== "member" || row.verdict !== "well")) ||
   ["dead", "silent", "hung", "lied", "failed", "left"].includes(row.verdict);
@@ -82,19 +84,19 @@ function isOfLast(view, name, now) {
 
 function evidenceOf(view, { worker, row }) {
   const told = [view.recovery, view.recoveries?.[0]].find((one) => one?.workers?.includes(worker));
-  return told?.evidence || row?.evidence || "it is not here";
+  return told?.evidence || row?.evidence || "it is not connected";
 }
 
 export const numLayers = (view) => Math.max(0, ...stagesIn(view).map((stage) => stage.layers[1]));
 
-// How many of each state: [["well", 2], ["slow", 1]], well first.
+// Count stages by state: [["well", 2], ["slow", 1]], well first.
 export function tally(stages) {
   const counts = new Map();
   for (const { state } of stages) counts.set(state, (counts.get(state) ?? 0) + 1);
   return [...counts].sort(([a], [b]) => (b === "well") - (a === "well") || a.localeCompare(b));
 }
 
-// Where cards go in a width: rows as even as can be, the broker at both ends. Columns count from 1.
+// Place cards within a width: rows of about equal length, the broker at both ends. Columns count from 1.
 export function place(num, width) {
   const isNarrow = width < NARROW;
   if (isNarrow) {
@@ -112,10 +114,10 @@ export function place(num, width) {
   return { columns, isNarrow, cells, begin: { column: 1, row: 1 }, end: { column: last.column + 1, row: last.row } };
 }
 
-// How steps are shown moving: parts of one turn for each link and each stage, and the turn's length. Real steps take
-// milliseconds; shown are a few turns a second at most, quicker the quicker the swarm is.
+// Timing of the animated steps: the part of one cycle for each link and stage, and the cycle's length. Real steps take
+// milliseconds; the animation has at most a few cycles per second, faster for a faster swarm.
 export function turn(num, stepsPerSecond) {
-  const slots = num * 3 + 1; // a link is one part, a stage two
+  const slots = num * 3 + 1; // a link takes one slot, a stage two
   const part = (from, to) => ({ from: from / slots, to: to / slots });
   const links = Array.from({ length: num + 1 }, (_, index) => part(index * 3, index * 3 + 1));
   const stages = Array.from({ length: num }, (_, index) => part(index * 3 + 1, index * 3 + 3));

@@ -1,4 +1,4 @@
-// Four small charts of the last minutes, drawn by hand. One cursor reads all of them, by pointer or by keys.
+// Four small charts of the last minutes, drawn on a canvas. One cursor reads all of them, by pointer or keyboard.
 
 import { fill, h, set, text } from "./dom.js";
 import { clock, count, duration, rate, seconds, trimmed } from "./format.js";
@@ -15,7 +15,7 @@ const CHARTS = [
 const LEFT = 46;
 const BOTTOM = 18;
 const TOP = 8;
-const NARROW = 190; // pixels, in which three times have no room beside each other
+const NARROW = 190; // pixels; below this there is no space for three times
 
 export function mount(root, store) {
   const when = h("span", { class: "hint" });

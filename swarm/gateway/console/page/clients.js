@@ -1,4 +1,4 @@
-// Ready settings for programs that speak to this gateway.
+// Ready-made settings for clients of this gateway.
 
 import { copier } from "./copying.js";
 import { fill, h } from "./dom.js";
@@ -20,7 +20,7 @@ export function mount(root, store, api) {
       return fill(
         root,
         heading("Connect a client"),
-        empty("Not known yet", "The gateway has not said which model it serves."),
+        empty("Not known yet", "The gateway has not reported a model yet."),
       );
     const where = { baseUrl: me.base_url, model, needsKey: me.needs_key, context: talk.model?.context };
     return fill(
@@ -43,12 +43,12 @@ function intro({ baseUrl, model, needsKey }) {
         h("code", {}, "swarmctl keys add NAME"),
         " makes. Keep it in the variable ",
         h("code", {}, KEY_VARIABLE),
-        ": it stands in none of these.",
+        ": these settings do not contain it.",
       )
     : h(
         "p",
         {},
-        "Without keys this gateway serves programs on its own machine only; what they send as a key is not looked at.",
+        "Without keys this gateway serves programs on its own machine only; any key that they send is ignored.",
       );
   const facts = h(
     "dl",

@@ -1,4 +1,4 @@
-// Buttons that copy a text, and say whether it went well.
+// Buttons that copy a text and report whether it worked.
 
 import { say } from "./dialogs.js";
 import { set, text } from "./dom.js";
@@ -6,7 +6,7 @@ import { button } from "./widgets.js";
 
 const SAID_S = 2;
 
-// `make()` gives the text when the button is pressed; `label`: what it is called, if it shows less.
+// `make()` returns the text when the button is pressed. `label`: the accessible name, if the button shows less.
 export function copier(words, make, label = words) {
   let timer = 0;
   const element = button(
@@ -24,7 +24,7 @@ export function copier(words, make, label = words) {
   return element;
 }
 
-// Only pages from this machine or over TLS have a clipboard: elsewhere the old way is taken.
+// The clipboard is available only on this machine or over TLS; elsewhere fall back to copying a selection.
 async function copied(words) {
   try {
     if (navigator.clipboard) {

@@ -1,13 +1,13 @@
-// Questions before something ends, the key, and short news at the edge of the page.
+// Confirmation dialogs, the key dialog, and notifications at the edge of the page.
 
 import { fill, h, unique } from "./dom.js";
 import { button } from "./widgets.js";
 
 const NEWS_S = 8;
-const SOON_S = 0.3; // an order that takes longer says that it is under way
+const SOON_S = 0.3; // seconds; a command that takes longer shows a notification meanwhile
 const MOST_NEWS = 4;
 
-// Ask a question: true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
+// Show a confirmation: resolves to true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
 export function ask({ title, words = "", yes, isGrave = true, more = [] }) {
   const id = unique("ask");
   const dialog = h("dialog", { "aria-labelledby": id, class: "ask" });
@@ -31,7 +31,7 @@ function isOutside(dialog, { clientX, clientY }) {
   return clientX < box.left || clientX > box.right || clientY < box.top || clientY > box.bottom;
 }
 
-// Show a dialog; resolves when it is closed and gone.
+// Show a dialog; resolves when it is closed and removed.
 export function opened(dialog, focused) {
   document.body.append(dialog);
   dialog.showModal();
@@ -44,8 +44,8 @@ export function opened(dialog, focused) {
   });
 }
 
-// Say something in passing: told by screen readers too, gone by itself. Errors stay until they are closed. Returns
-// how to take it away.
+// Show a notification, which screen readers announce and which disappears by itself. Errors stay until they are closed.
+// Returns a function that removes it.
 export function say(words, { isError = false, isLasting = isError } = {}) {
   const place = document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" }));
   const note = h(
@@ -60,7 +60,7 @@ export function say(words, { isError = false, isLasting = isError } = {}) {
   return () => note.remove();
 }
 
-// Ask, give the order, say what came of it. `question` null asks nothing. Returns the answer, null if there is none.
+// Confirm, send the command, and show its result. A null `question` needs no confirmation. Returns the answer, or null.
 export async function orderAfter(api, question, verb, body = {}) {
   if (question && !(await ask(question))) return null;
   let takeAway = () => {};
@@ -85,7 +85,7 @@ function underWay(verb, { worker = "", request = "" }) {
   return words.filter(Boolean).join(" ");
 }
 
-// What an order came to, and how long it lasts where that has an end.
+// Describe the result of a command, and how long it lasts if it is temporary.
 export const told = ({ text, body }) =>
   [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""]
     .join(" ")
@@ -95,7 +95,7 @@ export const told = ({ text, body }) =>
 
 let keyDialog = null;
 
-// Ask for the gateway's key; one dialog at a time, however many fetches were refused.
+// Show the key dialog; only one at a time, however many fetches were refused.
 export function askForKey(api, words, onKey) {
   if (keyDialog) return;
   const input = h("input", {
@@ -120,9 +120,9 @@ export function askForKey(api, words, onKey) {
     h(
       "p",
       {},
-      "One that ",
+      "A key that ",
       h("code", {}, "swarmctl keys add"),
-      " has shown. It stays in this tab and is sent with each request, never in an address.",
+      " has printed. It stays in this tab and is sent with each request, never in an address.",
     ),
     h("div", { class: "field wide" }, h("label", { for: input.id }, "Key"), input),
     words ? problem : null,

@@ -1,4 +1,4 @@
-// Builds elements. Text only ever becomes text nodes, so nothing that a model or a client wrote can become markup.
+// Builds elements. Text only ever becomes text nodes, so output of a model or a client can never become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,13 +17,13 @@ function build(element, attributes, children) {
   return element;
 }
 
-// Set attributes, listeners (`onclick`) and custom properties (`vars`). False, null and undefined take one away.
+// Set attributes, listeners (`onclick`) and custom properties (`vars`). False, null and undefined remove an attribute.
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "vars") setVars(element, value);
     else if (name === "value" && "value" in element && element.tagName !== "OPTION") {
-      // whose value is its text otherwise
+      // without its own `value`, an OPTION's value is its text
       if (element.value !== String(value)) element.value = value;
     } else setAttribute(element, name, value);
   }
@@ -47,7 +47,7 @@ function setVars(element, vars) {
 const nodes = (children) =>
   children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== true);
 
-// Change a text only where it differs, so that a reader's selection stays.
+// Change a text only if it differs, so that a selection in it survives.
 export function text(element, value) {
   const words = String(value ?? "");
   if (element.textContent !== words) element.textContent = words;
@@ -59,8 +59,8 @@ export function fill(element, ...children) {
   return element;
 }
 
-// Bring the children of `parent` to those of `items`, in order, keeping the element of each key: focus and scroll stay.
-// `make(item)` builds one, `update(element, item, index)` brings it up to date.
+// Make the children of `parent` match `items`, in order, reusing the element of each key, so that focus and scroll
+// survive. `make(item)` builds an element, `update(element, item, index)` updates it.
 export function keyed(parent, items, keyOf, make, update) {
   const old = (parent.keyedChildren ??= new Map());
   const fresh = new Map();
@@ -82,5 +82,5 @@ export function keyed(parent, items, keyOf, make, update) {
 
 let counted = 0;
 
-// An id that is no other's, for labels and descriptions.
+// Return a unique id, for labels and descriptions.
 export const unique = (name) => `${name}-${(counted += 1)}`;

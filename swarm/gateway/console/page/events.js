@@ -1,4 +1,4 @@
-// What happened, newest first: workers, recoveries, plans, problems.
+// The events, newest first: workers, recoveries, plans, problems.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { clock } from "./format.js";
@@ -11,7 +11,7 @@ const GOOD = /ended|^serving|joined|solved|recovered/;
 export function mount(root, store) {
   const search = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter events" });
   const list = h("ol", { class: "happened", tabindex: 0, "aria-label": "Events, newest first" });
-  const nothing = empty("Quiet so far", "Workers that come, go or are not well, recoveries and plans appear here.");
+  const nothing = empty("No events yet", "Changes of workers, recoveries and plans appear here.");
   fill(root, heading("Events", search), nothing, list);
   const draw = () => {
     const wanted = search.value.trim().toLowerCase();
@@ -19,7 +19,7 @@ export function mount(root, store) {
     const isEmpty = all.length === 0;
     nothing.hidden = !isEmpty;
     list.hidden = isEmpty;
-    text(nothing.firstElementChild, store.events.length ? "No event has these words" : "Quiet so far");
+    text(nothing.firstElementChild, store.events.length ? "No matching events" : "No events yet");
     keyed(
       list,
       all.slice(-SHOWN).reverse(),
@@ -32,7 +32,7 @@ export function mount(root, store) {
   store.subscribe(["events"], draw);
 }
 
-// The store keeps the last ones of an endless row: each is told apart by the object itself.
+// The store keeps only the latest events, so each is identified by its object.
 const numbers = new WeakMap();
 let counted = 0;
 

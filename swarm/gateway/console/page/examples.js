@@ -1,4 +1,4 @@
-// Prompts that are ready to be sent: a stranger sees something at once, and may then change it. Pure.
+// Ready-made prompts, so that a new user sees a result immediately and can change it. Pure.
 
 import { DEFAULTS } from "./ask.js";
 
@@ -12,24 +12,24 @@ const SCHEMA = {
   },
   required: ["animal", "colour", "legs", "is_friendly"],
   additionalProperties: false,
-  // Where white space is free, a small model writes little else.
+  // With free white space, a small model generates little else.
   "x-guidance": { whitespace_flexible: false, whitespace_pattern: "", item_separator: ", ", key_separator: ": " },
 };
-// Stories, one a line: a small model would lose its thread behind the end of one.
+// Stories, one per line: a small model loses the thread after the end of one.
 const STORIES = "((Once upon a time|Long ago) there was [^?\\n]{150,600}\\.\\n)+";
-const MOST_TOKENS = 4000; // of a long story: minutes with a large model, and no more than this page keeps
-const BEGINNING = 32; // tokens of the context that are left to the prompt
+const MOST_TOKENS = 4000; // tokens of a long story: minutes with a large model, and within the limits of this page
+const BEGINNING = 32; // tokens of the context left for the prompt
 
-// `hint`: what it shows.
+// `hint`: what the example shows.
 export const EXAMPLES = [
-  { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text that the model goes on with" },
+  { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text for the model to continue" },
   { name: "A question", mode: "chat", prompt: "What colour is the cat?", hint: "A turn of a conversation" },
   {
     name: "JSON",
     mode: "chat",
     prompt: "Invent an animal.",
     values: { schema: JSON.stringify(SCHEMA, null, 2), temperature: "0" },
-    hint: "An answer that fits a schema, whatever the model would say",
+    hint: "An answer that always fits a schema",
   },
   {
     name: "A long story",
@@ -37,13 +37,13 @@ export const EXAMPLES = [
     prompt: "A book of stories.\n",
     values: { regex: STORIES },
     isLong: true,
-    hint: "One after the other until Stop: time to kill a worker, and to see the others take over",
+    hint: "Repeated until Stop: time to kill a worker, and to see the others take over",
   },
 ];
 export const LONG = EXAMPLES.find(({ isLong }) => isLong);
 
-// The values that stand in the parameters for an example. What it says nothing of becomes the usual, but the system
-// message and the class stay. A long one has what the context leaves, to the last token.
+// Parameter values for an example. Values that it does not set are reset to the defaults, except the system message and
+// the priority. A long example uses the whole rest of the context.
 export function valuesFor({ values = {}, isLong = false }, { system, priority }, context) {
   const longest = String(Math.max(1, Math.min(MOST_TOKENS, (context || MOST_TOKENS) - BEGINNING)));
   const length = isLong ? { min_tokens: longest, max_tokens: longest } : {};

@@ -1,14 +1,14 @@
-// Numbers as words: short, with their unit, the same wherever they are shown. Unknown is an en dash.
+// Formats numbers: short, with units, and the same everywhere on the page. An unknown value is an en dash.
 
 export const UNKNOWN = "–";
-const THIN = "\u202f"; // between a number and its unit: they never part at the end of a line
+const THIN = "\u202f"; // between a number and its unit, so that they stay on one line
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-// Words of a model among ours: an isolate keeps those from right to left from turning what stands behind them.
+// Quote a model's text. The isolate keeps right-to-left text from reordering what follows.
 export const quoted = (words) => `“\u2068${words}\u2069”`;
 
-// Three figures that count: 0.123, 1.23, 12.3, 123.
+// Three significant digits: 0.123, 1.23, 12.3, 123.
 export function figures(value) {
   if (!known(value)) return UNKNOWN;
   const size = Math.abs(value);
@@ -29,7 +29,7 @@ export function seconds(value) {
   return duration(value);
 }
 
-// On an axis: 20 ms instead of 20.0 ms.
+// For axes: 20 ms instead of 20.0 ms.
 export const trimmed = (words) => words.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
 
 // Longer times: 2 min 5 s, 3 h 20 min, 4 d 2 h.
@@ -62,7 +62,7 @@ export function bytes(value) {
   return `${unit === 0 ? Math.round(size) : figures(size)}${THIN}${units[unit]}`;
 }
 
-// Counts with thin groups: 853 728; short: 854 k.
+// Counts with thin spaces between groups: 853 728; short: 854 k.
 export function count(value) {
   if (!known(value)) return UNKNOWN;
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, THIN);
@@ -91,7 +91,7 @@ export function share(part, whole) {
   return `${percent > 0 && percent < 1 ? "<1" : Math.round(percent)}${THIN}%`;
 }
 
-// [0, 3] holds layers 0 to 2.
+// [0, 3] is the range of layers 0 to 2.
 export function layers(range) {
   if (!range || range[1] <= range[0]) return "none";
   return range[1] - range[0] === 1 ? String(range[0]) : `${range[0]}–${range[1] - 1}`;
@@ -99,7 +99,7 @@ export function layers(range) {
 
 export const layerWord = (range) => (range && range[1] - range[0] === 1 ? "layer" : "layers");
 
-// The time of day of seconds since 1970, or of a time as text.
+// The time of day, of seconds since 1970 or of a time as text.
 export function clock(at) {
   const time = known(at) ? at * 1000 : typeof at === "string" ? Date.parse(at) : NaN;
   return known(time) ? new Date(time).toLocaleTimeString("en-GB") : "";

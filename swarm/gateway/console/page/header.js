@@ -1,4 +1,4 @@
-// The top of the page: which model, in which state, how quick, whether the page hears of it; and its foot.
+// Header of the page (model, state, speed, connection) and its footer.
 
 import { fill, h, set, svg, text } from "./dom.js";
 import { clock, duration, rate } from "./format.js";
@@ -18,7 +18,8 @@ export function mount(root, store, api) {
   const state = badge("", "");
   const speed = h("span", { class: "top-speed" }, h("b", {}, "–"), " tokens/s");
   const connection = h("span", { role: "status", class: "connection" }, badge("connecting", "connecting"));
-  const since = h("span", { class: "hint" }); // outside of the status: who listens to it must not hear each second
+  // outside of the status element, so that screen readers do not announce every second
+  const since = h("span", { class: "hint" });
   const key = button("Key", () => askForKey(api, "", () => location.reload()), { tone: "quiet", hidden: true });
   fill(
     root,
@@ -115,5 +116,5 @@ function choose(theme) {
   } catch (error) {
     if (!(error instanceof DOMException)) throw error; // storage is forbidden: the choice lasts until a reload
   }
-  dispatchEvent(new Event("theme")); // what is drawn on a canvas has to be drawn again
+  dispatchEvent(new Event("theme")); // canvases must be redrawn
 }

@@ -1,10 +1,10 @@
-// The API keys' quotas and what is used of them. Never a secret: the gateway itself keeps only hashes.
+// Quotas and usage of the API keys. Never contains secrets: the gateway itself stores only hashes.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { count } from "./format.js";
 import { button, empty, heading, meter, setMeter } from "./widgets.js";
 
-const COLUMNS = ["Key", "May", "Requests a minute", "At once", "Tokens today", "Made"];
+const COLUMNS = ["Key", "Permissions", "Requests a minute", "Concurrent", "Tokens today", "Created"];
 
 export function mount(root, store, api) {
   const again = button("Read again", () => read(), { tone: "small" });
@@ -68,12 +68,12 @@ function makeRow() {
   return element;
 }
 
-const limit = (value) => (value ? count(value) : "no limit"); // 0: none is set
+const limit = (value) => (value ? count(value) : "no limit"); // 0: no limit is set
 
 function updateRow(element, key) {
   const [name, may, minute, atOnce, , made] = element.children;
   text(name, key.name);
-  text(may, key.admin ? "everything (admin)" : "ask and look");
+  text(may, key.admin ? "everything (admin)" : "use and view");
   text(minute, limit(key.rate_per_min));
   text(atOnce, `${count(key.under_way ?? 0)} of ${limit(key.concurrency)}`);
   const words = `${count(key.spent_today ?? 0)} of ${limit(key.tokens_per_day)}`;

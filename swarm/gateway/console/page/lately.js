@@ -1,18 +1,18 @@
-// A recovery in short, at the foot of the stages: who has just pressed “Kill this worker” sees there, without moving,
-// how its phases tick off and that the answer goes on. All of it stands under Recovery.
+// Summary of a recovery below the stages: after “Kill this worker”, the user sees its phases and the continuing answer
+// without scrolling. The Recovery card has the details.
 
 import { h, keyed, set, text } from "./dom.js";
 import { seconds } from "./format.js";
 import { keyOf, rowsOf } from "./phases.js";
 
 const LINGER_S = 12;
-const MOST_WORDS = 120; // characters of the answer's end
+const MOST_WORDS = 120; // characters from the end of the answer
 
 export function lately(store, talk) {
   const what = h("p", { class: "lately-what" });
   const phases = h("ol", { class: "lately-phases" });
   const end = h("p", { class: "lately-end quiet-words", dir: "auto" });
-  const element = h("div", { class: "lately", role: "group", "aria-label": "Recovery in short" }, what, phases, end);
+  const element = h("div", { class: "lately", role: "group", "aria-label": "Recovery summary" }, what, phases, end);
   const latest = new Latest();
   let timer = 0;
   const draw = () => {
@@ -42,13 +42,14 @@ export function lately(store, talk) {
   return element;
 }
 
-// Which recovery is to be shown: one that runs, or for a while after its end the last one; none of before the page.
+// Selects the recovery to show: a running one, or the last one for a while after its end; none from before the page was
+// opened.
 export class Latest {
   #known = null;
   #until = 0;
 
   of(view, now) {
-    if (!view.recoveries) return view.recovery ?? null; // nobody has told yet whether there were any
+    if (!view.recoveries) return view.recovery ?? null; // no report of recoveries has arrived yet
     const last = view.recoveries[0] ?? null;
     const key = last === null ? "" : keyOf(last);
     if (this.#known !== null && key !== this.#known)
@@ -58,7 +59,7 @@ export class Latest {
   }
 }
 
-// The end of a text, from the beginning of a word on.
+// Return the end of a text, starting at a word.
 export function lastWords(all, most = MOST_WORDS) {
   const words = all.slice(-2 * most).replace(/\s+/g, " ").trim();
   if (words.length <= most) return words;

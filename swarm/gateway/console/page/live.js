@@ -1,9 +1,10 @@
-// Keeps the store fed from /console/live: goes on where it was after a break, waits longer after each failure, and lets
-// go of the stream while nobody has looked at the tab for a minute.
+// Feeds the store from /console/live: resumes after a break, waits longer after each failure, and closes the stream
+// while the tab has been hidden for a minute.
 
 import { ApiError } from "./api.js";
 
-const SILENT_S = 12; // the gateway sends at least a comment each second; after this the connection counts as broken
+// seconds; the gateway sends a comment at least every second, so longer silence means a broken connection
+const SILENT_S = 12;
 const HIDDEN_S = 60;
 const FIRST_WAIT_S = 0.25;
 const LONGEST_WAIT_S = 5;
@@ -11,9 +12,9 @@ const LONGEST_WAIT_S = 5;
 export class Live {
   #api;
   #store;
-  #lastId = null; // in memory alone: a duplicated tab begins with a snapshot of its own
+  #lastId = null; // in memory only: a duplicated tab starts with its own snapshot
   #failures = 0;
-  #isCalled = false; // somebody wants the next try at once
+  #isCalled = false; // the next attempt should start immediately
   #resume = () => {};
   #running = null;
   #watch = 0;
@@ -30,7 +31,7 @@ export class Live {
     return this.#loop();
   }
 
-  // Connect anew and at once, with another key for instance.
+  // Reconnect immediately, for instance with another key.
   again() {
     this.#failures = 0;
     this.#lastId = null;
@@ -62,7 +63,7 @@ export class Live {
       if (error instanceof ApiError && error.status === 401) this.#store.setConnection("locked");
       else if (this.#store.connection !== "paused") this.#failed(error instanceof ApiError ? error.message : "");
       if (error instanceof SyntaxError)
-        this.#lastId = null; // what we have can't be patched: begin with a snapshot
+        this.#lastId = null; // the local state cannot be patched: start with a snapshot
       else if (!(error instanceof ApiError) && !isBroken(error)) throw error;
     } finally {
       clearTimeout(this.#watch);
@@ -100,7 +101,7 @@ export class Live {
       }, HIDDEN_S * 1000);
       return;
     }
-    if (this.#store.connection === "paused") this.#store.setConnection("reconnecting"); // what fails is tried again
+    if (this.#store.connection === "paused") this.#store.setConnection("reconnecting"); // a failed stream is retried
     this.#wake();
   }
 
@@ -120,10 +121,10 @@ export class Live {
   }
 }
 
-// A fetch that was aborted, or a body that broke off, is what networks do.
+// Aborted fetches and broken bodies are normal network errors.
 const isBroken = (error) => error.name === "AbortError" || error instanceof TypeError;
 
-// Seconds to wait after so many failures in a row; `chance` (0 to 1) spreads many tabs.
+// Return the seconds to wait after a number of consecutive failures; `chance` (0 to 1) spreads the load of many tabs.
 export function waitAfter(failures, chance) {
   const longest = Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** Math.min(failures, 10));
   return longest * (0.5 + chance / 2);

@@ -1,4 +1,5 @@
-// Logs of the broker, the gateway and all workers, dead ones too: searched by the gateway, read backwards page by page.
+// Logs of the broker, the gateway and all workers, including ended ones: searched by the gateway, read backwards in
+// pages.
 
 import { fill, h, set, text } from "./dom.js";
 import { bytes } from "./format.js";
@@ -23,9 +24,9 @@ export function mount(root, store, api) {
         ".",
       );
     return empty(
-      "This gateway does not know where the logs are",
+      "This gateway has no logs",
       h("code", {}, "swarm up"),
-      " tells it; other swarms keep them where their processes run.",
+      " provides them; other swarms keep logs where their processes run.",
     );
   };
   const isOpen = () => !document.getElementById("panel-logs").hidden;
@@ -92,7 +93,7 @@ class Logs {
     else text(this.#state, "No process has written a log yet.");
   }
 
-  // What is shown is of another search, or another process: it is not gone on with.
+  // Invalidate the shown page: it belongs to another search or process, and must not be continued.
   #leave() {
     clearTimeout(this.#timer);
     this.#older.hidden = true;
@@ -106,7 +107,7 @@ class Logs {
     if (isOlder && this.#before !== null) query.set("before", this.#before);
     await this.#guarded(async () => {
       const page = await this.#api.get(`/console/logs/${encodeURIComponent(this.#process.value)}?${query}`);
-      if (asked !== this.#asked) return; // another search was begun meanwhile
+      if (asked !== this.#asked) return; // another search has started meanwhile
       this.#shown = isOlder ? withOlder(this.#shown, page.lines) : page.lines;
       this.#before = page.before;
       this.#draw(isOlder);
@@ -133,7 +134,7 @@ class Logs {
   }
 }
 
-// A line that could be taken apart is shown by its event and fields, any other one as it stands there.
+// A line that could be parsed is shown as event and fields, any other as it is.
 function lineOf(line) {
   const words = line.event || line.text;
   const fields = Object.entries(line.fields ?? {}).map(([key, value]) =>

@@ -1,7 +1,7 @@
-// Which model is served, and whether it has a template for conversations: learnt when it is known who looks, and while
-// the swarm starts, as soon as it serves. Draws nothing.
+// Loads the served model and whether it has a chat template: when the user is identified, and, while the swarm starts,
+// as soon as it serves. Draws nothing.
 
-const AGAIN_MS = 1000; // the broker may serve a moment before the gateway has heard of it
+const AGAIN_MS = 1000; // the broker may serve a moment before the gateway notices
 
 export function learnModel(store, talk, api) {
   let isAsking = false;
@@ -23,7 +23,7 @@ export function learnModel(store, talk, api) {
   store.subscribe(["status", "connection"], () => timer === 0 && again());
 }
 
-// {id, chat, context}; null while the gateway knows of none.
+// {id, chat, context}; null while the gateway has no model.
 async function served(api) {
   try {
     const { data } = await api.get("/v1/models");
@@ -32,7 +32,7 @@ async function served(api) {
     const { chat = true, context = null, context_now: now = context } = found.swarm ?? {};
     return { id: found.id, chat, context: now };
   } catch (error) {
-    if (error.name !== "ApiError") throw error; // the words under the box say that no model is known yet
+    if (error.name !== "ApiError") throw error; // the text below the box reports that there is no model yet
     return null;
   }
 }

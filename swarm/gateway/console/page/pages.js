@@ -1,23 +1,23 @@
-// Pages of a log that are read backwards, bounded: pure.
+// Pages of a log that is read backwards, with a limit. Pure.
 
 import { plural } from "./format.js";
 
 export const MOST_LINES = 2000;
 
-// Older lines come before those that are there. What is too much goes from the newer end, as the reader looks back.
+// Add older lines before the present ones. Excess lines are dropped from the newer end, since the reader looks back.
 export function withOlder(lines, older) {
   return [...older, ...lines].slice(0, MOST_LINES);
 }
 
-// What was found: so many lines, by a search or not, and whether older ones were not looked through yet.
+// Describe the result: number of lines, whether they were searched for, and whether older lines remain unsearched.
 export function foundIn(num, isSearch, hasOlder) {
-  const found = `${plural(num, "line")}${isSearch ? " with these words" : ""}, newest last`;
+  const found = `${plural(num, "line")}${isSearch ? " that match" : ""}, newest last`;
   if (num > 0) return hasOlder ? found : `${found}, from the beginning`;
-  if (hasOlder) return "No line has these words in what was looked through so far: older lines may.";
-  return isSearch ? "No line has these words." : "Nothing is written in this log.";
+  if (hasOlder) return "No match so far; older lines have not been searched.";
+  return isSearch ? "No matching lines." : "This log is empty.";
 }
 
-// Logs tell time as text or as seconds.
+// Logs have timestamps as text or as seconds.
 export function timeOf(time) {
   if (typeof time === "number") return new Date(time * 1000).toISOString().slice(11, 23);
   const found = /T(\d\d:\d\d:\d\d(?:\.\d{1,3})?)/.exec(time ?? "");

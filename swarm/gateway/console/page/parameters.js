@@ -1,10 +1,10 @@
-// The parameters of the API as fields: those that are used often in sight, the others folded away.
+// Fields for the API's parameters: frequent ones visible, the others folded away.
 
 import { DEFAULTS, PARAMETERS, PRIORITIES } from "./ask.js";
 import { h, set, text, unique } from "./dom.js";
 import { field } from "./widgets.js";
 
-const OFTEN = ["max_tokens", "temperature", "seed", "n"]; // in sight; the others unfold
+const OFTEN = ["max_tokens", "temperature", "seed", "n"]; // visible; the others are folded away
 
 export function parameterFields(talk) {
   const byName = Object.fromEntries(PARAMETERS.map((parameter) => [parameter.name, numberField(talk, parameter)]));
@@ -33,7 +33,7 @@ export function parameterFields(talk) {
   return { element, draw };
 }
 
-// What is folded away and differs from the usual is told: it counts all the same.
+// Report the number of folded parameters that differ from their defaults, since they apply, too.
 function wordsOfSet({ values, mode }) {
   const names = Object.keys({ ...DEFAULTS, ...values }).filter((name) => !OFTEN.includes(name));
   const isSet = (name) => (values[name] ?? "") !== (DEFAULTS[name] ?? "") && !(name === "system" && mode !== "chat");
@@ -41,7 +41,7 @@ function wordsOfSet({ values, mode }) {
   return num === 0 ? "" : `· ${num} set`;
 }
 
-// A control for one value, with what is wrong with it beneath.
+// A control for one value, with its validation message below.
 function valueField(talk, name, label, control, options = {}) {
   const element = field(label, control, options);
   const problem = h("p", { class: "problem", id: unique("problem"), hidden: true });
@@ -71,7 +71,7 @@ function numberField(talk, { name, label, low, high, step, hint }) {
     inputmode: mode,
     autocomplete: "off",
     title: `${hint} (${low} to ${high})`,
-    placeholder: name === "seed" ? "drawn" : "",
+    placeholder: name === "seed" ? "random" : "",
   });
   return valueField(talk, name, label, input);
 }
@@ -85,14 +85,14 @@ function priorityField(talk) {
   return valueField(talk, "priority", "Priority", select);
 }
 
-// The one that is on or off: shown as a box to tick.
+// The parameter that is on or off: a checkbox.
 function endField(talk) {
   const box = h("input", { type: "checkbox", class: "tick" });
   const problem = h("p", { class: "problem", role: "status" });
   const element = h(
     "div",
     { class: "field wide" },
-    h("label", { class: "check", title: "ignore_eos" }, box, "Go on to Max tokens, past where the answer would end"),
+    h("label", { class: "check", title: "ignore_eos" }, box, "Continue to Max tokens, beyond the answer's own end"),
     problem,
   );
   box.addEventListener("change", () => {
@@ -110,7 +110,7 @@ function endField(talk) {
 function stopField(talk) {
   const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
   return valueField(talk, "stop", "Stop", input, {
-    hint: "One text a line that ends the answer; \\n stands for a new line.",
+    hint: "Texts that end the answer, one per line; \\n stands for a new line.",
     isWide: true,
   });
 }
@@ -137,7 +137,7 @@ function regexField(talk) {
 function systemField(talk) {
   const input = h("textarea", { rows: 2, dir: "auto" });
   const { element, draw } = valueField(talk, "system", "System message", input, {
-    hint: "Stands before a conversation.",
+    hint: "Precedes the conversation.",
     isWide: true,
   });
   return {

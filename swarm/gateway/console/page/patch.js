@@ -1,5 +1,5 @@
-// JSON merge patch (RFC 7396), without changing what it is given: what a patch doesn't touch keeps its identity, so
-// that a part of the page can see by `!==` whether it has anything new to draw.
+// JSON merge patch (RFC 7396) that does not modify its input: unchanged parts keep their identity, so that a part of
+// the page can check with `!==` whether it needs to draw.
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
@@ -13,7 +13,7 @@ export function merge(target, patch) {
   return merged;
 }
 
-// A worker may be called "__proto__": such a name is a key like any other.
+// A worker may be named "__proto__", which must be an ordinary key.
 const own = (object, key) => (Object.hasOwn(object, key) ? object[key] : undefined);
 
 function define(object, key, value) {

@@ -1,16 +1,16 @@
-// A recovery's phases as what is drawn: pure.
+// Prepares a recovery's phases for drawing. Pure.
 
 export const PHASES = [
-  ["verdict", "Notice the loss"],
-  ["plan", "Plan who takes over"],
+  ["verdict", "Detect the loss"],
+  ["plan", "Plan the takeover"],
   ["load", "Load the layers"],
   ["activate", "Switch over"],
   ["replay", "Replay what was lost"],
-  ["resume", "Go on"],
+  ["resume", "Resume"],
 ];
 
-// [{name, words, state, took_s, predicted_s, from, to}]: `from` and `to` place the phase on one line of time, as shares
-// of the whole; a phase that has not ended takes as much of it as was predicted.
+// Return [{name, words, state, took_s, predicted_s, from, to}]. `from` and `to` are the phase's position on one time
+// axis, as shares of the whole; a phase that has not ended takes its predicted share.
 export function rowsOf(recovery) {
   const told = new Map((recovery.phases ?? []).map((phase) => [phase.name, phase]));
   const rows = PHASES.map(([name, words]) => ({
@@ -31,7 +31,7 @@ export function rowsOf(recovery) {
   });
 }
 
-// From the verdict on, as the whole is told: how long a loss goes unnoticed is a phase of its own.
+// The total counts from the verdict on: the time until a loss is detected is a separate phase.
 const healing = (recovery) => (recovery.phases ?? []).filter(({ name }) => name !== "verdict");
 
 export const tookOf = (recovery) =>
@@ -45,5 +45,5 @@ export function predictedOf(recovery) {
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
 
-// Which recovery it is. The first moment names it, since its epoch and its causes may still change while it lasts.
+// Identify a recovery by its first timestamp, since its epoch and causes may change while it lasts.
 export const keyOf = ({ key, epoch, began_at: began, cause }) => key ?? `${epoch ?? ""} ${began ?? ""} ${cause ?? ""}`;

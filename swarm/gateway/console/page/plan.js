@@ -1,4 +1,5 @@
-// The plan in force: who holds what and why, predicted beside measured; why there is none, and what can be done.
+// The active plan: which worker holds which layers and why, predicted and measured times; or why there is none, and the
+// remedies.
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
@@ -6,10 +7,10 @@ import { drawSentences, Supposing, whyNot } from "./plan_form.js";
 import { epochWords, handWords } from "./plan_words.js";
 import { heading } from "./widgets.js";
 
-const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
+const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "KV capacity"];
 
-const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence that says for a terminal what the note says here
-const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
+const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence for terminals that duplicates the note shown here
+const UNTIL = "It applies until the broker restarts, or until Clear and Apply.";
 
 export function mount(root, store, api) {
   const facts = h("dl", { class: "plan-facts" });
@@ -33,19 +34,19 @@ export function mount(root, store, api) {
     byHand,
     facts,
     stages,
-    h("details", { open: true }, h("summary", {}, "Why so"), why),
+    h("details", { open: true }, h("summary", {}, "Reasons"), why),
   );
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
-    const isServing = view?.status?.state === "serving"; // what an older report of the plan waited for has come
+    const isServing = view?.status?.state === "serving"; // the condition that an older plan report waited for is met
     const waits = view?.status?.waits_for || (isServing ? "" : plan?.waits_for) || "";
     text(epoch, epochWords(plan, view?.status));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));
     const hand = handWords(plan?.by_hand);
     byHand.hidden = hand === "";
-    text(said, hand && `Made by hand: ${hand}. `);
+    text(said, hand && `Manual plan: ${hand}. `);
     const hasStages = (plan?.stages ?? []).length > 0;
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
@@ -57,7 +58,7 @@ export function mount(root, store, api) {
   });
 }
 
-// Both times are for as many sequences: more steps in flight have more.
+// Both times are for the same number of sequences: with more steps in flight there are more sequences.
 const withOneMore = ({ like, step_s: then, now_step_s: now, sequences }) =>
   `${seconds(then)} a step instead of ${seconds(now)}, for ${sequences} sequences, with one more like ${like}`;
 

@@ -1,4 +1,4 @@
-// "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
+// "What if" form: assume that workers are gone or added, assign layers manually, preview the plan, and apply it.
 
 import { numLayers } from "./chain_layout.js";
 import { ask, say, told } from "./dialogs.js";
@@ -8,12 +8,12 @@ import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_word
 import { button, field, heading } from "./widgets.js";
 
 const ONLY_SUPPOSED =
-  "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
-const SETTINGS_ALONE = "Plans go by the settings alone again.";
-const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
-const CHANGED = "Changed since it was asked: what comes of that is not shown. Try it once more.";
+  "Workers that are only assumed gone, or assumed here, can't be applied: drain or join them.";
+const SETTINGS_ALONE = "Plans follow the settings alone again.";
+const BY_HAND = "It replaces what was applied before, until the broker restarts.";
+const CHANGED = "The form has changed since the request: its result is not shown. Try it once more.";
 const IMPOSSIBLE = "There is no such plan to apply.";
-const MOVES = "Layers may move; answers wait for that moment and go on.";
+const MOVES = "Layers may move; answers pause for a moment and continue.";
 
 export class Supposing {
   #store;
@@ -31,15 +31,15 @@ export class Supposing {
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
   #isBusy = false;
-  #isImpossible = false; // what was tried
-  #isTouched = false; // by a person: what counts is not written over it
-  #numChanges = 0; // an answer for a form that has been changed since is none for what stands in it now
+  #isImpossible = false; // the previewed plan
+  #isTouched = false; // edited by the user: do not overwrite it with the applied values
+  #numChanges = 0; // detects that the form has changed while an answer was on its way
   #hand = "";
 
   constructor(store, api) {
     this.#store = store;
     this.#api = api;
-    const columns = ["Worker", "Holds", "Suppose it gone", "Give it none", "Just layers", "At most"];
+    const columns = ["Worker", "Holds", "Assume it is gone", "No layers", "Only layers", "At most"];
     const head = h(
       "thead",
       {},
@@ -84,7 +84,7 @@ export class Supposing {
     store.subscribe(["workers", "me", "plan", "connection"], () => this.#draw());
   }
 
-  // What was tried before is no comparison of what stands in the form now.
+  // The earlier preview does not match the form any more.
   #changed() {
     this.#isTouched = true;
     this.#isImpossible = false;
@@ -97,7 +97,7 @@ export class Supposing {
     fill(this.#result, words ? h("p", { class: "quiet-words" }, words) : null);
   }
 
-  // What counts by hand stands in the form, so that Apply changes it and doesn't drop it.
+  // Show the applied manual plan in the form, so that Apply modifies it instead of dropping it.
   #drawHand() {
     const hand = this.#store.view?.plan?.by_hand ?? null;
     const now = JSON.stringify([hand, [...this.#body.children].map((row) => row.dataset.worker)]);
@@ -141,7 +141,7 @@ export class Supposing {
 
   #drawApply() {
     const { me, connection } = this.#store;
-    const why = !me?.admin ? "It takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
+    const why = !me?.admin ? "This requires an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
     const cant = this.#isBusy || connection !== "live" || !me?.admin;
     const said = { "aria-describedby": why ? "plan-reason" : null };
     set(this.#tries, { disabled: cant, ...said });
@@ -149,7 +149,7 @@ export class Supposing {
     text(this.#reason, why);
   }
 
-  // What the form says. Raises RangeError in words.
+  // Read the form. Throws a RangeError with a displayable message.
   #read() {
     const wanted = { without: [], one_more: null, objective: this.#objective.value, pins: {}, caps: {}, exclude: [] };
     const more = Math.round(Number(this.#more.value)) || 0;
@@ -168,7 +168,7 @@ export class Supposing {
   async #try() {
     await this.#guarded(async () => {
       const wanted = this.#read();
-      this.#tell("Reckoning …");
+      this.#tell("Computing …");
       const plan = await this.#api.post("/console/plan", wanted);
       return () => this.#show(plan, wanted);
     });
@@ -191,7 +191,8 @@ export class Supposing {
     });
   }
 
-  // One thing at a time. `act` returns how to show what came of it, for the form as it was when it was asked.
+  // Run one action at a time. `act` returns a function that shows its result, which is used only if the form is
+  // unchanged.
   async #guarded(act) {
     if (this.#isBusy) return;
     const [asked, focused] = [this.#numChanges, document.activeElement];
@@ -206,7 +207,7 @@ export class Supposing {
       else fill(this.#result, h("p", { class: "problem" }, error.message));
     } finally {
       this.#setBusy(false);
-      if (document.activeElement === document.body) focused?.focus(); // a button that is disabled loses it
+      if (document.activeElement === document.body) focused?.focus(); // a disabled button loses the focus
     }
   }
 
@@ -274,14 +275,14 @@ function makeRow(row) {
     { "data-worker": row.name },
     h("th", { scope: "row" }, row.name),
     h("td"),
-    labelled("Suppose it gone", { type: "checkbox" }),
-    labelled("Give it none", { type: "checkbox" }),
-    labelled("Just layers", { type: "text", size: 6, maxlength: 15 }),
+    labelled("Assume it is gone", { type: "checkbox" }),
+    labelled("No layers", { type: "checkbox" }),
+    labelled("Only layers", { type: "text", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
   );
 }
 
-// Why there is no plan, and the ways out that exist.
+// Show why there is no plan, and the available remedies.
 export function whyNot(waits) {
   const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
   return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];

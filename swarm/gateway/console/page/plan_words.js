@@ -1,38 +1,38 @@
-// What a plan says, and what can be done where none is possible: pure.
+// Texts about plans, and remedies where no plan is possible. Pure.
 
 import { layers, layerWord, plural, rate, seconds } from "./format.js";
 
-// The ways out that exist, for what the broker says that it waits for. Each: [what, how].
+// Remedies by the broker's reason for waiting. Each: [what, how].
 const REMEDIES = [
   [
     /pins? or caps?|another pin|other pins/,
-    "Take the pins and caps back",
-    "Empty “Just layers” and “At most” under What if, and press Apply; the settings' are plan.pins and plan.caps.",
+    "Remove the pins and caps",
+    "Clear “Only layers” and “At most” under What if, and press Apply; in the settings: plan.pins and plan.caps.",
   ],
   [
     /must not be used/,
     "Let more workers be used",
-    "Take back what keeps them out: “Give it none” under What if, a cordon, or plan.exclude in the settings.",
+    "Remove what excludes them: “No layers” under What if, a cordon, or plan.exclude in the settings.",
   ],
   [
-    /supposed gone/,
-    "Suppose fewer gone",
-    "Untick “Suppose it gone” for one of them, or suppose more workers.",
+    /(supposed|assumed) gone/,
+    "Assume fewer gone",
+    "Untick “Assume it is gone” for one of them, or assume more workers.",
   ],
   [
     /memory|don't pack/,
-    "Bring more memory",
+    "Add memory",
     "Join a worker, or give these more: worker.memory_limit, a smaller worker.kv_share or plan.kv_positions.",
   ],
-  [/memory/, "Load it smaller", "worker.dtype = bfloat16 halves the weights of a float32 model."],
+  [/memory/, "Use a smaller dtype", "worker.dtype = bfloat16 halves the weights of a float32 model."],
   [
     /open ways|can't reach/,
-    "Open the ways",
-    "Let worker.data_ports in at the machines named, or the broker's own ports at the broker.",
+    "Open the ports",
+    "Allow worker.data_ports on the machines named, or the broker's own ports on its machine.",
   ],
   [
     /more of \d+ workers|no worker|nobody/,
-    "Bring the workers",
+    "Add workers",
     "Join a worker, or start one elsewhere with swarm worker.",
   ],
   [/quiet|load their layers|new plan/, "Wait a moment", "This passes by itself."],
@@ -43,14 +43,14 @@ export function remedies(waitsFor) {
   return found.map(([, what, how]) => ({ what, how }));
 }
 
-// What a supposed plan waits for, in the form's own words: the broker tells those supposed gone as any that it must not
-// use.
+// Adapt the reason for a previewed plan to the form's terms: the broker reports workers assumed gone as workers that
+// must not be used.
 export function waitsSupposed(waitsFor, { without, exclude }) {
   if (without.length === 0 || exclude.length > 0) return waitsFor;
-  return waitsFor.replace("which must not be used", `who ${without.length === 1 ? "is" : "are"} supposed gone`);
+  return waitsFor.replace("which must not be used", `which ${without.length === 1 ? "is" : "are"} assumed gone`);
 }
 
-// Read the words of the form: {pins: {w1: [0, 11]}, caps: {w1: 4}}, or an error that names the worker.
+// Parse a cell of the form into a range [0, 11], or throw an error that names the worker.
 export function readPin(name, words) {
   const found = /^\s*(\d{1,6})(?:\s*[-–]\s*(\d{1,6}))?\s*$/.exec(words);
   if (!found) throw new RangeError(`For ${name}, layers are written like 0-10, not “${words}”.`);
@@ -65,11 +65,11 @@ export function readCap(name, words) {
   return Number(words);
 }
 
-// What was laid down by hand, in words; empty if nothing was.
+// Describe the manual plan; empty if there is none.
 export function handWords(hand) {
   if (!hand) return "";
   const words = [
-    ...Object.entries(hand.pins ?? {}).map(([name, of]) => `${name} holds just ${layerWord(of)} ${layers(of)}`),
+    ...Object.entries(hand.pins ?? {}).map(([name, of]) => `${name} holds only ${layerWord(of)} ${layers(of)}`),
     ...Object.entries(hand.caps ?? {}).map(([name, most]) => `${name} holds at most ${plural(most, "layer")}`),
     ...(hand.exclude ?? []).map((name) => `${name} gets none`),
     ...(hand.objective ? [`the objective is ${hand.objective}`] : []),
@@ -77,18 +77,18 @@ export function handWords(hand) {
   return words.join("; ");
 }
 
-// Which plan is shown; the report of one that is new takes the broker a moment.
+// Name the plan shown; the report of a new plan takes the broker a moment.
 export function epochWords(plan, status) {
   const state = plan?.state ?? "no plan";
   const former = plan?.epoch ? `plan of epoch ${plan.epoch}` : state;
   if (status?.state === "serving" && status.epoch !== plan?.epoch)
-    return `${former}; epoch ${status.epoch} is in force, its figures come`;
+    return `${former}; epoch ${status.epoch} is active, its report follows`;
   if (!plan?.epoch) return state;
   return `epoch ${plan.epoch}, ${state}`;
 }
 
-// A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the
-// broker has reckoned it so.
+// Compare a previewed plan with the active one: [[what, now, then]], for the same number of sequences if the broker has
+// computed that.
 export function compared(now, then) {
   const forecast = then?.forecast ?? {};
   const before = { ...now?.forecast };

@@ -1,4 +1,4 @@
-// Draws spans of time: columns of many tokens on a canvas, and one token as a bar. Each part has a colour and a
+// Draws spans of time: many tokens as columns on a canvas, and one token as a bar. Each part has a colour and a
 // pattern.
 
 import { h } from "./dom.js";
@@ -7,7 +7,7 @@ import { columnsOf } from "./spans.js";
 const TALLEST = 132; // pixels
 const GAP = 1;
 
-// By part: the custom property of its colour in prompt.css, and what is drawn over it.
+// Pattern of each part; its colour is a custom property in prompt.css.
 const PATTERNS = {
   queue: "dots",
   wire: "slant",
@@ -44,7 +44,7 @@ const STROKES = {
   empty: [],
 };
 
-// A tile of the pattern, as a canvas can fill with it.
+// Return a tile of the pattern that a canvas can fill with.
 function tileOf(context, part, style) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
@@ -63,7 +63,7 @@ function tileOf(context, part, style) {
   return context.createPattern(tile, "repeat");
 }
 
-// Keeps one canvas drawn: `draw(spans, {at, scale})`, `indexAt(x)` says which token stands there.
+// Chart on one canvas: `draw(spans, {at, scale})` draws it, `tokenAt(x)` returns the token at a position.
 export class Columns {
   constructor(canvas) {
     this.canvas = canvas;
@@ -72,7 +72,7 @@ export class Columns {
     this.step = 1;
   }
 
-  // `at`: the index of the token that is pointed at. `scale`: the time at the top, if it is not to be the spans' own.
+  // `at`: the index of the selected token. `scale`: the time at the top, if it is not the spans' own.
   draw(spans, { at = null, scale = null } = {}) {
     const { canvas } = this;
     const width = canvas.clientWidth || 600;
@@ -117,13 +117,13 @@ export class Columns {
     if (token.total_s > scale * 1.02) this.#torn(pen, left, wide, style);
   }
 
-  // Between stages, so that each one's part is seen.
+  // Separate stages, so that each one's share is visible.
   #border(pen, left, bottom, wide, style) {
     pen.fillStyle = style.getPropertyValue("--surface");
     pen.fillRect(left, bottom, wide, 1);
   }
 
-  // Higher than the chart: two dashes over it.
+  // Mark a column that is taller than the chart with two dashes.
   #torn(pen, left, wide, style) {
     pen.fillStyle = style.getPropertyValue("--part-edge");
     pen.fillRect(left, 0, wide, 1.5);
@@ -138,17 +138,17 @@ export class Columns {
     pen.strokeRect(number * this.step - 0.75, 0.75, this.step + 0.5, TALLEST - 1.5);
   }
 
-  // The token at so many pixels from the left: of several in one column, the slowest.
+  // Return the token at a distance in pixels from the left; of several in one column, the slowest.
   tokenAt(x) {
     return this.columns[Math.max(0, Math.min(this.columns.length - 1, Math.floor(x / this.step)))].token ?? null;
   }
 }
 
-// A sample of a part's colour and pattern, for legends; drawn by CSS.
+// Sample of a part's colour and pattern for legends, drawn by CSS.
 export const swatch = (part) =>
   h("span", { class: "swatch", "data-part": part, "data-pattern": PATTERNS[part], "aria-hidden": "true" });
 
-// One token, or the sum of many, as a bar: each span as long as its time.
+// Draw one token, or the sum of many, as a bar with spans proportional to their times.
 export function bar(spans, total_s) {
   const pieces = spans.map((span) =>
     h("span", {

@@ -1,5 +1,5 @@
-// The prompt box: a conversation or plain text, examples, the parameters of the API, Generate and Stop, and the same as
-// a command.
+// The prompt box: conversation or plain text, examples, API parameters, Generate and Stop, and the request as a
+// command.
 
 import { copier } from "./copying.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
@@ -11,12 +11,12 @@ import { curlOf, pythonOf } from "./snippets.js";
 import { talkOf } from "./talk.js";
 import { button, field, heading, meter, setMeter } from "./widgets.js";
 
-const REPEATS = "Whenever an answer has come to its end, the same is asked again, as long as this page is looked at";
+const REPEATS = "Repeat the request whenever an answer ends, while this page is visible";
 const LACKS = {
   live: "The swarm serves no model yet: Generate works as soon as it does.",
   locked: "This gateway needs a key: press “Key” above.",
 };
-const LONGEST = 1_000_000; // characters of a prompt: more is no prompt that somebody types
+const LONGEST = 1_000_000; // characters; longer prompts are not typed by hand
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
@@ -48,13 +48,13 @@ function modeSwitch(talk) {
     "fieldset",
     { class: "segments" },
     h("legend", { class: "unseen" }, "Kind of prompt"),
-    radio("chat", "Chat", "Turns of a conversation, in the model's own form"),
-    radio("raw", "Raw", "Plain text that the model goes on with"),
+    radio("chat", "Chat", "Turns of a conversation, in the model's own format"),
+    radio("raw", "Raw", "Plain text for the model to continue"),
   );
   const draw = () => {
     for (const input of element.querySelectorAll("input")) {
       input.checked = input.value === talk.mode;
-      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no form for it
+      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no chat template
       input.disabled = talk.isBusy || isNever;
       set(input.parentElement, { "data-never": isNever });
     }
@@ -62,11 +62,11 @@ function modeSwitch(talk) {
   return { element, draw };
 }
 
-// What was said before. The answer that is under way, or was the last, has a place of its own.
+// The earlier turns. The current or last answer is shown elsewhere.
 function pastTurns(talk) {
   const list = h("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation" });
   const anew = button("New conversation", () => talk.startAnew(), { tone: "quiet small" });
-  const back = button("Undo", () => talk.goBack(), { tone: "quiet small", title: "Back to the former conversation" });
+  const back = button("Undo", () => talk.goBack(), { tone: "quiet small", title: "Back to the previous conversation" });
   const make = ({ role }) =>
     h(
       "li",
@@ -118,13 +118,13 @@ function promptBox(talk) {
   const draw = () => {
     set(input, {
       value: talk.draft,
-      placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with",
+      placeholder: talk.mode === "chat" ? "Message to the model" : "Text to continue",
     });
   };
   return { element, draw, generate, focus: () => input.focus() };
 }
 
-// What is left of the model's context, before it is sent; and a way out where that is too little.
+// The remaining context before the prompt is sent, and a remedy if it is too small.
 function roomLeft(talk) {
   const bar = meter("Context");
   const anew = button("Begin a new conversation", () => talk.startAnew(), { tone: "small" });
@@ -169,7 +169,7 @@ function actionButtons(talk, store, ask) {
     copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
   const again = h("input", { type: "checkbox", onchange: () => talk.set({ repeats: again.checked }) });
-  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "again until Stop");
+  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "repeat until Stop");
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });
   const element = h(
@@ -183,7 +183,7 @@ function actionButtons(talk, store, ask) {
   );
   const draw = () => {
     const { prompt, ...others } = talk.problems;
-    const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
+    const [first = ""] = Object.values(others); // the field may be folded away, so the problem is shown here, too
     set(generate, { disabled: talk.isBusy || first !== "" || !talk.model });
     again.checked = talk.repeats;
     set(stop, { disabled: !talk.isBusy || talk.isStopping });

@@ -1,5 +1,5 @@
-// Shows steps moving through the chain: each link and each stage has its part of a turn. Still where motion is
-// unwelcome.
+// Animates steps moving through the chain: each link and each stage has its part of a cycle. Off if the user prefers
+// reduced motion.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -7,7 +7,7 @@ export class Pulses {
   #running = [];
   #key = "";
 
-  // `links` and `stages`: the elements that move, in order; `turn` says when each does. Null stops all.
+  // `links` and `stages`: the animated elements in order; `turn`: their timing. Null stops all.
   show(links, stages, turn) {
     const key = turn && !still.matches ? `${links.length}-${stages.length}-${turn.milliseconds}` : "";
     const isSame = key === this.#key && this.#running.every(({ effect }) => effect.target.isConnected);
@@ -27,7 +27,7 @@ export class Pulses {
   }
 }
 
-// From the link's beginning to its end; `--travel` is its length along its direction (style.css).
+// From the start of the link to its end; `--travel` is its length along its direction (style.css).
 const across = ({ from, to }) => [
   { offset: 0, opacity: 0, offsetDistance: "0%" },
   ...(from > 0 ? [{ offset: from, opacity: 0, offsetDistance: "0%" }] : []),

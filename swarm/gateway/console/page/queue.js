@@ -1,11 +1,11 @@
-// Rows of the list of requests: who asks, how far each is, in words and as a part of the whole. Pure.
+// Rows of the list of requests: owner, and progress as text and as a share. Pure.
 
 import { count, duration, plural } from "./format.js";
 
 const STATES = { waiting: "queued", running: "running", ended: "ended" };
 const ORDER = { running: 0, waiting: 1, ended: 2 };
 
-// Those under way first, in the order of their age, then the ended ones, the latest first.
+// Requests in progress come first, oldest first; then ended ones, latest first.
 export function rowsOf(view, filter = "") {
   const wanted = filter.trim().toLowerCase();
   const rows = [...Object.values(view?.requests ?? {}), ...Object.values(view?.ended ?? {})];
@@ -23,7 +23,7 @@ function inOrder(a, b) {
 
 export const shortId = ({ request_id: id }) => id.slice(0, 8);
 
-// A tenant as the broker has it: "http" is the gateway's own, "key:alice" a key's.
+// Tenants as the broker names them: "http" is the gateway itself, "key:alice" is a key.
 export function whoOf({ tenant = "" }) {
   if (tenant.startsWith("key:")) return tenant.slice(4);
   if (tenant === "http" || tenant === "") return "this machine";
@@ -44,8 +44,8 @@ function endOf(reasons) {
 const isInPrompt = ({ num_tokens: tokens, num_prompt: prompt, num_prompt_computed: computed }) =>
   tokens === 0 && computed !== undefined && computed < prompt;
 
-// {words, part, label}: of the prompt while that is computed, of the answer afterwards. `part` null: there is no
-// telling.
+// Return {words, part, label}: progress of the prompt while it is computed, then of the answer. A null `part` is
+// unknown.
 export function progressOf(row) {
   const { num_prompt: prompt, num_prompt_computed: computed, num_tokens: tokens, max_tokens: most, n = 1 } = row;
   if (row.state !== "ended" && tokens === 0) {
@@ -61,7 +61,7 @@ export function progressOf(row) {
   };
 }
 
-// Seconds since it came, or since it ended.
+// Time since a request began, or since it ended.
 export function ageOf(row, now) {
   if (row.state === "ended") return row.ended_at === undefined ? "" : `${duration(now - row.ended_at)} ago`;
   return row.began_at === undefined ? "" : duration(now - row.began_at);

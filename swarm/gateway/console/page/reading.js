@@ -1,27 +1,27 @@
-// An answer as it comes: what its events say, where it is to be gone on with, and what a break of the stream means.
-// Pure: events and times go in; who reads the stream (talk.js) does what is said.
+// An answer as it arrives: handles its events, where to resume it, and breaks of its stream. Pure: takes events and
+// times; talk.js reads the stream and acts on the results.
 
-const MOST_PIECES = 20_000; // over all continuations: their borders and alternatives; the text goes on without
+const MOST_PIECES = 20_000; // over all continuations, with borders and alternatives; beyond this only the text grows
 const MOST_TEXT = 4_000_000; // characters over all continuations
-const PATIENCE_S = 180; // of breaks without anything new between them, until an answer is given up
-const LIVED_S = 5; // a stream that was open for so long has lived, though it brought nothing but heartbeats
+const PATIENCE_S = 180; // seconds of breaks without progress after which an answer is given up
+const LIVED_S = 5; // seconds; a stream that was open longer counts as a success even if it brought only heartbeats
 const FIRST_WAIT_S = 0.25;
 const LONGEST_WAIT_S = 3;
 
 const FULL = "context_length_exceeded";
-const PASSING = new Set([401, 408, 429]); // a key is asked for, or it is too much at once: what is no answer's fault
+const PASSING = new Set([401, 408, 429]); // temporary: a key is required, or the gateway is busy
 
-// asking → streaming ⇄ broken → ended, or stopped, failed, elsewhere. The last four are ends; "elsewhere" can be taken
-// back.
+// asking → streaming ⇄ broken → ended, stopped, failed or elsewhere. The last four are final, but "elsewhere" can be
+// taken back.
 export const ENDS = new Set(["ended", "stopped", "failed", "elsewhere"]);
 
 export class Answer {
   constructor(request, now) {
     this.request = request;
     this.requestId = "";
-    this.eventId = ""; // of the last event that was taken: behind it the stream goes on
+    this.eventId = ""; // id of the last event; the stream resumes after it
     this.state = "asking";
-    this.words = ""; // why it failed, or what is waited for
+    this.words = ""; // reason of a failure, or of a wait
     this.choices = Array.from({ length: request.body.n ?? 1 }, newChoice);
     this.usage = null;
     this.askedAt = now;
@@ -30,10 +30,10 @@ export class Answer {
     this.endedAt = null;
     this.openedAt = now;
     this.numBreaks = 0;
-    this.numFailures = 0; // in a row
+    this.numFailures = 0; // consecutive
     this.brokenSince = null;
     this.isCut = false; // the text is longer than this page keeps
-    this.isTooLong = false; // it failed because prompt and answer don't fit into the model's context
+    this.isTooLong = false; // failed because prompt and answer do not fit into the model's context
     this.numPieces = 0;
     this.numCharacters = 0;
   }
@@ -46,7 +46,7 @@ export class Answer {
     return this.request.path.includes("chat");
   }
 
-  // The headers came. `id` names the request for cancelling, tracing and reading on.
+  // The headers have arrived. `id` identifies the request for cancelling, tracing and resuming.
   opened(id, now) {
     this.requestId ||= id ?? "";
     if (this.isOver) return;
@@ -56,7 +56,7 @@ export class Answer {
     this.words = "";
   }
 
-  // Take an event of the stream, {id, data}.
+  // Handle an event of the stream, {id, data}.
   take({ id, data }, now) {
     if (this.isOver) return;
     if (data !== "[DONE]") {
@@ -67,7 +67,7 @@ export class Answer {
     if (id) this.#heard(id);
   }
 
-  #isAway = false; // the swarm can't be reached behind the gateway: the stream ends, the answer doesn't
+  #isAway = false; // the gateway cannot reach the swarm: the stream ends, but the answer does not
 
   #heard(id) {
     this.eventId = id;
@@ -129,11 +129,11 @@ export class Answer {
     if (!this.isOver) this.#end("stopped", "", now);
   }
 
-  // The stream ended before the answer did, or could not be had: `problem` is {status, message} where the gateway said
-  // why. Returns the seconds to wait before it is gone on with; null if that is no use, and the answer has failed.
+  // Handle a stream that ended before the answer, or could not be opened. `problem`: {status, message} if the gateway
+  // gave a reason. Returns the seconds to wait before resuming; null if the answer has failed.
   broke(problem, now) {
     if (this.isOver) return null;
-    if (this.requestId && this.state !== "broken") this.#broken(now); // what was refused had not begun
+    if (this.requestId && this.state !== "broken") this.#broken(now); // a refused request had not begun
     const why = this.#hopeless(problem, now);
     if (why !== null) {
       this.#fail({ message: why, code: problem?.code }, now);
@@ -157,18 +157,18 @@ export class Answer {
   #hopeless(problem, now) {
     const status = problem?.status ?? 0;
     if (!this.requestId) return problem?.message ?? "The gateway does not answer.";
-    if (status === 404) return "The swarm remembers this answer no longer, so it can't be gone on with.";
+    if (status === 404) return "The swarm no longer has this answer, so it can't be resumed.";
     if (status >= 400 && status < 500 && !PASSING.has(status)) return problem.message;
     if (now - this.brokenSince <= PATIENCE_S * 1000) return null;
-    return `Given up: for ${PATIENCE_S} seconds nothing came.`;
+    return `Given up: for ${PATIENCE_S} seconds no data came.`;
   }
 
-  // Where the stream goes on: behind the last event, or from the beginning.
+  // The address to resume the stream: after the last event, or from the beginning.
   get resumption() {
     return `/v1/streams/${encodeURIComponent(this.eventId || this.requestId)}`;
   }
 
-  // Read it here again after another tab took it.
+  // Read the answer here again after another tab took it over.
   takenBack() {
     if (this.state !== "elsewhere") return;
     this.state = "broken";
@@ -176,7 +176,7 @@ export class Answer {
     this.endedAt = this.brokenSince = null;
   }
 
-  // What sessionStorage gets: {…} of plain values. Without pieces where there is no room for them.
+  // Return plain values for sessionStorage, without pieces if there is no space for them.
   kept({ withPieces = true } = {}) {
     const choices = this.choices.map((choice) => (withPieces ? choice : { ...choice, ends: [], chances: [] }));
     return { ...this, choices };
@@ -186,7 +186,7 @@ export class Answer {
     const answer = Object.assign(new Answer(kept.request, kept.askedAt), kept);
     if (!answer.isOver) {
       if (answer.requestId) answer.state = "broken";
-      else answer.#end("failed", "The page was loaded again before the gateway had answered.", kept.askedAt);
+      else answer.#end("failed", "The page was reloaded before the gateway had answered.", kept.askedAt);
     }
     return answer;
   }
@@ -194,13 +194,14 @@ export class Answer {
 
 const newChoice = () => ({ text: "", ends: [], chances: [], reason: null });
 
-// `ends`: where each token's text ends. `chances`: its {logprob, others} if they were asked for.
+// `ends`: the end of each token's text. `chances`: its {logprob, others} if requested.
 function addPiece(choice, end, chance) {
   choice.ends.push(end);
   choice.chances.push(chance);
 }
 
-// Of a chunk, in the form of /v1/chat/completions or of /v1/completions: {logprob, others: [[token, logprob]]} a token.
+// Parse a chunk in the format of /v1/chat/completions or /v1/completions: {logprob, others: [[token, logprob]]} per
+// token.
 function chancesOf(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {

@@ -1,4 +1,4 @@
-// Tells a recovery while it happens, phase by phase, and afterwards in one sentence.
+// Shows a recovery while it happens, phase by phase, and afterwards its summary.
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { LONG } from "./examples.js";
@@ -7,11 +7,12 @@ import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, setBadge } from "./widgets.js";
 
-const WHAT = "If a worker dies, what the others do about it is told here, phase by phase.";
+const WHAT = "If a worker dies, this card shows phase by phase how the others take over.";
 const WRITE_FIRST =
-  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer goes on.";
-const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer goes on.";
-const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
+  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer continues.";
+const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer continues.";
+// seconds; the phases of a recovery that had already ended are replayed within this time, in true proportion
+const TOLD_S = 1.4;
 
 export function mount(root, store, api) {
   const state = badge("none", UNKNOWN);
@@ -21,7 +22,7 @@ export function mount(root, store, api) {
   const forecast = h("p", { class: "figure" }, h("b"), h("span"));
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
-  const more = h("details", {}, h("summary", {}, "Earlier ones"), earlier);
+  const more = h("details", {}, h("summary", {}, "Earlier recoveries"), earlier);
   const told = h(
     "div",
     { class: "recovery" },
@@ -38,27 +39,27 @@ export function mount(root, store, api) {
     const running = view?.recovery ?? null;
     const shown = running ?? view?.recoveries?.[0] ?? null;
     told.hidden = shown === null;
-    nothing.element.hidden = shown !== null || !view?.recoveries; // not known yet
+    nothing.element.hidden = shown !== null || !view?.recoveries; // not reported yet
     nothing.draw();
     if (shown === null) return view?.recoveries && setBadge(state, "none", "none so far");
-    setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
+    setBadge(state, running ? "recovering" : "done", running ? "in progress" : "recovered");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown, running !== null);
-    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
+    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken since the verdict");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
 }
 
-// While nothing had to heal: what will be told here, and where workers may be killed for show, how to see it.
+// Before the first recovery: explain this card, and, where workers may be killed for demonstrations, how to try it.
 function invitation(store, talk) {
   const write = button("Write a long story", () => {
     talk.take(LONG);
     talk.generate();
-    document.querySelector("#stages button.danger")?.focus(); // what comes next, in sight and under the keys
+    document.querySelector("#stages button.danger")?.focus(); // focus the next step, which also scrolls it into view
   });
-  const element = empty("Nothing had to heal yet");
+  const element = empty("No recoveries yet");
   const words = element.lastElementChild;
   element.append(write);
   const draw = () => {
@@ -83,7 +84,7 @@ function figure(element, value, words) {
   text(element.lastElementChild, words);
 }
 
-// What was seen while it ran ticks off as it happens; what was over before anybody saw it is played after.
+// Phases observed live tick off as they happen; those of a recovery that had already ended are replayed.
 function drawPhases(list, recovery, isLive) {
   keyed(
     list,

@@ -1,5 +1,5 @@
-// The queue and what runs: who, how far, since when; cancelling, and the way to a trace. Long lists are drawn as far as
-// seen.
+// Requests, queued and running: owner, progress, age; cancelling, and a link to the trace. Only visible rows of a long
+// list are drawn.
 
 import { orderAfter } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
@@ -19,7 +19,7 @@ export function mount(root, store, api) {
   });
   const nothing = empty(
     "No requests",
-    "What anybody asks of this swarm is listed here while it is under way, and a while after.",
+    "All requests to this swarm are listed here while in progress, and for a while after.",
   );
   const body = h("tbody");
   const head = h(
@@ -51,12 +51,12 @@ export function mount(root, store, api) {
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
   const draw = () => {
-    if (!root.offsetParent) return; // in a tab that is closed
+    if (!root.offsetParent) return; // in a closed tab
     const found = rowsOf(store.view, filter.value);
     text(summary, summaryOf(store.view));
     const isEmpty = found.length === 0;
     nothing.hidden = !isEmpty;
-    text(nothing.firstElementChild, filter.value ? "No request fits" : "No requests");
+    text(nothing.firstElementChild, filter.value ? "No matching requests" : "No requests");
     scroller.hidden = isEmpty;
     rows.show(found);
   };
@@ -96,7 +96,7 @@ function updateRow(element, row, store) {
   set(element, { "data-state": row.state });
   text(who, whoOf(row));
   text(level, row.class ?? "");
-  text(state, stateOf(row) + (row.preempted ? `, gave way ${row.preempted}×` : ""));
+  text(state, stateOf(row) + (row.preempted ? `, preempted ${row.preempted}×` : ""));
   showProgress(progress.firstElementChild, progressOf(row));
   cancel.hidden = row.state === "ended";
   cancel.disabled = store.connection !== "live";
@@ -118,7 +118,7 @@ function showAge(element, store) {
 async function cancelAfter(id, store, api) {
   const row = store.view?.requests?.[id];
   const words = row
-    ? `${whoOf(row)} has ${progressOf(row).words}. What came stays with its reader; the rest is not made.`
+    ? `${whoOf(row)} has ${progressOf(row).words}. The tokens so far stay with the reader; the rest is not generated.`
     : "";
   await orderAfter(api, { title: `Cancel request ${id.slice(0, 8)}?`, words, yes: "Yes, cancel it" }, "cancel", {
     request: id,

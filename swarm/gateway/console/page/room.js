@@ -1,15 +1,15 @@
-// How much of the model's context a prompt will take, as well as can be told before it is sent. Pure.
+// Estimates how much of the model's context a prompt will take. Pure.
 
 import { count } from "./format.js";
 
-const CHARACTERS = 4; // a token, where no answer has shown yet how long this model's are
+const CHARACTERS = 4; // characters per token, until an answer has shown this model's average
 const MOST_CHARACTERS = 8;
-const MEASURED = 100; // characters from which on a conversation shows it
-const FRAME = 6; // tokens that stand around a turn: who speaks, and where it ends
-const SHORT = 0.1; // of the context: what is left is worth a word
+const MEASURED = 100; // characters from which on a conversation gives a reliable average
+const FRAME = 6; // tokens around a turn: its role and its end
+const SHORT = 0.1; // share of the context below which the rest is worth a warning
 
-// What an answer's own report says of the conversation up to its end: {numTurns, tokens, each: characters a token}.
-// `turns`: with the answer's.
+// Return what an answer's usage report reveals about the conversation up to its end: {numTurns, tokens, each:
+// characters per token}. `turns`: including the answer's.
 export function countedOf({ usage, choices }, chosen, turns) {
   const answered = choices.length === 1 ? usage.completion_tokens : choices[chosen].ends.length;
   const tokens = usage.prompt_tokens + answered;
@@ -18,9 +18,9 @@ export function countedOf({ usage, choices }, chosen, turns) {
   return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// {used, left, context, level: "roomy" | "short" | "full", isCertain, isAlone}; null while the context isn't known.
-// `turns`: with the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long
-// the answer may become, 0 if that is not said.
+// Return {used, left, context, level: "roomy" | "short" | "full", isCertain, isAlone}; null while the context is
+// unknown. `turns`: including the last answer. `counted`: the last report of this conversation, or null. `wanted`:
+// maximum length of the answer, 0 if unspecified.
 export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
   if (!context) return null;
   const each = counted?.each ?? CHARACTERS;
@@ -30,7 +30,7 @@ export function roomOf({ context, mode, draft, system, turns, counted, wanted })
   const left = Math.max(0, context - used);
   const isShort = left < Math.max(Math.min(wanted, context / 2), SHORT * context);
   const isCertain = draft.trim() === "" && counted !== null;
-  const isAlone = mode !== "chat" || turns.length === 0 || own >= context; // then a new conversation is no help
+  const isAlone = mode !== "chat" || turns.length === 0 || own >= context; // then a new conversation would not help
   return { used, left, context, isCertain, isAlone, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
 }
 
@@ -51,13 +51,13 @@ export function roomWords({ left, context, level, isCertain, isAlone }) {
   return level === "short" ? `${words}: the answer may be cut.` : words;
 }
 
-// Two digits that count: it is an estimate.
+// Two significant digits, since it is an estimate.
 function rough(number) {
   const size = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(1, number))) - 1);
   return Math.floor(number / size) * size;
 }
 
-// Whether an answer ended because nothing was left of the context.
+// Whether an answer ended because the context was full.
 export const isCutByContext = ({ usage, choices }, context) =>
   Boolean(context && usage) &&
   choices.length === 1 &&

@@ -1,6 +1,6 @@
-// From values to places on a chart: pure.
+// Converts values to positions on a chart. Pure.
 
-// At most `most` round steps that reach at least `highest`: {ticks: [0, 50, 100], top: 100}.
+// Return at most `most` round ticks that reach at least `highest`: {ticks: [0, 50, 100], top: 100}.
 export function axis(highest, most = 3) {
   if (!(highest > 0)) return { ticks: [0, 1], top: 1 };
   const rough = highest / (most - 1);
@@ -14,7 +14,7 @@ export function axis(highest, most = 3) {
 
 export const highestOf = (values) => values.reduce((most, value) => (value !== null && value > most ? value : most), 0);
 
-// Runs of points without a hole: a missing value, or a time in which nobody looked, breaks the line.
+// Return runs of points without a gap: a missing value, or a time without updates, breaks the line.
 export function segments(at, values, longestGap = 3) {
   const runs = [];
   let run = [];
@@ -30,7 +30,7 @@ export function segments(at, values, longestGap = 3) {
   return runs;
 }
 
-// The index of the time that is nearest; -1 where there is none.
+// Return the index of the nearest time; -1 if there is none.
 export function nearest(at, time) {
   let low = 0;
   let high = at.length - 1;
@@ -43,7 +43,7 @@ export function nearest(at, time) {
   return low > 0 && time - at[low - 1] <= at[low] - time ? low - 1 : low;
 }
 
-// Lowest, highest and last known value; null if none is known.
+// Return lowest, highest and last known value; null if there is none.
 export function summary(values) {
   const known = values.filter((value) => value !== null);
   if (known.length === 0) return null;

@@ -1,4 +1,4 @@
-// The last minutes of the rates, one value a second, never more than fits in the window.
+// Recent history of the rates, one value per second, bounded by the window.
 
 export const SECONDS = 300;
 export const NAMES = ["tokens_per_s", "first_token_s", "between_tokens_s", "queued"];
@@ -13,7 +13,7 @@ export class Series {
     this.#trim();
   }
 
-  // Times never go back: clocks of two machines differ, and a chart must not fold over itself.
+  // Ignore times that go back: the clocks of two machines differ, and a chart must not fold over itself.
   add(at, rates) {
     const last = this.at.at(-1) ?? -Infinity;
     if (at <= last) return;
@@ -22,7 +22,7 @@ export class Series {
     this.#trim();
   }
 
-  // What is older than the window goes, too, where nobody looked meanwhile and the values are few.
+  // Drop values older than the window even if there are few, as after a time without updates.
   #trim() {
     const begin = (this.at.at(-1) ?? 0) - SECONDS;
     const first = this.at.findIndex((at) => at >= begin);
@@ -33,7 +33,7 @@ export class Series {
   }
 }
 
-// As long as the times, whatever came: missing ones at the beginning are unknown.
+// Make the values as long as the times; missing ones at the beginning are unknown.
 function fitted(values, length) {
   const tail = values.slice(-length || values.length).slice(0, length);
   return [...Array(length - tail.length).fill(null), ...tail];

@@ -1,12 +1,12 @@
-// Ready settings for programs that speak to this gateway. Pure. A key is never among them: it stands in an environment
-// variable that whoever copies them sets.
+// Ready-made settings for clients of this gateway. Pure. They never contain a key: the user sets it in an environment
+// variable.
 
 import { KEY_VARIABLE, pythonLiteral, shellQuoted } from "./snippets.js";
 
 const GREETING = "Once upon a time";
 
-// What each program needs: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1; without keys any
-// word will do as one, but most programs insist on having one.
+// Return the settings of each client: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1. A
+// gateway without keys accepts any value as a key, but most clients insist on one.
 export function setupsFor({ baseUrl, model, needsKey, context }) {
   const root = baseUrl.replace(/\/v1\/?$/, "");
   const where = { baseUrl, root, model, needsKey, context };
@@ -75,8 +75,8 @@ function curl({ baseUrl, model, needsKey }) {
   return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
 }
 
-// Codex speaks to /v1/responses. Its web search runs at OpenAI, and its tools for agents of its own come in a form that
-// is not taken: both are refused here, so they are switched off.
+// Codex uses /v1/responses. Its web search runs at OpenAI, and its multi-agent tools come in an unsupported form: both
+// would be rejected here, so they are switched off.
 function codex({ baseUrl, model, needsKey, context }) {
   const text = [
     `model = ${tomlText(model)}`,
@@ -100,8 +100,7 @@ function codex({ baseUrl, model, needsKey, context }) {
   };
 }
 
-// Claude Code asks for Anthropic's names of models; these variables have it ask for ours. It appends /v1/messages
-// itself.
+// Claude Code requests Anthropic's model names; these variables make it request ours. It appends /v1/messages itself.
 function claude({ root, model, needsKey }) {
   const text = [
     `export ANTHROPIC_BASE_URL=${shellQuoted(root)}`,
@@ -122,7 +121,7 @@ function claude({ root, model, needsKey }) {
   };
 }
 
-const TOOLS_TAKE = 20_000; // tokens, those of Open WebUI's own tools
+const TOOLS_TAKE = 20_000; // tokens of Open WebUI's own tools
 
 function openWebUi({ baseUrl, needsKey, context }) {
   const isTight = context && context < 2 * TOOLS_TAKE;
@@ -142,5 +141,5 @@ function openWebUi({ baseUrl, needsKey, context }) {
 
 const lines = (text) => `${text.join("\n")}\n`;
 
-// TOML's basic strings escape as JSON's do, but for DEL.
+// TOML's basic strings have the escapes of JSON, except for DEL.
 const tomlText = (words) => JSON.stringify(words).replaceAll("\u007f", "\\u007f");

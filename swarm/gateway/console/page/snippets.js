@@ -1,14 +1,14 @@
-// The request that stands in the prompt box as commands to copy: curl, and Python with OpenAI's client. A key is never
-// among them, only the name of the variable that holds one.
+// The request in the prompt box as commands to copy: curl, and Python with OpenAI's client. They never contain a key,
+// only the name of the variable that holds one.
 
 export const KEY_VARIABLE = "SWARM_API_KEY";
 
-// What this page alone needs: how long the answer goes on while the page is being loaded again.
+// Fields that only this page needs: they keep the answer alive across a reload.
 const OWN = new Set(["keep_s", "stream_options"]);
 
 const shown = (body) => Object.fromEntries(Object.entries(body).filter(([name]) => !OWN.has(name)));
 
-// For sh and its kin: between single quotes every character is itself, but the quote.
+// For POSIX shells: between single quotes every character except the quote is literal.
 export const shellQuoted = (words) => `'${words.replaceAll("'", `'\\''`)}'`;
 
 export function curlOf({ path, body }, { baseUrl, needsKey }) {
@@ -21,7 +21,7 @@ export function curlOf({ path, body }, { baseUrl, needsKey }) {
   ].join(" \\\n  ");
 }
 
-// Parameters that OpenAI's client has names for; the others travel in extra_body.
+// Parameters of OpenAI's client; the others go into extra_body.
 const OF_OPENAI = [
   "model",
   "messages",
@@ -62,7 +62,7 @@ export function pythonOf({ path, body }, { baseUrl, needsKey }) {
   ].join("\n");
 }
 
-// Several continuations come mixed: each is put together before it is shown.
+// Several continuations arrive interleaved: assemble each before printing it.
 function printing(text, n) {
   if (n === 1) {
     return ["for chunk in stream:", "    for choice in chunk.choices:", `        print(${text}, end="", flush=True)`];
@@ -76,7 +76,7 @@ function printing(text, n) {
   ];
 }
 
-// A JSON value as Python writes it; short ones on one line.
+// Format a JSON value as a Python literal; short ones on one line.
 export function pythonLiteral(value, indent = 0) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

@@ -1,7 +1,7 @@
-// Reads server-sent events from the pieces in which they come, as the standard has them parsed. Pure: text in, events
-// out.
+// Parser of server-sent events that arrive in pieces, following the standard. Pure: text in, events out.
 
-const LONGEST = 32 * 1024 * 1024; // characters of one event: more is no stream of ours, and memory has to end somewhere
+// characters of one event; a longer one is not from our gateway, and memory must be bounded
+const LONGEST = 32 * 1024 * 1024;
 
 export class SseParser {
   #rest = "";
@@ -11,7 +11,7 @@ export class SseParser {
   #id = null;
   #endedWithReturn = false;
 
-  // Take a piece of the stream. Returns the events that it completes: {event, data, id}.
+  // Add a piece of the stream. Returns the events that it completes: {event, data, id}.
   push(text) {
     const events = [];
     if (this.#endedWithReturn && text.startsWith("\n")) text = text.slice(1);
@@ -25,7 +25,7 @@ export class SseParser {
 
   #take(line, events) {
     if (line === "") this.#dispatch(events);
-    else if (!line.startsWith(":")) this.#field(...split(line)); // else a heartbeat
+    else if (!line.startsWith(":")) this.#field(...split(line)); // a line with a colon first is a heartbeat
   }
 
   #field(name, value) {

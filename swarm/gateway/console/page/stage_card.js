@@ -41,7 +41,7 @@ export function updateCard(card, shown, about) {
   const parts = card.parts;
   const name = isGone ? `Lost stage: ${worker}` : `Stage ${number}: ${worker}`;
   set(card, { "aria-label": name, "data-worker": worker, "data-state": state, "data-gone": isGone });
-  text(parts.number, isGone ? "Was a stage" : `Stage ${number}`);
+  text(parts.number, isGone ? "Former stage" : `Stage ${number}`);
   setBadge(parts.badge, state, state);
   text(parts.name, worker);
   text(parts.place, placeOf(row, stage));
@@ -61,13 +61,14 @@ export function updateCard(card, shown, about) {
   text(parts.speed.firstElementChild, state === "lost" ? "0" : rate(about.rates?.tokens_per_s));
   text(parts.speed.lastElementChild, "tokens/s");
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));
-  set(parts.kill, { "aria-label": `Kill this worker: ${worker}` }); // one of many: whose it is has to be heard
+  // one of many buttons: the accessible name needs the worker
+  set(parts.kill, { "aria-label": `Kill this worker: ${worker}` });
   parts.kill.hidden = !about.canKill || isGone;
   parts.kill.disabled = state === "lost" || !about.isLive;
 }
 
 const placeOf = (row, stage) =>
-  [row?.host, row?.device, row?.dtype, stage.by_relay ? "by relay" : ""].filter(Boolean).join(" · ") || "not here";
+  [row?.host, row?.device, row?.dtype, stage.by_relay ? "by relay" : ""].filter(Boolean).join(" · ") || "not connected";
 
 function layersOf(stage, row, total) {
   const standby = (row?.standby ?? []).map(layers).join(", ");
@@ -82,7 +83,7 @@ function fillOf(row, stage) {
   return { value: used, most, words: `${short(used)} of ${short(most)} · ${share(used, most)}` };
 }
 
-// The whole model as a line: what this stage holds is solid, what it keeps warm is hatched.
+// The model as a line: layers in service are solid, standby layers hatched.
 function drawRuler(ruler, held, standby, total) {
   const key = JSON.stringify([held, standby, total]);
   if (ruler.dataset.drawn === key) return;
@@ -91,7 +92,7 @@ function drawRuler(ruler, held, standby, total) {
   ruler.replaceChildren(...standby.map((range) => span(range, "warm")), span(held, "held"));
 }
 
-// The way from one stage to the next: latency above the line, rate below.
+// The link from one stage to the next: latency above the line, rate below.
 export function makeLink() {
   const parts = {
     latency: h("span", { class: "link-latency" }),

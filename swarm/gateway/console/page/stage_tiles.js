@@ -1,4 +1,4 @@
-// Many stages: one tile each, in the model's order, and the card of the one that is chosen below them.
+// Many stages: one tile each, in the model's order, and the card of the selected one below.
 
 import { h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
@@ -6,7 +6,7 @@ import { makeCard, updateCard } from "./stage_card.js";
 import { badge, setBadge } from "./widgets.js";
 
 const STEP_MS = 120;
-const TURN_STEPS = 48; // a step passes through all tiles within so many moves, however many they are
+const TURN_STEPS = 48; // number of moves in which a step passes all tiles, however many there are
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -56,7 +56,7 @@ export class Tiles {
     return h("li", {}, h("article", {}, tile));
   }
 
-  // One tile at a time is lit: a hundred animations of their own would keep a processor busy.
+  // Light one tile at a time: a hundred separate animations would keep a processor busy.
   #move(isMoving) {
     if (isMoving === (this.#timer !== 0)) return;
     clearInterval(this.#timer);

@@ -1,18 +1,18 @@
-// Holds what the page knows: the swarm's view, who looks (`me`), the state of the connection, and the last events.
-// Parts of the page subscribe by name and are called at most once per animation frame.
+// State of the page: the swarm's view, the user (`me`), the connection, and the last events. Parts of the page
+// subscribe by key and are called at most once per animation frame.
 
 import { merge } from "./patch.js";
 import { Series } from "./series.js";
 
 const MOST_EVENTS = 500;
-const SET_MS = 2000; // by which the clocks of a machine part when one is set, or it sleeps
+const SET_MS = 2000; // difference between two clocks that shows that one was set, or that the machine slept
 
 export class Store {
   view = null;
   me = null;
   connection = "connecting"; // | live | reconnecting | paused | locked
-  problem = ""; // why it can't connect, in the gateway's words
-  heardAt = 0; // when the gateway last gave a sign of life, in seconds since 1970: what is shown is as of then
+  problem = ""; // why it cannot connect, as reported by the gateway
+  heardAt = 0; // time of the gateway's last data, in seconds since 1970: the page shows the state at that time
   events = []; // oldest first
   series = new Series();
   #skew = 0; // seconds that the gateway's clock is ahead of this one
@@ -26,18 +26,18 @@ export class Store {
     this.#frame = frame;
   }
 
-  // Whether what is shown is how things are now: the gateway sends, and has heard of the broker.
+  // Whether the page shows the present state: the gateway is connected, and so is its broker.
   get isFresh() {
     return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
   }
 
-  // Seconds since 1970 by the gateway's clock, which all moments of the view are told by.
+  // Seconds since 1970 by the gateway's clock, which is the clock of all timestamps in the view.
   now() {
     return Date.now() / 1000 + this.#skew;
   }
 
   // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection",
-  // "events", "series". Returns how to stop.
+  // "events", "series". Returns a function that unsubscribes.
   subscribe(parts, draw) {
     const subscriber = { parts: new Set(parts), draw, isNew: true };
     this.#subscribers.add(subscriber);
@@ -49,12 +49,12 @@ export class Store {
     const keys = new Set([...Object.keys(this.view ?? {}), ...Object.keys(view)]);
     this.view = view;
     if (view.at) this.#skew = view.at - Date.now() / 1000;
-    this.events = []; // all that are remembered come behind it
+    this.events = []; // the gateway sends all remembered events after the snapshot
     if (series) this.series.replace(series);
     this.#touch(...keys, "series", "events");
   }
 
-  // Onto nothing no patch fits: SyntaxError, so that the reader asks for a snapshot.
+  // A patch without a snapshot throws SyntaxError, so that the reader requests a snapshot.
   patch(patch) {
     if (this.view === null) throw new SyntaxError("a delta came before any snapshot");
     this.view = merge(this.view, patch);
@@ -77,8 +77,8 @@ export class Store {
     this.#touch("connection");
   }
 
-  // Once a second: charts go on although an idle swarm sends nothing, and have a gap while the broker is away. Returns
-  // whether the clock was set: what time it is by the gateway's, only a snapshot can tell.
+  // Called once a second: charts advance even if an idle swarm sends nothing, and have a gap while the broker is away.
+  // Returns whether the clock was set, since then only a snapshot can tell the gateway's time.
   tick() {
     const lead = Date.now() - performance.now();
     const isSet = Math.abs(lead - this.#lead) > SET_MS;
@@ -112,7 +112,7 @@ export class Store {
   }
 }
 
-// One part that can't draw must not keep the others from it; the error is told where errors of scripts are told.
+// A part that fails to draw must not stop the others; its error is reported like a script error.
 function guarded(draw) {
   try {
     draw();

@@ -1,5 +1,5 @@
-// The conversation and the answer under way: what is asked, read, stopped and gone on with. Kept in sessionStorage, so
-// that a reload goes on where it was, and each tab has its own. Draws nothing.
+// The conversation and the answer in progress: requests, reading, stopping and resuming. Kept in sessionStorage, so
+// that a reload continues, and each tab has its own. Draws nothing.
 
 import { ApiError } from "./api.js";
 import * as ask from "./ask.js";
@@ -8,12 +8,12 @@ import { Answer } from "./reading.js";
 import { countedOf, roomOf } from "./room.js";
 
 const KEPT = "swarm.talk";
-const SAVE_S = 2; // at most so often while tokens come; leaving the page saves at once
-const SAVE_SHARE = 50; // a long answer takes longer to save: then it is done more seldom
-const HEADERS_S = 30; // within which the gateway answers at all
-const SILENT_S = 10; // a stream has at least a comment each second
-const SLOW_MS = 16; // a drawing that takes longer, as of thousands of tokens, leaves twice its time to all else
-const STOP_S = 3; // from the order to cancel to the stream's end
+const SAVE_S = 2; // seconds between two saves while tokens arrive; leaving the page saves immediately
+const SAVE_SHARE = 50; // a long answer takes longer to save, so it is saved less often
+const HEADERS_S = 30; // time limit for the gateway's headers, in seconds
+const SILENT_S = 10; // seconds; a stream has a comment at least every second
+const SLOW_MS = 16; // a slower drawing, as of thousands of tokens, is followed by a pause of twice its time
+const STOP_S = 3; // seconds from the cancel command to the end of the stream
 const MOST_TURNS = 400;
 
 const talks = new WeakMap();
@@ -30,16 +30,16 @@ export class Talk {
   drafts = { chat: "", raw: "Once upon a time" };
   turns = []; // [{role, content}]
   answer = null;
-  chosen = 0; // the continuation that the conversation goes on with
-  counted = null; // what the last answer's report said of the conversation's length
-  former = null; // the conversation before this one, until something is asked
-  model = null; // {id, chat, context} once it is known
-  lacks = ""; // why no model is known, in words
+  chosen = 0; // the continuation with which the conversation continues
+  counted = null; // length of the conversation from the last answer's usage report
+  former = null; // the previous conversation, until something is asked
+  model = null; // {id, chat, context} once known
+  lacks = ""; // why there is no model, as text
   wantsConfidence = false;
-  repeats = false; // asks the same again whenever an answer ends, until Stop
+  repeats = false; // repeats the request whenever an answer ends, until Stop
   isStopping = false;
-  notice = ""; // what could not be done, in words
-  seed = ask.drawSeed(); // of the next request, if none is given: what is copied asks for the same answer
+  notice = ""; // what could not be done, as text
+  seed = ask.drawSeed(); // of the next request, if none is given, so that a copied request has the same answer
   #api;
   #storage;
   #now;
@@ -49,7 +49,7 @@ export class Talk {
   #saveTook = 0;
   #drawTook = 0;
   #judged = { state: [], problems: {} };
-  #reading = null; // AbortController of the stream that is open
+  #reading = null; // AbortController of the open stream
   #wake = () => {};
 
   constructor(api, { storage = globalThis.sessionStorage, now = () => Date.now() } = {}) {
@@ -61,7 +61,7 @@ export class Talk {
     globalThis.addEventListener?.("online", () => this.#wake());
   }
 
-  // Call `draw(talk)` soon, and after changes; at most once a frame.
+  // Call `draw(talk)` soon, and after changes; at most once per frame.
   subscribe(draw) {
     this.#subscribers.add(draw);
     this.#schedule();
@@ -100,7 +100,7 @@ export class Talk {
     this.changed();
   }
 
-  // --- asking
+  // --- requests
 
   // The request that Generate would send now.
   get request() {
@@ -111,18 +111,18 @@ export class Talk {
     return ask.requestOf({ mode, values, model, messages: ask.messagesOf(values.system, turns), seed, confidence });
   }
 
-  // What is copied: what the box asks for, or if it is empty, what was asked last.
+  // The request to copy: from the box, or, if it is empty, the last request.
   get copied() {
     return this.draft.trim() === "" && this.answer ? this.answer.request : this.request;
   }
 
-  // Past turns, with what the last answer said.
+  // Past turns, including the last answer.
   #settled() {
     const text = this.answer?.isChat ? (this.answer.choices[this.chosen]?.text ?? "") : "";
     return text === "" ? this.turns : [...this.turns, { role: "assistant", content: text }];
   }
 
-  // How much of the model's context the prompt in the box takes; null while that isn't known.
+  // How much of the model's context the prompt in the box takes; null while that is unknown.
   get room() {
     const { mode, draft, values, counted } = this;
     const wanted = Number(values.max_tokens) || 0;
@@ -130,7 +130,7 @@ export class Talk {
     return roomOf({ ...about, mode, draft, counted });
   }
 
-  // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
+  // The problems that disable Generate, by field, as text. Read in every frame, so computed only after a change.
   get problems() {
     const state = [this.values, this.mode, this.draft, this.model, this.turns, this.lacks];
     if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
@@ -157,7 +157,7 @@ export class Talk {
     this.#ask(request);
   }
 
-  // The same request once more, with each token's confidence: its seed makes it the same text.
+  // Repeat the same request with confidence: its seed reproduces the text.
   askForConfidence() {
     if (this.isBusy || !this.answer) return;
     this.wantsConfidence = true;
@@ -171,7 +171,7 @@ export class Talk {
     this.set({ turns: [], answer: null, chosen: 0, counted: null, notice: "", former });
   }
 
-  // Back to the conversation that `startAnew` has put aside.
+  // Return to the conversation that `startAnew` has put aside.
   goBack() {
     if (this.isBusy || this.former === null) return;
     this.set({ ...this.former, former: null, notice: "" });
@@ -195,7 +195,7 @@ export class Talk {
 
   // --- reading
 
-  // Read an answer to its end, over as many streams as it takes.
+  // Read an answer to its end, over as many streams as necessary.
   async #read(answer) {
     while (!answer.isOver) {
       const problem = await this.#readOnce(answer);
@@ -206,7 +206,7 @@ export class Talk {
     this.#ended(answer);
   }
 
-  // Read one stream to its end or break. Returns what the gateway said against it, null for a break.
+  // Read one stream to its end or break. Returns the gateway's error, or null for a break.
   async #readOnce(answer) {
     const reading = (this.#reading = new AbortController());
     let watch = setTimeout(() => reading.abort(), HEADERS_S * 1000);
@@ -236,7 +236,7 @@ export class Talk {
 
   #opened(answer) {
     if (this.isStopping && answer === this.answer) this.#cancel(answer);
-    this.save(); // from here on a reload knows what to go on with
+    this.save(); // from here on a reload can resume it
     this.changed();
   }
 
@@ -250,13 +250,14 @@ export class Talk {
     });
   }
 
-  // A turn that got no answer goes back into the box.
+  // A turn without an answer returns to the box.
   #ended(answer) {
     const isMute = answer.choices.every(({ text }) => text === "");
     if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
     if (answer === this.answer && answer.isChat && answer.usage)
       this.counted = countedOf(answer, this.chosen, this.#settled());
-    const isWanted = this.repeats && !this.isStopping && !globalThis.document?.hidden; // unseen, it ends by itself
+    // stop repeating while the page is hidden
+    const isWanted = this.repeats && !this.isStopping && !globalThis.document?.hidden;
     this.isStopping = false;
     this.changed();
     this.save();
@@ -274,7 +275,7 @@ export class Talk {
     this.drafts.chat ||= last.content;
   }
 
-  // Read here again what another tab has taken.
+  // Read here again what another tab has taken over.
   takeBack() {
     if (this.answer?.state !== "elsewhere") return;
     this.answer.takenBack();
@@ -284,8 +285,8 @@ export class Talk {
 
   // --- stopping
 
-  // Hanging up would not do: the answer is kept for a reader that loads its page again. So the swarm is told to cancel
-  // it.
+  // Closing the stream is not enough, since the answer is kept for a reader that reloads the page. So a cancel command
+  // is sent.
   stop() {
     if (!this.isBusy || this.isStopping) return;
     this.set({ isStopping: true, notice: "" });
@@ -299,7 +300,7 @@ export class Talk {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (!answer.isOver)
-        this.notice = `The swarm could not be told to stop: ${error.message} It stops by itself within a minute.`;
+        this.notice = `The swarm could not be stopped: ${error.message} It stops by itself within a minute.`;
       this.#letGo(answer);
     }
   }
@@ -312,7 +313,7 @@ export class Talk {
     this.changed();
   }
 
-  // --- keeping
+  // --- storage
 
   save() {
     clearTimeout(this.#saving);
@@ -331,12 +332,12 @@ export class Talk {
       this.#storage.setItem(KEPT, JSON.stringify(kept));
       return true;
     } catch (error) {
-      if (error instanceof DOMException) return false; // no room, or storage is forbidden
+      if (error instanceof DOMException) return false; // no space, or storage is forbidden
       throw error;
     }
   }
 
-  // Better nothing than an older state, which would be gone on with from where it was.
+  // No state is better than an outdated one, which would be resumed at the wrong place.
   #forget() {
     try {
       this.#storage.removeItem(KEPT);
@@ -366,7 +367,7 @@ export class Talk {
   }
 }
 
-// The first time the request itself, later the stream behind what was read.
+// The first time the request itself, later the stream after what was read.
 function wayTo(answer) {
   if (answer.requestId) return [answer.resumption, {}];
   const headers = { "Content-Type": "application/json" };
@@ -376,5 +377,5 @@ function wayTo(answer) {
 function problemOf(error) {
   if (error instanceof ApiError) return { status: error.status, message: error.message, code: error.code };
   const isBreak = error.name === "AbortError" || error instanceof TypeError || error instanceof SyntaxError;
-  return isBreak ? null : { status: 400, message: error.message }; // a break is what networks and timers do
+  return isBreak ? null : { status: 400, message: error.message }; // breaks come from networks and timers
 }

@@ -1,10 +1,10 @@
-// Runs before the page is painted, so that a chosen theme never flashes in the other one.
+// Runs before the first paint, so that the chosen theme does not flash in the other one.
 {
   let chosen = null;
   try {
     chosen = localStorage.getItem("swarm.theme");
   } catch (error) {
-    if (!(error instanceof DOMException)) throw error; // storage may be forbidden: then the system's theme is used
+    if (!(error instanceof DOMException)) throw error; // storage is forbidden: use the system's theme
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 }

@@ -1,5 +1,5 @@
-// Where each token's time went: a column for each token, what is slowest in words, one token hop by hop. Beneath it,
-// two traces beside each other. A trace is asked for when an answer ends, and while it runs as long as somebody looks.
+// Timeline: where the time of each token went, as one column per token, a description of the slowest, and one token hop
+// by hop; below it, a comparison of two traces. The trace is fetched when an answer ends, and during it while visible.
 
 import { fill, h, set, text } from "./dom.js";
 import { plural, seconds, share } from "./format.js";
@@ -33,12 +33,12 @@ export function mount(root, store, api) {
   fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body, comparison);
   mountComparison(comparison, store, api, talk);
 
-  set(root, { tabindex: -1 }); // so that who asks for a trace elsewhere on the page is taken here
+  set(root, { tabindex: -1 }); // receives the focus when a trace is requested elsewhere on the page
   const draw = () => {
     const spans = shown.spans[shown.choice] ?? shown.spans[0];
     const isEmpty = spans.tokens.length === 0;
     nothing.hidden = shown.requestId !== "" && (!isEmpty || shown.problem !== "");
-    text(nothing.firstElementChild, shown.requestId === "" ? "Nothing timed yet" : waitsFor(shown, talk));
+    text(nothing.firstElementChild, shown.requestId === "" ? "No times yet" : waitsFor(shown, talk));
     body.hidden = isEmpty;
     text(problem, shown.problem).hidden = !shown.problem;
     const isOwn = shown.requestId === (talk.answer?.requestId ?? "");
@@ -59,7 +59,7 @@ export function mount(root, store, api) {
     if (requestId !== shown.requestId)
       Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
     shown.isRunning = isRunning;
-    if (isDue) reader.follow(requestId, isRunning); // before its first token nothing is known of it
+    if (isDue) reader.follow(requestId, isRunning); // before its first token there is no trace
     draw();
   };
   const follow = () =>
@@ -86,11 +86,11 @@ export function mount(root, store, api) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 }
 
-// A trace is told when the first token is.
+// A trace exists once the first token does.
 function waitsFor({ requestId, isRunning }, { answer }) {
   if (requestId === answer?.requestId && answer.firstAt === null && !answer.isOver)
     return "Waiting for the first token …";
-  return isRunning ? "The times are fetched while this is in sight" : "Fetching the times …";
+  return isRunning ? "The times are fetched while this is visible" : "Fetching the times …";
 }
 
 function choiceSelect(shown, changed) {
@@ -111,7 +111,7 @@ function choiceSelect(shown, changed) {
   return { element: select, draw };
 }
 
-// What is slowest, first of all in words.
+// Descriptions of the slowest tokens and parts.
 function sentences() {
   const element = h("ul", { class: "sentences" });
   const draw = (spans, textOf) => {
@@ -123,7 +123,7 @@ function sentences() {
   return { element, draw };
 }
 
-// --- the chart, and the token that is pointed at
+// --- the chart, and the selected token
 
 function chart(shown) {
   const canvas = h("canvas", { class: "columns-chart", "aria-hidden": "true" });
@@ -178,16 +178,16 @@ function chart(shown) {
   return { element, draw };
 }
 
-const MISSING = 2; // the newest ones of an answer that runs may be drawn and not told yet
+const MISSING = 2; // the newest tokens of a running answer may be generated but not reported yet
 
 function noteOf({ tokens, numTokens }, { perColumn }) {
   const missing = numTokens - tokens.length;
   const words = [perColumn > 1 ? `each column the slowest of ${perColumn} tokens` : "each column a token"];
-  if (missing > MISSING) words.push(`${plural(missing, "token")} not known any more`);
+  if (missing > MISSING) words.push(`${plural(missing, "token")} no longer known`);
   return words.join("; ");
 }
 
-// Arrows go from token to token, Page Up and Down by ten; the slowest one is what Enter finds.
+// Arrow keys move by one token, Page Up and Down by ten; Enter selects the slowest.
 function moved(tokens, at, key) {
   const place = at === null ? -1 : tokens.findIndex(({ index }) => index === at);
   const moves = {
@@ -204,8 +204,8 @@ function moved(tokens, at, key) {
   return key in moves ? tokens[Math.max(0, Math.min(tokens.length - 1, moves[key]))] : null;
 }
 
-// What a token says. Without log probabilities a token without text of its own leaves no trace in the answer: then
-// which text belongs to which token is known only where their numbers agree (but for the end, which says nothing).
+// Return each token's text. Without log probabilities, a token without text of its own leaves no trace in the answer;
+// then texts can be matched to tokens only if their numbers agree (apart from the end token, which has no text).
 function textsOf(answer, index, spans) {
   const choice = answer?.choices[index];
   if (!choice) return () => "";
@@ -214,7 +214,7 @@ function textsOf(answer, index, spans) {
   return (at) => (isExact && at < choice.ends.length ? pieceOf(choice, at) : "");
 }
 
-// --- the sums, which are the legend too
+// --- the sums, which are also the legend
 
 function sums() {
   const rows = h("tbody");
@@ -264,7 +264,7 @@ const totalRow = ({ numTraced }, length) =>
   h(
     "tr",
     { class: "total" },
-    h("th", { scope: "row" }, "together"),
+    h("th", { scope: "row" }, "total"),
     h("td", { class: "num" }, seconds(length)),
     h("td"),
     h("td", { class: "hint" }, plural(numTraced, "token")),

@@ -1,4 +1,4 @@
-// Two traces beside each other: what differs in words, both charts at one scale, the parts as a table.
+// Comparison of two traces: differences as text, both charts at one scale, and a table of parts.
 
 import { fill, h, set, text } from "./dom.js";
 import { seconds } from "./format.js";
@@ -71,14 +71,14 @@ export function mount(root, store, api, talk) {
   addEventListener("theme", show);
 }
 
-// Of several continuations the first.
+// The first of several continuations.
 function firstOf(report) {
   const spans = new Spans();
   if (report.sequences?.[0]) spans.add(report.sequences[0]);
   return spans;
 }
 
-// Requests that can be chosen, the newest first.
+// Selectable requests, the newest first.
 function known({ view }, talk) {
   const rows = [...Object.values(view?.requests ?? {}), ...Object.values(view?.ended ?? {})];
   const found = rows.map((row) => ({

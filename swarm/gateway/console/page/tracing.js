@@ -1,11 +1,10 @@
-// Asks for traces: once for what has ended; for what runs once a second at most, the longer it is the more seldom, and
-// only while its place on the page is looked at. Else just often enough to miss none: a report lists the newest
-// thousand tokens.
+// Fetches traces: once for an ended request; for a running one at most once a second, less often the longer it is, and
+// only while it is visible. Otherwise just often enough not to miss tokens, since a report lists the newest thousand.
 
 const SECOND = 1000;
-const TOKENS_A_SECOND = 150; // of a report: a thousand tokens are a megabyte, which is asked for every six seconds
-const MOST_UNSEEN = 800; // tokens that may come before they are asked for, seen or not
-const LAST_LOOK_S = 0.2; // behind an answer's end, when the broker has written down its last token
+const TOKENS_A_SECOND = 150; // in reports: a thousand tokens are a megabyte, which is fetched every six seconds
+const MOST_UNSEEN = 800; // tokens that may accumulate before a fetch, visible or not
+const LAST_LOOK_S = 0.2; // seconds after an answer's end, when the broker has recorded its last token
 
 export class TraceReader {
   #api;
@@ -16,12 +15,13 @@ export class TraceReader {
   #isAsking = false;
   #timer = 0;
   #gap_s = 1;
-  #isDue = false; // ask even if nobody looks
+  #isDue = false; // fetch even if not visible
   #numTokens = 0;
-  #numAsked = 0; // of them, when they were last asked for
+  #numAsked = 0; // number of tokens at the last fetch
   #askedAt = -Infinity;
 
-  // `told(requestId, report, words)`: a report has come, or words say why none did. `place`: where it is shown.
+  // `told(requestId, report, words)`: called with a report, or with the reason why there is none. `place`: the element
+  // that shows it.
   constructor(api, place, told) {
     this.#api = api;
     this.#told = told;
@@ -40,7 +40,7 @@ export class TraceReader {
     this.#plan(isRunning ? this.#gap_s / 2 : LAST_LOOK_S);
   }
 
-  // So many tokens have come of what is followed.
+  // Note the number of tokens of the followed request.
   grown(numTokens) {
     this.#numTokens = numTokens;
     if (!this.#isRunning || this.#isDue || numTokens - this.#numAsked < MOST_UNSEEN) return;
@@ -48,7 +48,7 @@ export class TraceReader {
     this.#plan(0);
   }
 
-  // Ask in so many seconds, if there is anything to ask; however often it comes into sight, once a second at most.
+  // Schedule a fetch if there is anything to fetch; at most one per second, however often it becomes visible.
   #plan(wait_s) {
     clearTimeout(this.#timer);
     const isLookedAt = this.#isRunning && this.#isSeen && !document.hidden;
@@ -69,7 +69,7 @@ export class TraceReader {
       this.#told(requestId, report, report.times ?? "");
     } catch (error) {
       if (error.name !== "ApiError") throw error;
-      this.#told(requestId, null, this.#isRunning ? "" : error.message); // it may be too young to be known
+      this.#told(requestId, null, this.#isRunning ? "" : error.message); // it may be too new to be found
     } finally {
       this.#isAsking = false;
     }

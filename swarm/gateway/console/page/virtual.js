@@ -1,5 +1,5 @@
-// Draws a long table's rows as they are scrolled into sight. Rows are all of one height: `--row` in style.css, which a
-// table may set for itself, and on small screens otherwise.
+// Draws only the visible rows of a long table. All rows have one height: `--row` in style.css, which a table may
+// override, and which differs on small screens.
 
 import { h, keyed, set } from "./dom.js";
 import { windowed } from "./windowed.js";

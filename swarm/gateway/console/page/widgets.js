@@ -1,8 +1,8 @@
-// The parts that the page is made of: badge, meter, field, empty state, tabs.
+// Building blocks of the page: badge, meter, field, empty state, tabs.
 
 import { h, set, svg, text, unique } from "./dom.js";
 
-// What a verdict looks like. The shape says it without colour, the word without either.
+// Tone of each verdict. Its shape is visible without colour, its word without either.
 const TONES = {
   well: "well",
   serving: "well",
@@ -57,7 +57,7 @@ export function setBadge(element, state, word = state) {
   return element;
 }
 
-// A bar with its words: how much of a whole is used. `setMeter(m, {value, most, words})`.
+// A labelled bar that shows the used share of a whole. `setMeter(m, {value, most, words})`.
 export function meter(label) {
   const name = h("span", { class: "meter-name" }, label);
   const words = h("span", { class: "meter-words" });
@@ -83,7 +83,7 @@ export function setMeter(element, { value, most, words }) {
   return element;
 }
 
-// A label with its control and, if given, a hint that screen readers hear with it.
+// A label with its control and an optional hint that screen readers announce with it.
 export function field(label, control, { hint = "", isWide = false } = {}) {
   control.id ||= unique("field");
   const said = hint ? h("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
@@ -94,15 +94,15 @@ export function field(label, control, { hint = "", isWide = false } = {}) {
 export const button = (words, onclick, { tone = "", ...more } = {}) =>
   h("button", { type: "button", class: tone, onclick, ...more }, words);
 
-// What stands where there is nothing yet: what this is, and what to do.
+// Placeholder for an empty part: what it is for, and what to do.
 export const empty = (title, ...words) =>
   h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...words));
 
-// A heading of a card with what belongs at its right side.
+// A card's heading, with elements on its right side.
 export const heading = (words, ...right) =>
   h("div", { class: "heading" }, h("h2", {}, words), h("div", { class: "heading-right" }, ...right));
 
-// Make role=tablist work by the keys that people expect; which tab is open outlives a reload of the tab.
+// Make role=tablist follow the usual keys; the open tab survives a reload.
 export function tabs(root, remembered = sessionStorage) {
   const all = [...root.querySelectorAll("[role=tab]")];
   const choose = (tab, { focus = false } = {}) => {

@@ -1,6 +1,7 @@
-// Which rows of a long list are to be drawn: pure, so that a thousand rows cost what the dozen in sight cost.
+// Selects the rows of a long list to draw. Pure. A thousand rows cost as much as the visible dozen.
 
-// {first, last, before, after}: rows first to last (exclusive) are drawn, with so many pixels of room before and after.
+// Return {first, last, before, after}: rows first to last (exclusive) are drawn, with this many pixels before and
+// after.
 export function windowed({ count, rowHeight, scrollTop, height, spare = 6 }) {
   const total = Math.max(0, count);
   if (total === 0 || rowHeight <= 0) return { first: 0, last: 0, before: 0, after: 0 };

@@ -1,4 +1,4 @@
-// All workers, also those that hold no layers, and what an admin may do with them.
+// All workers, including those without layers, and the commands for admins.
 
 import { ask, orderAfter, say } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
@@ -17,7 +17,7 @@ const COLUMNS = [
   "Memory",
   "KV",
   "Round trip",
-  "Tokens/s", // for small screens, where there is no room for all the others
+  "Tokens/s", // for small screens, which do not show all columns
   "",
 ];
 
@@ -56,7 +56,7 @@ export function mount(root, store, api) {
   });
 }
 
-// Who has left, or was put out, is told for a while, and can be ordered nothing.
+// Workers that have left or were put out are shown for a while, without commands.
 const isHere = ({ state }) => state !== "left" && state !== "out";
 
 const holdsLayers = ({ layers: range }) => Boolean(range && range[1] > range[0]);
@@ -65,13 +65,13 @@ const mayAct = ({ me, connection }) => Boolean(me?.admin) && connection === "liv
 
 function whyNot({ me, connection, problem }) {
   if (me && !me.admin)
-    return "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin).";
-  return connection === "reconnecting" ? `Nothing can be ordered until this page is live again. ${problem}` : "";
+    return "This key can only view. Changes need an admin's key (swarmctl keys add NAME --admin).";
+  return connection === "reconnecting" ? `No commands until this page is live again. ${problem}` : "";
 }
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
 
-// In the order of the model; those without layers come last, by name.
+// In the model's order; workers without layers come last, by name.
 function byLayers(a, b) {
   const first = (row) => (holdsLayers(row) ? row.layers[0] : Infinity);
   return (
@@ -125,13 +125,13 @@ function updateRow(element, row, may, { view, isFresh }) {
   set(cells[2], { title: row.evidence });
   const [drain, cordon, uncordon] = buttons;
   for (const each of buttons) each.hidden = !isHere(row);
-  if (row.steered && row.steered !== "excluded") cordon.hidden = true; // who is excluded may be cordoned, too
+  if (row.steered && row.steered !== "excluded") cordon.hidden = true; // an excluded worker can be cordoned, too
   else uncordon.hidden = true;
   if (row.steered?.startsWith("drain")) drain.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 
-// What an admin may order; each asks first, in words that say what will happen.
+// Commands for admins; each is confirmed first, with a description of its effect.
 class Actions {
   #api;
 
@@ -172,26 +172,26 @@ class Actions {
     if (!row) return gone();
     const force = h("input", { type: "checkbox" });
     const words = "Its layers go to others first, then its process ends.";
-    const more = [h("label", { class: "check" }, force, "End it even if nobody can take its layers")];
+    const more = [h("label", { class: "check" }, force, "End it even if no other worker can take its layers")];
     if (!(await ask({ title: `Stop ${row.name}?`, words, yes: `Yes, stop ${row.name}`, more }))) return null;
     return this.#order(null, "stop", { worker: row.name, force: force.checked });
   }
 
   async join() {
     const count = h("input", { type: "number", min: 1, max: 64, value: 1, inputmode: "numeric" });
-    const words = "More processes on the gateway's machine. They get layers as soon as a better plan has them.";
+    const words = "More processes on the gateway's machine. They get layers as soon as a better plan uses them.";
     const more = [field("How many", count)];
     if (!(await ask({ title: "Join a worker?", words, yes: "Yes, join", isGrave: false, more }))) return null;
     return this.#order(null, "join", { count: Math.max(1, Math.round(Number(count.value)) || 1) });
   }
 
   rebalance() {
-    const words = "A plan is made from what is measured now. Layers may move; answers wait for that moment and go on.";
+    const words = "A plan is made from what is measured now. Layers may move; answers pause for a moment and continue.";
     return this.#order({ title: "Rebalance?", words, yes: "Yes, rebalance", isGrave: false }, "rebalance", {});
   }
 }
 
 function gone() {
-  say("This worker is not here any more.", { isError: true });
+  say("This worker is no longer connected.", { isError: true });
   return null;
 }

@@ -106,11 +106,11 @@ async def test_too_many_are_told_to_come_again(compiler: Compiler, checker: Gram
     checks = GrammarChecks(most=2, wait_s=0.05)
     waiting = [asyncio.create_task(checks.check(checker, asked(f"slow{n}"))) for n in range(2)]
     await compiler.is_at("slow1")
-    with pytest.raises(Overloaded, match="2 grammars are being compiled; come again") as caught:
+    with pytest.raises(Overloaded, match="2 grammars are being compiled; try again later") as caught:
         await checks.check(checker, asked("a"))
     assert caught.value.retry_after_s > 0
     for task in waiting:
-        with pytest.raises(Overloaded, match=r"could not be compiled within 0.05 s; come again"):
+        with pytest.raises(Overloaded, match=r"could not be compiled within 0.05 s; try again later"):
             await task
     compiler.go_on.set()
     async with asyncio.timeout(PATIENCE_S):

@@ -201,7 +201,7 @@ async def test_a_wrong_key_is_refused_in_words(keyed: Gateway) -> None:
     keyed.keys["thief"] = keyed.keys["root"][:-1] + "x"
     for path in ("/console/me", "/console/live", "/console/keys"):
         answer = await keyed.get(path, "thief")
-        assert (answer.status_code, words(answer)) == (401, "this API key is not known here")
+        assert (answer.status_code, words(answer)) == (401, "this API key is unknown")
 
 
 async def test_only_admins_govern(keyed: Gateway) -> None:

@@ -45,15 +45,15 @@ test("what it took counts from the verdict on, as the report's total does", () =
 test("where no plan is possible the ways out are named, those that fit what is waited for", () => {
   const ways = (words) => remedies(words).map(({ what }) => what);
   assert.deepEqual(ways("other pins or caps: with those of [plan], the layers can't be laid out over w0 4 MiB"), [
-    "Take the pins and caps back",
+    "Remove the pins and caps",
   ]);
-  assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Bring more memory", "Load it smaller"]);
-  assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
+  assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Add memory", "Use a smaller dtype"]);
+  assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ports"]);
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
   const supposed = waitsSupposed("a worker besides w0, which must not be used", { without: ["w0"], exclude: [] });
-  assert.equal(supposed, "a worker besides w0, who is supposed gone");
-  assert.deepEqual(ways(supposed), ["Suppose fewer gone"]);
+  assert.equal(supposed, "a worker besides w0, which is assumed gone");
+  assert.deepEqual(ways(supposed), ["Assume fewer gone"]);
   assert.deepEqual(remedies(undefined), []);
 });
 
@@ -61,8 +61,8 @@ test("a plan whose successor is in force says so", () => {
   const plan = { epoch: 5, state: "in force" };
   const status = { state: "serving", epoch: 6 };
   assert.equal(epochWords({ ...plan, epoch: 6 }, status), "epoch 6, in force");
-  assert.equal(epochWords(plan, status), "plan of epoch 5; epoch 6 is in force, its figures come");
-  assert.equal(epochWords({ state: "preparing" }, status), "preparing; epoch 6 is in force, its figures come");
+  assert.equal(epochWords(plan, status), "plan of epoch 5; epoch 6 is active, its report follows");
+  assert.equal(epochWords({ state: "preparing" }, status), "preparing; epoch 6 is active, its report follows");
   assert.equal(epochWords(plan, { state: "preparing", epoch: 6 }), "epoch 5, in force");
   assert.deepEqual([epochWords(null, null), epochWords({ state: "coming" }, null)], ["no plan", "coming"]);
 });
@@ -71,7 +71,7 @@ test("a plan that was laid down by hand is told part by part", () => {
   const hand = { pins: { w0: [0, 3], w3: [7, 8] }, caps: { w1: 1 }, exclude: ["w2"], objective: "latency" };
   assert.equal(
     handWords(hand).replaceAll("\u202f", " "),
-    "w0 holds just layers 0–2; w3 holds just layer 7; w1 holds at most 1 layer; w2 gets none; the objective is latency",
+    "w0 holds only layers 0–2; w3 holds only layer 7; w1 holds at most 1 layer; w2 gets none; the objective is latency",
   );
   assert.deepEqual([handWords(undefined), handWords({})], ["", ""]);
 });
@@ -120,10 +120,10 @@ test("pages of a log are put before those that are there, and never more than ca
 
 test("what a search found is told by what was looked through", () => {
   assert.equal(foundIn(1, false, false), "1 line, newest last, from the beginning");
-  assert.equal(foundIn(200, true, true), "200 lines with these words, newest last");
-  assert.match(foundIn(0, true, true), /in what was looked through so far/);
-  assert.equal(foundIn(0, true, false), "No line has these words.");
-  assert.equal(foundIn(0, false, false), "Nothing is written in this log.");
+  assert.equal(foundIn(200, true, true), "200 lines that match, newest last");
+  assert.match(foundIn(0, true, true), /have not been searched/);
+  assert.equal(foundIn(0, true, false), "No matching lines.");
+  assert.equal(foundIn(0, false, false), "This log is empty.");
 });
 
 test("what an order came to begins with a capital, but for a worker's name", () => {
@@ -167,7 +167,7 @@ test("a tab that rested tries again until the gateway can be reached", async (t)
   const stream = (path, { onEvent, signal }) =>
     new Promise((_, refuse) => {
       tries += 1;
-      if (!isThere) return refuse(new ApiError("as many consoles are open as there may be", 503));
+      if (!isThere) return refuse(new ApiError("too many consoles are open", 503));
       signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
       onEvent({ event: "snapshot", data: "{}", id: "1" });
     });
@@ -181,7 +181,7 @@ test("a tab that rested tries again until the gateway can be reached", async (t)
   look(false);
   await pass(30);
   assert.ok(tries > 4, `${tries} tries`);
-  assert.deepEqual([store.connection, store.problem], ["reconnecting", "as many consoles are open as there may be"]);
+  assert.deepEqual([store.connection, store.problem], ["reconnecting", "too many consoles are open"]);
   isThere = true;
   await pass(6);
   assert.deepEqual([store.connection, store.problem], ["live", ""]);
@@ -237,7 +237,7 @@ test("refusals become errors with the gateway's words; a refused key asks for an
 test("an answer that is no JSON, and none at all, are told in words", async () => {
   const storage = new FakeStorage();
   await assert.rejects(new Api({ storage, fetcher: answering(502, "<h1>bad</h1>") }).get("/x"), /refused this \(502/);
-  await assert.rejects(new Api({ storage, fetcher: answering(200, "<h1>") }).get("/x"), /no JSON/);
+  await assert.rejects(new Api({ storage, fetcher: answering(200, "<h1>") }).get("/x"), /not JSON/);
   const dead = async () => {
     throw new TypeError("fetch failed");
   };

@@ -76,7 +76,7 @@ test("what is wrong is said by field, in words", () => {
     stop: "x\n".repeat(17),
   });
   assert.equal(problems.max_tokens, "Max tokens goes from 1 to 1000000.");
-  assert.equal(problems.temperature, "Temperature: “warm” is no number.");
+  assert.equal(problems.temperature, "Temperature: “warm” is not a number.");
   assert.equal(problems.top_p, "Top p must be above 0.");
   assert.equal(problems.n, "Continuations is a whole number.");
   assert.match(problems.seed, /goes from 0 to/);

@@ -127,7 +127,7 @@ test("what the swarm has forgotten has failed, in words", () => {
   const answer = streaming();
   answer.broke(null, 50);
   assert.equal(answer.broke({ status: 404, message: "not known" }, 60), null);
-  assert.match(answer.words, /remembers this answer no longer/);
+  assert.match(answer.words, /no longer has this answer/);
 });
 
 test("a refusal ends it with the gateway's words; a missing key does not", () => {

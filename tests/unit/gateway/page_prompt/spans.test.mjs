@@ -143,7 +143,7 @@ test("two traces differ in words: who took longer, by what, and with whom", () =
       "B took 2.5 times as long as A: 5.50 ms and 13.5 ms a token.",
       "The largest part of the difference is wire: 1.00 ms against 9.00 ms a token.",
       "The first token came 8.00 ms later in B.",
-      "The layers were with others in A: w0 0–2; w1 3–5.",
+      "The layers were held by other workers in A: w0 0–2; w1 3–5.",
       "In B: w0 0–2; w2 3–5.",
     ],
   );
@@ -174,5 +174,5 @@ test("layers that moved while an answer ran are told by worker, and of a crowd t
 test("two traces that took as long are said to, and one without times is no answer", () => {
   const one = spansOf(token(0, 0.002));
   assert.deepEqual(spans.differences(one, spansOf(token(0, 0.00202))).words.length, 1);
-  assert.match(spans.differences(one, new spans.Spans()).words[0], /no times that are known/);
+  assert.match(spans.differences(one, new spans.Spans()).words[0], /no known times/);
 });

@@ -203,7 +203,7 @@ test("stop lets go of the stream where the swarm can't be told, and says so", as
   talk.stop();
   await over(talk);
   assert.equal(talk.answer.state, "stopped");
-  assert.match(talk.notice, /could not be told to stop: The gateway does not answer\./);
+  assert.match(talk.notice, /could not be stopped: The gateway does not answer\./);
 });
 
 test("a refused prompt goes back into the box, with the reason", async () => {
