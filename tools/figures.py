@@ -18,9 +18,10 @@ HEAD: Final = """\
 
 Every measurement that the README and these pages rely on. `docs/figures.toml` holds the data; do not edit this page.
 
-Each figure ends with its date, processor, load (other work during the run), command, and the commit that recorded it. Most
-machines were virtual ones with neighbours, so trust ratios more than absolute values. Nothing is measured on aarch64, on
-GPUs or on several physical machines. "1.1 B" is a Llama shape with 22 layers, hidden size 2048 and random weights.
+Each figure ends with its date, processor, load (other work during the run), command, and the commit that recorded
+it. Most machines were virtual ones with neighbours, so trust ratios more than absolute values. Nothing is measured
+on aarch64, on GPUs or on several physical machines. "1.1 B" is a Llama shape with 22 layers, hidden size 2048 and
+random weights.
 """
 
 
