@@ -167,7 +167,7 @@ class Settings(BaseSettings):
         default=[],
         description="Other OpenAI-compatible servers to which the gateway passes requests: the first available one gets"
         " it. Each is a table [[upstream]] with url, when (never, busy, down), models, overflow_model, "
-        "key_env or key_file, connect_timeout_s, timeout_s, quiet_timeout_s; see docs/gateway.md.",
+        "key_env or key_file, connect_timeout_s, timeout_s, quiet_timeout_s; see docs/how-to/gateway.md.",
     )
 
     @classmethod

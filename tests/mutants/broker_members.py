@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         name="warning-told-nowhere",
-        breaks="The broker logs a warning that docs/warnings.md does not explain.",
+        breaks="The broker logs a warning that docs/reference/warnings.md does not explain.",
         target="swarm.broker.members.vigil:LostSteps.tick",
         old='self.out.note("steps_lost", "error", steps=sorted(self.state.flights))',
         new='self.out.note("steps_are_lost", "error", steps=sorted(self.state.flights))',

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         name="field-of-clients-untold",
-        breaks="A message of the client protocol has a field that docs/protocol.md does not describe.",
+        breaks="A message of the client protocol has a field that docs/reference/protocol.md does not describe.",
         target="swarm.wire.messages.clients:Stop",
         old="at_index: Position",
         new="""

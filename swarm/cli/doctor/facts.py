@@ -312,7 +312,7 @@ def _reach(settings: Settings) -> Reach | None:
             return None
         return asyncio.run(reach(named.client.url, known.pair if known else None))
     except ConfigError as error:
-        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md explains how a machine joins")
+        return Reach(settings.client.url, wrong=str(error), remedy="docs/how-to/hosts.md explains how a machine joins")
 
 
 def readable_by_others(state: Path) -> list[str]:

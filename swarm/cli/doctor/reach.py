@@ -24,7 +24,7 @@ from swarm.wire.messages import Probe, Probed
 from swarm.wire.schema import schema
 
 _PATIENCE_S: Final = 5.0
-_UNREACHED: Final = "is swarm running there? If so, a firewall may block it: docs/hosts.md has the ports"
+_UNREACHED: Final = "is swarm running there? If so, a firewall may block it: docs/how-to/hosts.md has the ports"
 _SHUT: Final = "the broker does not accept this machine's key (any more): swarm worker --join, with an invitation"
 
 
@@ -59,7 +59,7 @@ class _Visit:
             if theirs is None:
                 return Reach(self._at, wrong="it rejects this machine", remedy=_SHUT)
             if reason := why_strangers(theirs, schema()):
-                return Reach(self._at, wrong=reason, remedy="docs/operations.md, Upgrade")
+                return Reach(self._at, wrong=reason, remedy="docs/how-to/operations.md, Upgrade")
             self._version = spoken_with(theirs)
             link = await self._probe.measure()
         except TimeoutError:

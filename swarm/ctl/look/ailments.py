@@ -48,7 +48,7 @@ def _whole(status: Row, nodes: Row) -> Iterator[Finding]:
     if status.get("connections_problem"):
         yield Finding("doors", "trouble", str(status["connections_problem"]), "raise the broker's limit (ulimit -n)")
     for note in _texts(status.get("journal_notes")):
-        yield Finding("journal", "note", note, "docs/recovery.md explains what was kept")
+        yield Finding("journal", "note", note, "docs/explanation/recovery.md explains what was kept")
     for note in _texts(status.get("connections_notes")):
         yield Finding("doors", "note", note, "find the clients that connect so often")
     yield from _queue(status)
