@@ -177,7 +177,8 @@ def stats(
     prometheus: Annotated[
         bool,
         typer.Option(
-            "--prometheus", help="Print in Prometheus' text format (docs/reference/metrics.md), for a textfile collector."
+            "--prometheus",
+            help="Print in Prometheus' text format (docs/reference/metrics.md), for a textfile collector.",
         ),
     ] = False,
     url: UrlOption = None,

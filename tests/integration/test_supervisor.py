@@ -353,7 +353,9 @@ def test_a_nursery_that_keeps_ending_is_given_up(supervise: Supervise) -> None:
         assert swarm.next_line() == "the fork server was ended by SIGKILL; restarting it"
     _kill_nursery(swarm)
     said = swarm.next_line()
-    assert said.startswith("workers start as separate processes from now on, a few seconds more slowly: the fork server was ended")
+    assert said.startswith(
+        "workers start as separate processes from now on, a few seconds more slowly: the fork server was ended"
+    )
     children["w0"].exits(3)
     again = swarm.next_child()
     assert (again.name, _is_forked(again)) == ("w0", False)

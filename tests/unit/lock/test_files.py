@@ -216,7 +216,10 @@ def test_a_half_written_roll_is_refused(tmp_path: Path) -> None:
         (b"\xff", "not a key registry"),
         (b'{"version": 2}', "of version 2"),
         (b'{"version": 1, "members": [], "invited": [], "more": 1}', "not a key registry"),
-        (b'{"version": 1, "members": [{"name": "a/b", "role": "admin", "key": "x", "since": 1}]}', "not a key registry"),
+        (
+            b'{"version": 1, "members": [{"name": "a/b", "role": "admin", "key": "x", "since": 1}]}',
+            "not a key registry",
+        ),
     ],
 )
 def test_what_is_no_roll_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
