@@ -50,12 +50,9 @@ Event = Arrived | PeerLost | Overstepped | GateClosed
 
 
 class Listener:
-    """Listening socket with its connections; see the module's docstring.
-
-    ``bound``: listening sockets, each with a factory for the server-side handshake. ``on_ready``: called when
-    ``next_event`` may have something. ``is_authorized``: whether the owner of this key is still authorized.
-    ``may_use_identity``: see ``keys.AuthPolicy``.
-    """
+    """Listening socket with its connections. ``bound``: listening sockets, each with a factory for the server-side
+    handshake. ``on_ready``: called when ``next_event`` may have something. ``is_authorized``: whether the owner of this
+    key is still authorized. ``may_use_identity``: see ``keys.AuthPolicy``."""
 
     def __init__(
         self,
@@ -106,7 +103,6 @@ class Listener:
         return None
 
     def has(self, peer: bytes) -> bool:
-        """Whether this peer is connected."""
         return self._peers.get(peer) is not None
 
     def comes_from(self, peer: bytes) -> str:
@@ -249,7 +245,6 @@ class Listener:
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def let_in(self) -> None:
-        """Start or resume accepting."""
         self._entrance.open()
 
     @property
@@ -385,7 +380,6 @@ class Listener:
         return True
 
     def _flush(self, connection: Connection) -> None:
-        """Write what the kernel accepts now."""
         if connection not in self._connections:
             return
         if not connection.write():
@@ -402,6 +396,5 @@ class Listener:
 
 
 def _bucket(connection: Connection) -> str:
-    """Return the name of the group that shares this connection's limit for unfinished messages: its key, all peers with
-    the token, or all unauthenticated peers."""
+    """Return the group that shares this connection's limit for unfinished messages: its key, or a constant."""
     return connection.inlet.key or (_WORD if connection.inlet.is_believed else _STRANGERS)
