@@ -149,7 +149,7 @@ def _range(worker: Worker) -> LayerRange:
 
 @dataclass(slots=True)
 class Gathering:
-    """Wait before the first plan: a new swarm waits for several workers, a restarted broker for those of its last plan."""
+    """Wait before the first plan: a new swarm awaits several workers, a restarted broker those of its last plan."""
 
     state: State
     restart: Restart
