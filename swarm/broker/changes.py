@@ -17,9 +17,9 @@ MAX_WAITING: Final = 256  # changes that wait for the disk
 
 
 class Done(NamedTuple):
-    """Result of a change: the key registry after it; the ``answer``, if a client waits for one; a function to run
-    ``on_disk`` in the thread, after the registry is written; and one to run on the loop ``after`` that. ``hangs_up``:
-    whether to disconnect the keys that it removes. (Not for used-up invitations: their clients wait for the answer.)"""
+    """Result of a change of keys. ``roll``: the registry after it. ``answer``: sent to the client, if one waits.
+    ``on_disk``: runs in the thread after the registry is written. ``after``: then runs on the loop. ``hangs_up``:
+    disconnect the keys that the change removes. (Not for used-up invitations: their clients wait for the answer.)"""
 
     roll: Roll
     answer: ServerMessage | None = None

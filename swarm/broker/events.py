@@ -65,7 +65,7 @@ class AssetPartArrived:
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
     """A message could not be decoded. It came through the socket "client", "control", "beat" or "data". ``foreign``:
-    the message was complete, and this is what has no meaning here; ``peer``: in that case, its sender."""
+    the part that this build does not support, if the message was complete; ``peer``: its sender in that case."""
 
     door: str
     peer: bytes = b""

@@ -144,7 +144,7 @@ class Locks:
     # --- the broker's own key ----------------------------------------------------------------------------------------
 
     def _came(self, key: str, door: str) -> None:
-        """Record a new connection that authenticated the broker by the key ``door``."""
+        """Record a connection from ``key``, whose owner authenticated the broker by the broker's key ``door``."""
         if door == self.own.public:
             self.keeps(key, door)
         elif self._file.roll.name_of(key):

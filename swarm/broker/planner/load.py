@@ -63,8 +63,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Measured times of one worker, for any size of a step: interpolated between measured sizes, and extrapolated
-    beyond the largest."""
+    """Measured times of one worker, as functions of a step's size: interpolated between measured sizes, and
+    extrapolated beyond the largest."""
 
     decode: _Points
     decode_slope: float  # seconds for each position before, of each sequence

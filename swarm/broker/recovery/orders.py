@@ -108,8 +108,8 @@ class Standby:
     out: Outbox
 
     def ask(self, wanted: Proposal | None) -> None:
-        """Order all workers to keep the layers that the plans name. Stages of the active plan have memory for the
-        layers that this plan names; for the other workers, ``wanted``, the plan that would be made now, names them."""
+        """Order workers to keep layers warm. A stage of the active plan keeps what that plan names, since it has
+        reserved the memory; other workers keep what ``wanted`` names, the plan that would be made now."""
         current = self.state.book.current
         if current is None:
             return

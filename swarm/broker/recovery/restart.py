@@ -28,7 +28,7 @@ REJOIN_S = 3.0
 
 @dataclass(slots=True)
 class Restart:
-    """Remaining questions after a restart. Owns ``state.restart``."""
+    """Progress of a restart: the workers that are awaited, and the sequences to restore. Owns ``state.restart``."""
 
     state: State
     min_workers: int = 0
@@ -149,8 +149,7 @@ def _range(worker: Worker) -> LayerRange:
 
 @dataclass(slots=True)
 class Gathering:
-    """Wait for workers before the first plan: a new swarm waits for several workers, a restarted broker for those of
-    its last plan."""
+    """Wait before the first plan: a new swarm awaits several workers, a restarted broker those of its last plan."""
 
     state: State
     restart: Restart
