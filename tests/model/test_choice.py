@@ -88,7 +88,7 @@ def test_portable_c_is_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, wron
     monkeypatch.setattr(native, "_passed_over", [])
     choice.settle("auto", "auto")
     assert native.library() is None
-    assert "portable C compute here, and torch's are quicker" in native.absence()
+    assert "portable C kernels work here, and torch's are faster" in native.absence()
     assert ("avx2: it is wrong" in native.absence()) is bool(wrong)
     for named, bits in (("portable", "auto"), ("auto", "portable")):
         monkeypatch.setattr(native, "_refusals", [])

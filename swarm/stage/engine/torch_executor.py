@@ -1,7 +1,7 @@
 """Executor that computes with torch: one worker's part of a model, its keys and values, and the sampling.
 
-Threads follow the interface: ``prepare`` builds a new stage while the current one computes, and touches nothing of it.
-Layers that both contain are shared, not loaded twice. ``activate`` swaps the stages.
+``prepare`` builds a new stage while the current one computes, and touches nothing of it; layers that both contain are
+shared. ``activate`` swaps the stages.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ class _Aside:
 class TorchExecutor:
     """Implementation of :class:`swarm.stage.executor.Executor` with torch.
 
-    ``dtype`` "auto" is the checkpoint's own dtype where the device computes fast in it, else float32. ``memory_limit``
-    is the number of bytes that this worker may use in total (default: the device's free memory). ``kv_share`` is the
-    share of the memory left by the weights that keys and values may take. ``threads`` is the number of threads that
-    compute while other steps are in flight (default: torch's own choice), ``threads_alone`` the number when there is no
-    other step (default: all cores that the process may use).
+    ``dtype`` "auto" is the checkpoint's own dtype where the device computes fast in it, else float32. ``memory_limit``:
+    bytes that this worker may use in total (default: the device's free memory). ``kv_share``: share of the memory left
+    by the weights that keys and values may take. ``threads``: number of threads that compute while other steps are in
+    flight (default: torch's choice), ``threads_alone``: when there is no other step (default: all available cores).
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class TorchExecutor:
         # whether cut and whole models of this kind have the same bits
         self._steady = self._device.type == "cpu" and self._prove_kernels()
         self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
-        # limit for weights, keys and values together
         self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
