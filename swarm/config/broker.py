@@ -220,7 +220,7 @@ class RecoverySettings(Section):
 
 
 class JournalSettings(Section):
-    """What a broker with a state directory stores on disk."""
+    """The state that a broker with a state directory stores on disk."""
 
     keep_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0,

@@ -64,10 +64,11 @@ def plain_id(request: str) -> str:
 
 
 def kept(nodes: Json) -> Json:
-    """Return the standby layers of each worker, the served layers that no standby has, and of those, the ones that no
-    other worker may load.
+    """Return a report on standby layers.
 
-    In the last case all other workers are held back by an operator, or there are none.
+    ``workers``: each worker's layers and standby layers. ``not_kept``: served layers that no worker keeps as standby.
+    ``nobody_may_load``: the part of ``not_kept`` that no other worker may load, because all others are held back by an
+    operator or there are none.
     """
     workers = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
     may = [row for row in workers if may_have_layers(row)]

@@ -186,10 +186,11 @@ class Cluster:
         node.kill()
 
     def _has_lost_its_name(self, node: Worker) -> bool:
-        """Whether another process was admitted under this worker's name, so that this one may be told to end.
+        """Whether another process was admitted under this worker's name, so that the broker may end this one.
 
-        That happens while this worker was away, or before any broker knew it: by this broker, or by one that died
-        before this process had returned to it, so that both processes come with equal claims.
+        That happens while this worker was away or before any broker knew it. The admitting broker may be the current
+        one, or an earlier one that died before this process had returned to it, so that both processes come with equal
+        claims.
         """
         others = [
             each for each in self.workers.values() if each.name == node.name and each.incarnation != node.incarnation
