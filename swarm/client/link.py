@@ -103,8 +103,7 @@ class Link:
         pair: KeyPair | None = None,
         home: Home | None = None,
     ) -> None:
-        """Connect to ``endpoint``, by default the session's address. ``credentials`` store both keys, which may
-        change."""
+        """Connect to ``endpoint``, by default the session's address. ``credentials``: the store of both keys."""
         self.session = session
         self._home = home
         self._rotation: asyncio.Task[None] | None = None  # a key change in progress
@@ -165,8 +164,7 @@ class Link:
         return next(self._keys)
 
     def _begin(self, event: Event, message: ClientMessage) -> None:
-        """Handle an event whose message must be encodable. One that is not is refused here, as its caller's mistake;
-        otherwise every reconnect would try to send it again."""
+        """Encode the message, which must be possible or every reconnect would try it again, and handle the event."""
         self._refuse_if_over()
         try:
             self._encoded = message, CLIENT.encode(message, version=self._spoken)

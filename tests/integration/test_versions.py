@@ -72,7 +72,9 @@ async def test_a_client_meets_a_broker_that_never_greets() -> None:
 async def test_a_field_that_is_not_known_here_ends_in_words() -> None:
     """Though the broker greeted like one of our build. Requests that it does not concern go on."""
     async with FakeBroker(story, retell=with_a_price) as broker, AsyncClient(broker.url) as client:
-        with pytest.raises(Unavailable, match=r"understand each other \(finished.*price.*\): install the same version"):
+        with pytest.raises(
+            Unavailable, match=r"this client are incompatible \(finished.*price.*\): install the same version"
+        ):
             await asyncio.wait_for(client.generate(PROMPT, max_tokens=5), 5)
         broker.retell = lambda _, frames: frames
         assert (await client.generate(PROMPT, max_tokens=5)).finish_reason == "length"

@@ -84,7 +84,7 @@ def test_what_may_be_supposed_is_what_swarmctl_supposes() -> None:
     assert supposed({"caps": {"w0": 3}, "objective": ""}) == Steer(
         verb="plan", by_hand=ByHand(caps=(Cap("w0", 3),)), dry_run=True
     )
-    with pytest.raises(Problem, match="can't be mixed"):
+    with pytest.raises(Problem, match="can't be combined"):
         supposed({"without": ["w0"], "caps": {"w0": 3}})
 
 
