@@ -13,13 +13,13 @@ from typing import Any
 from _swarm import a_swarm
 
 from swarm import Client
-from swarm.client.governing import What
+from swarm.client.admin import ReportName
 
 PROMPT, NUM_TOKENS, NUM_WORKERS, MEMORY = "Once upon a time", 80, 3, 1 << 30
 PATIENCE_S = 120.0  # to start a process, import torch and load layers, on a busy machine
 
 
-def report(client: Client, what: What) -> Any:
+def report(client: Client, what: ReportName) -> Any:
     return client.query(what)
 
 

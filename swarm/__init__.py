@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarm.params import Grammar, SamplingParams
 
 
-_HOMES = {  # Module of each public name.
+_MODULES = {  # Module of each public name.
     "AsyncClient": "swarm.client.client",
     "BatchPiece": "swarm.client.results",
     "BatchStream": "swarm.client.stream",
@@ -82,8 +82,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'swarm' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

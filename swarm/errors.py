@@ -134,7 +134,7 @@ class RequestTimeout(ClientError):
 
 
 @contextmanager
-def whatever_ends_it(told: Callable[[BaseException], None]) -> Iterator[None]:
+def report_thread_errors(on_error: Callable[[BaseException], None]) -> Iterator[None]:
     """Report any exception that ends a thread to the thread's owner, which decides about the process.
 
     Such an exception is a bug, and no thread may die unnoticed.
@@ -142,4 +142,4 @@ def whatever_ends_it(told: Callable[[BaseException], None]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # noqa: BLE001 (it is told)  # It is reported.
-        told(error)
+        on_error(error)

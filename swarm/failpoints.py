@@ -76,8 +76,9 @@ for _news in ("hello", "prepared", "activated", "replaydone", "leaving"):
     PLACES[f"tell.{_news}"] = f"about to be sent to the broker: {_news}"
     PLACES[f"told.{_news}"] = f"handed to the socket: {_news}"
 
-VALUES = frozenset({"step.computed", "replay.computed"})  # Places that pass hidden states, which can be falsified.
-TEXTS = frozenset({"advertise", "broker.advertise"})  # Places that pass an endpoint.
+# Places that pass hidden states, which can be falsified.
+VALUE_PLACES = frozenset({"step.computed", "replay.computed"})
+ENDPOINT_PLACES = frozenset({"advertise", "broker.advertise"})  # Places that pass an endpoint.
 _FAULT = re.compile(r"([\w.]+)(?:\[(token|sequence)=(\d+)\])?=(\w+)(?::(-?[\d.]+))?(?:@(\d+)(\+?))?")
 
 
@@ -86,34 +87,34 @@ class _Fault:
     """One fault: its place, condition, action, and the visits at which it happens."""
 
     place: str
-    about: str  # "token" or "sequence"; empty: unconditional.
+    fact: str  # "token" or "sequence"; empty: unconditional.
     value: int
     action: str
     argument: float
     count: int
-    goes_on: bool  # Whether it happens at every later visit, too.
-    times: int = field(default=0)  # Visits so far.
+    repeats: bool  # Whether it happens at every later visit, too.
+    visits: int = field(default=0)  # Visits so far.
 
     def is_due(self, facts: Mapping[str, Collection[int]]) -> bool:
         """Count this visit. Return whether the fault happens now."""
-        if self.about and self.value not in facts.get(self.about, ()):
+        if self.fact and self.value not in facts.get(self.fact, ()):
             return False
-        self.times += 1
-        return self.times == self.count or (self.goes_on and self.times > self.count)
+        self.visits += 1
+        return self.visits == self.count or (self.repeats and self.visits > self.count)
 
 
 armed: dict[str, list[_Fault]] | None = None  # Faults by place; None when fault injection is off.
 _trace: str = ""
-_awaited: str = ""  # File that must exist before anything counts.
+_start_file: str = ""  # File that must exist before anything counts.
 _lock = threading.Lock()  # Several threads reach places.
 
 
 def arm(environment: Mapping[str, str]) -> None:
     """Enable the faults in the environment. Raises ConfigError if they can't be parsed."""
     # Intended: places check a single module attribute.
-    global armed, _trace, _awaited  # noqa: PLW0603  (the point of it: nothing but a name to look at)
+    global armed, _trace, _start_file  # noqa: PLW0603  (the point of it: nothing but a name to look at)
     spec, _trace = environment.get(VARIABLE, "").strip(), environment.get(TRACE_VARIABLE, "")
-    _awaited = environment.get(FROM_VARIABLE, "")
+    _start_file = environment.get(FROM_VARIABLE, "")
     faults: dict[str, list[_Fault]] = {}
     for text in filter(None, (part.strip() for part in spec.split(","))):
         fault = _parse(text)
@@ -121,36 +122,36 @@ def arm(environment: Mapping[str, str]) -> None:
     armed = faults or None
 
 
-def reached(place: str, **facts: Collection[int]) -> None:
+def hit(place: str, **facts: Collection[int]) -> None:
     """Inject the faults that are due at this place; usually none."""
-    for fault in _due(place, facts):
+    for fault in _take_due(place, facts):
         _ACTIONS[fault.action](fault)
 
 
-def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+def falsified_values(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the values, falsified if that is due here; injects other faults, too."""
-    for fault in _due(place, {}):
-        if fault.action in _SPOIL:
-            values = _SPOIL[fault.action](values.copy())
+    for fault in _take_due(place, {}):
+        if fault.action in _FALSIFIERS:
+            values = _FALSIFIERS[fault.action](values.copy())
         else:
             _ACTIONS[fault.action](fault)
     return values
 
 
-def retold(place: str, endpoint: str) -> str:
+def advertised_endpoint(place: str, endpoint: str) -> str:
     """Return the endpoint to advertise, with another port if that is due."""
-    for fault in _due(place, {}):
+    for fault in _take_due(place, {}):
         host, _, port = endpoint.rpartition(":")
         endpoint = f"{host}:{int(port) + int(fault.argument)}"
     return endpoint
 
 
-def _due(place: str, facts: Mapping[str, Collection[int]]) -> list[_Fault]:
-    found = (armed or {}).get(place)
-    if found is None or (_awaited and not os.path.exists(_awaited)):
+def _take_due(place: str, facts: Mapping[str, Collection[int]]) -> list[_Fault]:
+    faults = (armed or {}).get(place)
+    if faults is None or (_start_file and not os.path.exists(_start_file)):
         return []
     with _lock:
-        due = [fault for fault in found if fault.is_due(facts)]
+        due = [fault for fault in faults if fault.is_due(facts)]
     for fault in due:
         _record(fault)
     return due
@@ -158,29 +159,31 @@ def _due(place: str, facts: Mapping[str, Collection[int]]) -> list[_Fault]:
 
 def _record(fault: _Fault) -> None:
     if _trace:
-        line = f"{os.getpid()} {fault.place} {fault.action} {fault.times} {time.monotonic():.6f}\n"
+        line = f"{os.getpid()} {fault.place} {fault.action} {fault.visits} {time.monotonic():.6f}\n"
         with open(_trace, "ab", buffering=0) as file:
             file.write(line.encode())
 
 
 def _parse(text: str) -> _Fault:
-    found = _FAULT.fullmatch(text)
-    if found is None:
-        raise _wrong(text, "write it as PLACE[token=ID]=ACTION:ARGUMENT@COUNT, for example step.sampled=kill@12")
-    place, about, value, action, argument, count, more = found.groups()
+    match = _FAULT.fullmatch(text)
+    if match is None:
+        raise _parse_error(text, "write it as PLACE[token=ID]=ACTION:ARGUMENT@COUNT, for example step.sampled=kill@12")
+    place, about, value, action, argument, count, more = match.groups()
     if place not in PLACES:
-        raise _wrong(text, f"there is no place {place!r}; the places are {', '.join(sorted(PLACES))}")
-    allowed = {"port"} if place in TEXTS else set(_ACTIONS) | (set(_SPOIL) if place in VALUES else set())
+        raise _parse_error(text, f"there is no place {place!r}; the places are {', '.join(sorted(PLACES))}")
+    allowed = (
+        {"port"} if place in ENDPOINT_PLACES else set(_ACTIONS) | (set(_FALSIFIERS) if place in VALUE_PLACES else set())
+    )
     if action not in allowed:
-        raise _wrong(text, f"the actions there are {', '.join(sorted(allowed))}")
+        raise _parse_error(text, f"the actions there are {', '.join(sorted(allowed))}")
     if (argument is None) == (action in _NEEDS_ARGUMENT):
         what = "a number, like stall:3" if argument is None else "no number"
-        raise _wrong(text, f"{action} takes {what}")
+        raise _parse_error(text, f"{action} takes {what}")
     goes_on = bool(more) or action == "port"
     return _Fault(place, about or "", int(value or 0), action, float(argument or 0), int(count or 1), goes_on)
 
 
-def _wrong(text: str, why: str) -> ConfigError:
+def _parse_error(text: str, why: str) -> ConfigError:
     return ConfigError(f"{VARIABLE}: {text!r} can't be parsed: {why}")
 
 
@@ -228,7 +231,7 @@ def _memory(_: _Fault) -> NoReturn:
     raise MemoryError("an injected fault: no memory")
 
 
-def _devour(fault: _Fault) -> NoReturn:
+def _fill_memory(fault: _Fault) -> NoReturn:
     """Allocate and write this many MiB at most, then raise MemoryError."""
     taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(fault.argument))]
     raise MemoryError(f"an injected fault: {len(taken)} MiB")
@@ -255,7 +258,7 @@ _ACTIONS: dict[str, Callable[[_Fault], None]] = {
     "stall": _stall,
     "raise": _raise,
     "memory": _memory,
-    "devour": _devour,
+    "devour": _fill_memory,
 }
-_SPOIL: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {"nan": _nan, "wrong": _wrong_value}
+_FALSIFIERS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {"nan": _nan, "wrong": _wrong_value}
 _NEEDS_ARGUMENT = frozenset({"stall", "devour", "port"})

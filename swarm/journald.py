@@ -21,18 +21,18 @@ _MAX_NAME: Final = 57  # 64, the journal's limit, minus our prefix.
 _MAX_BYTES: Final = 48 << 10  # Of a field: a datagram holds about 200 KiB.
 
 
-def is_there(environment: Mapping[str, str], descriptor: int | None) -> bool:
+def is_journal_stream(environment: Mapping[str, str], descriptor: int | None) -> bool:
     """Whether this descriptor is the stream with which systemd connected the process to the journal."""
     if descriptor is None or "JOURNAL_STREAM" not in environment:
         return False
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return False
-    return environment["JOURNAL_STREAM"] == f"{found.st_dev}:{found.st_ino}"
+    return environment["JOURNAL_STREAM"] == f"{status.st_dev}:{status.st_ino}"
 
 
-class Journal:
+class JournalSocket:
     """Client of the journal's socket."""
 
     def __init__(self, address: str = SOCKET) -> None:
@@ -43,39 +43,39 @@ class Journal:
     def close(self) -> None:
         self._socket.close()
 
-    def sends(self, event: Mapping[str, Any]) -> bool:
+    def send(self, event: Mapping[str, Any]) -> bool:
         """Send an event. Return False if the journal does not accept it now."""
         try:
-            self._socket.sendto(entry(event), self._address)
+            self._socket.sendto(encode_entry(event), self._address)
         except OSError:
             return False
         return True
 
 
-def entry(event: Mapping[str, Any]) -> bytes:
+def encode_entry(event: Mapping[str, Any]) -> bytes:
     """Encode an event in the journal's native protocol."""
     level = str(event.get("level", "info"))
     rest = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp", "module")}
     exception = rest.pop("exception", None)
-    said = " ".join([str(event.get("event", "")), *(f"{key}={value}" for key, value in rest.items())])
+    message = " ".join([str(event.get("event", "")), *(f"{key}={value}" for key, value in rest.items())])
     if exception is not None:
-        said += f"\n{exception}"
+        message += f"\n{exception}"
     fields = {
-        "MESSAGE": said,
+        "MESSAGE": message,
         "PRIORITY": str(_PRIORITIES.get(level, 6)),
         "SYSLOG_IDENTIFIER": "swarm",
         "SWARM_EVENT": str(event.get("event", "")),
         "SWARM_MODULE": str(event.get("module", "")),
     }
-    fields |= {f"SWARM_{_name(key)}": str(value) for key, value in rest.items()}
-    return b"".join(_field(name, value) for name, value in fields.items())
+    fields |= {f"SWARM_{_field_name(key)}": str(value) for key, value in rest.items()}
+    return b"".join(_encode_field(name, value) for name, value in fields.items())
 
 
-def _name(key: str) -> str:
+def _field_name(key: str) -> str:
     return _NOT_IN_NAMES.sub("_", key.upper())[:_MAX_NAME]
 
 
-def _field(name: str, value: str) -> bytes:
+def _encode_field(name: str, value: str) -> bytes:
     content = value.encode(errors="replace")[:_MAX_BYTES]
     if b"\n" in content:
         return name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"

@@ -25,7 +25,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from swarm import journald
-from swarm.sink import Sink
+from swarm.safe_stream import SafeStream
 
 if TYPE_CHECKING:
     from swarm.config import LogSettings
@@ -54,8 +54,8 @@ class _Handler(logging.StreamHandler[TextIO]):
 def get_logger(name: str, **context: object) -> FilteringBoundLogger:
     """Return a logger for a module, with ``context`` in every line."""
     if not structlog.is_configured():
-        sink = _sink(sys.stderr)
-        _configure_structlog(logging.WARNING, _renderer("auto", sink), sink)
+        sink = _safe_stream(sys.stderr)
+        _configure_structlog(logging.WARNING, _renderers("auto", sink), sink)
     return cast(FilteringBoundLogger, structlog.get_logger(module=name, **context))
 
 
@@ -64,35 +64,35 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
     If stderr is systemd's journal and no format is set, events go there with fields.
     """
-    sink = _sink(sys.stderr if stream is None else stream)
+    sink = _safe_stream(sys.stderr if stream is None else stream)
     level = _LEVELS.get(settings.level, _OFF)
-    renderer = _renderer(settings.format, sink)
-    sink.tell_dropped = _tell_dropped(renderer)
-    to_journal = settings.format == "auto" and journald.is_there(os.environ, sink.descriptor)
-    _configure_structlog(level, _ends_in_journal() if to_journal else renderer, sink)
+    renderer = _renderers(settings.format, sink)
+    sink.format_dropped = _dropped_formatter(renderer)
+    to_journal = settings.format == "auto" and journald.is_journal_stream(os.environ, sink.descriptor)
+    _configure_structlog(level, _journal_renderers() if to_journal else renderer, sink)
     _configure_logging(level, renderer, sink)
 
 
-class Damper:
+class LogRateLimiter:
     """Rate limiter for log lines that any peer can cause: a short burst, then one per interval, with the number of
     suppressed lines."""
 
-    def __init__(self, at_once: int = 5, every_s: float = 10.0) -> None:
-        self._at_once = at_once
-        self._every_s = every_s
-        self._left = float(at_once)
-        self._looked_at = float("-inf")
-        self._left_out = 0
+    def __init__(self, burst: int = 5, interval_s: float = 10.0) -> None:
+        self._burst = burst
+        self._interval_s = interval_s
+        self._tokens = float(burst)
+        self._updated_at = float("-inf")
+        self._num_suppressed = 0
 
-    def asks(self, now: float) -> int | None:
+    def take(self, now: float) -> int | None:
         """Return None to suppress this line; otherwise the number of lines suppressed since the last one."""
-        self._left = min(self._at_once, self._left + (now - self._looked_at) / self._every_s)
-        self._looked_at = now
-        if self._left < 1:
-            self._left_out += 1
+        self._tokens = min(self._burst, self._tokens + (now - self._updated_at) / self._interval_s)
+        self._updated_at = now
+        if self._tokens < 1:
+            self._num_suppressed += 1
             return None
-        self._left -= 1
-        left_out, self._left_out = self._left_out, 0
+        self._tokens -= 1
+        left_out, self._num_suppressed = self._num_suppressed, 0
         return left_out
 
 
@@ -101,36 +101,36 @@ def bind(**context: object) -> None:
     structlog.contextvars.bind_contextvars(**context)
 
 
-def _sink(stream: object) -> Sink:
-    return stream if isinstance(stream, Sink) else Sink(cast(TextIO | None, stream))
+def _safe_stream(stream: object) -> SafeStream:
+    return stream if isinstance(stream, SafeStream) else SafeStream(cast(TextIO | None, stream))
 
 
-def _tell_dropped(renderer: Sequence[Processor]) -> Callable[[int, str], str]:
+def _dropped_formatter(renderer: Sequence[Processor]) -> Callable[[int, str], str]:
     """Return a function that formats the line about dropped lines like all others."""
 
     def tell(lines: int, reason: str) -> str:
         event: Any = {"event": "log_lines_dropped", "lines": lines, "reason": reason, "module": __name__}
-        for process in (*_common(), *renderer):
+        for process in (*_common_processors(), *renderer):
             event = process(None, "warning", event)
         return f"{event}\n"
 
     return tell
 
 
-def _configure_structlog(level: int, renderer: Sequence[Processor], sink: Sink) -> None:
+def _configure_structlog(level: int, renderer: Sequence[Processor], sink: SafeStream) -> None:
     structlog.configure(
-        processors=[*_common(), *renderer],
+        processors=[*_common_processors(), *renderer],
         wrapper_class=_SilentLogger if level == _OFF else structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, sink)),
         cache_logger_on_first_use=False,  # A module-level logger must follow a later configure.
     )
 
 
-def _configure_logging(level: int, renderer: Sequence[Processor], sink: Sink) -> None:
+def _configure_logging(level: int, renderer: Sequence[Processor], sink: SafeStream) -> None:
     handler = _Handler(cast(TextIO, sink))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_add_module, *_common()],
+            foreign_pre_chain=[_add_module, *_common_processors()],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
         )
     )
@@ -142,7 +142,7 @@ def _configure_logging(level: int, renderer: Sequence[Processor], sink: Sink) ->
     root.setLevel(handler.level)
 
 
-def _common() -> list[Processor]:
+def _common_processors() -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -157,33 +157,33 @@ def _add_module(_: object, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def _renderer(format: str, sink: Sink) -> list[Processor]:
+def _renderers(format: str, sink: SafeStream) -> list[Processor]:
     terminal = sink.isatty()
     if format == "json" or (format == "auto" and not terminal):
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_plain)]
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_to_text)]
     colours = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     # Plain tracebacks: the pretty ones print local variables, which may contain tensors or prompts.
     return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
 
 
-def _ends_in_journal() -> list[Processor]:
-    return [structlog.processors.format_exc_info, _ToJournal(journald.Journal())]
+def _journal_renderers() -> list[Processor]:
+    return [structlog.processors.format_exc_info, _JournalRenderer(journald.JournalSocket())]
 
 
-class _ToJournal:
+class _JournalRenderer:
     """Sends events to the journal as fields; if it does not accept one, writes a line to stderr, which is the journal,
     too."""
 
-    def __init__(self, to: journald.Journal) -> None:
+    def __init__(self, to: journald.JournalSocket) -> None:
         self._to = to
-        self._as_line = structlog.processors.JSONRenderer(default=_plain)
+        self._as_line = structlog.processors.JSONRenderer(default=_to_text)
 
     def __call__(self, logger: object, name: str, event: EventDict) -> str | bytes:
-        if self._to.sends(event):
+        if self._to.send(event):
             raise structlog.DropEvent
         return self._as_line(logger, name, event)
 
 
-def _plain(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return a text for a value that JSON can't represent."""
     return str(value)

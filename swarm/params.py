@@ -15,7 +15,7 @@ MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_STOP = 4096  # Characters of one.
+MAX_STOP_CHARS = 4096  # Characters of one.
 MAX_BIASES = 1024
 MAX_GRAMMAR = 256 << 10  # Characters.
 MAX_CHOICES = 10_000
@@ -100,8 +100,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequest(f"{name} takes at most {MAX_STOPS}, not {num}", code=name)
         if any(not stop for stop in self.stop):
             raise InvalidRequest("a stop string must not be empty", code="stop")
-        if any(len(stop) > MAX_STOP for stop in self.stop):
-            raise InvalidRequest(f"a stop string has at most {MAX_STOP} characters", code="stop")
+        if any(len(stop) > MAX_STOP_CHARS for stop in self.stop):
+            raise InvalidRequest(f"a stop string has at most {MAX_STOP_CHARS} characters", code="stop")
 
     def _check_grammar(self, grammar: Grammar) -> None:
         """Check everything that does not need the model; the text is checked where the tokenizer is available."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 @dataclass(slots=True)
-class Series:
+class RunningStats:
     """Running statistics of one measured value."""
 
     num: int = 0
@@ -29,21 +29,21 @@ class Series:
     def average(self) -> float:
         return self.total / self.num if self.num else 0.0
 
-    def sizes(self) -> dict[str, float]:
+    def size_report(self) -> dict[str, float]:
         """Return the statistics of counts and sizes."""
         return {"total": self.total, "last": self.last, "average": round(self.average, 2), "most": self.most}
 
-    def microseconds(self) -> dict[str, float]:
+    def time_report(self) -> dict[str, float]:
         """Return the statistics of times in microseconds; the values are seconds."""
         parts = {"total": self.total, "last": self.last, "average": self.average}
         return {name: round(value * 1e6, 1) for name, value in parts.items()}
 
-    def since(self, earlier: tuple[int, float]) -> float:
+    def average_since(self, earlier: tuple[int, float]) -> float:
         """Return the average of the values added after ``snapshot()`` returned ``earlier``."""
         num, total = earlier
         return (self.total - total) / (self.num - num) if self.num > num else 0.0
 
-    def mark(self) -> tuple[int, float]:
+    def snapshot(self) -> tuple[int, float]:
         return self.num, self.total
 
 
@@ -70,13 +70,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def body(self) -> dict[str, object]:
+    def report(self) -> dict[str, object]:
         """Return it as JSON; ``counts`` are not cumulative."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "total": self.total}
 
 
 @dataclass(slots=True)
-class Profiled:
+class ProfiledCalls:
     """Base class of call counters; a subclass has a :class:`Series` for each name in ``SIZES`` and ``TIMES``."""
 
     SIZES: ClassVar[tuple[str, ...]] = ()
@@ -91,12 +91,12 @@ class Profiled:
         line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
         line |= {name: round(value, 2) for name, value in self._averages(self.SIZES)}
         line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(self.TIMES)}
-        self._marks = {name: self.series(name).mark() for name in (*self.SIZES, *self.TIMES)}
+        self._marks = {name: self.series(name).snapshot() for name in (*self.SIZES, *self.TIMES)}
         return line
 
-    def series(self, name: str) -> Series:
-        found: Series = getattr(self, name)
-        return found
+    def series(self, name: str) -> RunningStats:
+        series: RunningStats = getattr(self, name)
+        return series
 
     def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
-        return ((name, self.series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)
+        return ((name, self.series(name).average_since(self._marks.get(name, (0, 0.0)))) for name in names)

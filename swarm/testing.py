@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
-from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob, Stopped
+from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, SampleJob, StopCheck
 from swarm.wire.messages import (
     BLOCK,
     LayerCost,
@@ -25,7 +25,7 @@ from swarm.wire.messages import (
     TokenLogprob,
     layers_of,
     num_blocks,
-    ranges_of,
+    to_ranges,
 )
 
 _MASK = 2**64 - 1
@@ -111,7 +111,7 @@ def fake_draws(
     tokens, draws = list(prompt), []
     hidden = 0
     for token in prompt:
-        hidden = _through(states, token)
+        hidden = _run_layers(states, token)
     while True:
         token = fake_token(hidden, params, seed, tokens, manifest.vocab_size)
         tokens.append(token)
@@ -119,10 +119,10 @@ def fake_draws(
         is_end = (token in manifest.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
         if is_end or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= manifest.context:
             return draws
-        hidden = _through(states, token)
+        hidden = _run_layers(states, token)
 
 
-def _through(states: list[int], token: int) -> int:
+def _run_layers(states: list[int], token: int) -> int:
     hidden = token + 1
     for layer, before in enumerate(states):
         states[layer], hidden = fake_layer(layer, before, hidden)
@@ -144,8 +144,8 @@ class FakeExecutor:
     chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # Sequence -> layer -> state per position.
     limits: dict[int, int] = field(default_factory=dict)
     aside: dict[int, list[int]] = field(default_factory=dict)  # Layer -> state per position, of rechecks.
-    put_off_every: int = 0  # Every n-th requested draw is deferred; 0: none.
-    num_asked: int = 0
+    defer_every: int = 0  # Every n-th requested draw is deferred; 0: none.
+    num_draws: int = 0
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -161,14 +161,14 @@ class FakeExecutor:
         self.prepared = layers
         return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
 
-    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)
         for layer in sorted(layers_of(ranges)):
-            if stopped(ranges_of(self.kept)):
+            if stopped(to_ranges(self.kept)):
                 break
             self.kept |= {layer}
         progress(1, 1)
-        return ranges_of(self.kept)
+        return to_ranges(self.kept)
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         if layers != self.prepared:
@@ -176,7 +176,7 @@ class FakeExecutor:
         loaded = self.kept | layers_of(() if self.layers is None else (self.layers,))
         wanted = layers_of(kept)
         if not wanted <= loaded:
-            raise IllegalMove(f"{kept} are to be kept, but only {ranges_of(loaded)} are loaded")
+            raise IllegalMove(f"{kept} are to be kept, but only {to_ranges(loaded)} are loaded")
         self.layers, self.kept = layers, wanted
         for chains in self.chains.values():
             for layer in [held for held in chains if not layers.first <= held < layers.stop]:
@@ -194,42 +194,42 @@ class FakeExecutor:
         self.truncate(sequence, limit)
         self.limits[sequence] = limit
 
-    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         if self.layers is None:
             raise IllegalMove("forward before activate")
         if fenced():
-            raise Fenced
+            raise FenceRaised
         hidden = self._inputs(batch)
         taken = 0
         last: list[int] = []
         for row in batch.rows:
             if batch.through is None:
-                hidden[taken : taken + row.count] = self._row(row, hidden[taken : taken + row.count])
+                hidden[taken : taken + row.count] = self._compute_row(row, hidden[taken : taken + row.count])
             else:
                 for offset in range(taken, taken + row.count):
                     position = row.start + offset - taken
-                    hidden[offset] = self._position(row.sequence, position, hidden[offset], batch.through)
-                self._lose_beyond(row.sequence, row.start + row.count, batch.through)
+                    hidden[offset] = self._compute_position(row.sequence, position, hidden[offset], batch.through)
+                self._discard_from(row.sequence, row.start + row.count, batch.through)
             taken += row.count
             last.append(hidden[taken - 1])
         progressed()
         if self.layers.stop < self.manifest.num_layers:
             outputs = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
-            return Forwarded(outputs, (), (), 0.001, 0.0)
-        late = tuple(batch.rows[job.row].sequence for job in batch.samples if self._puts_off())
+            return ForwardResult(outputs, (), (), 0.001, 0.0)
+        late = tuple(batch.rows[job.row].sequence for job in batch.samples if self._is_deferred())
         drawn = (self._draw(job, batch.rows[job.row], last) for job in batch.samples)
-        return Forwarded(None, tuple(d for d in drawn if d.sequence not in late), (), 0.001, 0.0, late=late)
+        return ForwardResult(None, tuple(d for d in drawn if d.sequence not in late), (), 0.001, 0.0, late=late)
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
-    ) -> Forwarded:
+    ) -> ForwardResult:
         layers, (row,) = batch.through, batch.rows
         assert layers is not None
         own = () if self.layers is None else (self.layers,)
         if not layers_of((layers,)) <= self.kept | layers_of(own):
             raise IllegalMove(f"layers {layers} are not loaded here")
         if fenced():
-            raise Fenced
+            raise FenceRaised
         if row.start == 0:
             self.aside = {layer: [] for layer in range(layers.first, layers.stop)}
         hidden = self._inputs(batch)
@@ -240,8 +240,8 @@ class FakeExecutor:
                 chain.append(state)
         progressed()
         if layers.stop < self.manifest.num_layers:
-            return Forwarded(np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2), (), (), 0.001, 0.0)
-        return Forwarded(None, tuple(self._draw(job, row, hidden[-1:]) for job in batch.samples), (), 0.001, 0.0)
+            return ForwardResult(np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2), (), (), 0.001, 0.0)
+        return ForwardResult(None, tuple(self._draw(job, row, hidden[-1:]) for job in batch.samples), (), 0.001, 0.0)
 
     def _inputs(self, batch: Batch) -> list[int]:
         if batch.hidden is None:
@@ -249,7 +249,7 @@ class FakeExecutor:
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
 
-    def _row(self, row: Row, hidden: list[int]) -> list[int]:
+    def _compute_row(self, row: Row, hidden: list[int]) -> list[int]:
         """Compute a row through all layers of this stage, in order.
 
         Positions after the row's start are discarded first: they were truncated, or belong to a step that a fence
@@ -269,14 +269,14 @@ class FakeExecutor:
                 state, hidden[offset] = fake_layer(layer, state, value)
                 chain.append(state)
         if stop // BLOCK != start // BLOCK or start % BLOCK == 0:
-            self._check_room()
+            self._check_capacity()
         return hidden
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         if self.kv_used() > self.capacity:
             raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
 
-    def _position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
+    def _compute_position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
         """Compute one position. In a replay, states that are held already must be equal."""
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
@@ -292,17 +292,17 @@ class FakeExecutor:
                 continue
             chain.append(state)
         if position % BLOCK == 0:
-            self._check_room()
+            self._check_capacity()
         return hidden
 
-    def _lose_beyond(self, sequence: int, stop: int, layers: LayerRange) -> None:
+    def _discard_from(self, sequence: int, stop: int, layers: LayerRange) -> None:
         """Discard the positions from ``stop`` on, as writing a block of a real cache does."""
         for layer in range(layers.first, layers.stop):
             del self.chains[sequence][layer][stop:]
 
-    def _puts_off(self) -> bool:
-        self.num_asked += 1
-        return self.put_off_every > 0 and self.num_asked % self.put_off_every == 0
+    def _is_deferred(self) -> bool:
+        self.num_draws += 1
+        return self.defer_every > 0 and self.num_draws % self.defer_every == 0
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
         hidden = last[job.row]

@@ -8,9 +8,9 @@ import shutil
 import signal
 import tempfile
 
-from swarm.stage.shell.waiting import wait_passively
+from swarm.stage.shell.openmp import use_passive_waiting
 
-wait_passively()  # before torch: the cores are shared
+use_passive_waiting()  # before torch: the cores are shared
 
 import pytest  # noqa: E402
 from hypothesis import Phase, settings  # noqa: E402

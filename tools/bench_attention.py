@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.grid import spans_of
-from swarm.stage.attention.passes import Pass, running
+from swarm.stage.attention.grid import layout_spans
+from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.wire.messages import LayerRange, Row
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class Case:
         self.dtype, self.sequences, self.context, self.count = dtype, sequences, context, count
         per_layer = 2 * sequences * self.keys * (context + count) * self.size * dtype.itemsize
         self.layers = max(1, min(MOST_LAYERS, CACHES_BYTES // per_layer)) if context else 1
-        self.how = attention.How(self.size**-0.5, None, None, None)
+        self.how = attention.AttentionOptions(self.size**-0.5, None, None, None)
 
     def parts(self, count: int) -> Tensors:
         return tuple(torch.randn(count, n, self.size).to(self.dtype) for n in (self.queries, self.keys, self.keys))
@@ -69,8 +69,8 @@ class Case:
                 some = min(chunk, self.count - start)
                 rows = [Row(sequence, self.context + start, some, False) for sequence in range(self.sequences)]
                 part = batch if some == self.count else tuple(each[start : start + some] for each in batch)
-                this = Pass(arena, LayerRange(0, 1), tuple(spans_of(rows)))
-                with running(this), torch.inference_mode():
+                this = ForwardPass(arena, LayerRange(0, 1), tuple(layout_spans(rows)))
+                with use_pass(this), torch.inference_mode():
                     for layer in range(self.layers):
                         attention.attend_rows(layer, *part, self.how)
 
@@ -79,7 +79,7 @@ class Case:
     def _write(self, arena: KvArena, layer: int, sequence: int, start: int, parts: Tensors) -> None:
         keys, values = (part.transpose(0, 1) for part in parts[1:])
         with torch.inference_mode():
-            arena.make(sequence, layer, keys, values).write(start, keys, values)
+            arena.ensure_region(sequence, layer, keys, values).write(start, keys, values)
 
     def theirs(self) -> Callable[[], None]:
         length, module = self.context + self.count, _Module(self.queries // self.keys)
@@ -133,7 +133,7 @@ def main() -> None:
 
 def under(variant: str, run: Callable[[], None]) -> Callable[[], None]:
     def chosen() -> None:
-        with native.using(variant):
+        with native.using_variant(variant):
             run()
 
     return chosen

@@ -21,7 +21,7 @@ from bench_lib import tell_lines
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from swarm.service.install import Target, Wanted, planned, settings_file
+from swarm.systemd.install import InstallOptions, InstallTarget, plan_files, settings_file
 from tests.integration.booted import PROGRAMS, Booted, NoSystem, booted, why_not
 
 UNITS = ("swarm.target", "swarm-broker", "swarm-worker@w0", "swarm-worker@w1", "swarm-gateway")
@@ -29,8 +29,8 @@ UNITS = ("swarm.target", "swarm-broker", "swarm-worker@w0", "swarm-worker@w1", "
 
 def prepare(root: Path) -> None:
     """Install and enable, as an image would be made."""
-    target = Target(root)
-    files = planned(target, Wanted(PROGRAMS / "swarm", 0, memory_bytes=1 << 30))
+    target = InstallTarget(root)
+    files = plan_files(target, InstallOptions(PROGRAMS / "swarm", 0, memory_bytes=1 << 30))
     for path, text in [*files.items(), settings_file(target)]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

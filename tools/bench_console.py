@@ -40,10 +40,10 @@ from bench_lib import ROOT, free_port, machine, wait_for
 
 from swarm import AsyncClient
 from swarm.config import Settings
-from swarm.gateway.console.household import STRANGERS
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
-from swarm.gateway.doors.connection import connections_of
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM
+from swarm.gateway.middleware.connection import bounded_protocol
+from swarm.gateway.middleware.gateway_app import GatewayApp
 from swarm.wire.messages import ClientMessage, Query, Report
 from tests.browser.chromium import launched
 from tests.browser.console import Console
@@ -142,8 +142,8 @@ def be_broker(port: int, num_requests: int) -> None:
 def be_gateway(port: int, broker: str) -> None:
     async def main() -> None:
         settings, answers = Settings(), FastClient()
-        doors = Doors(settings, Desk(answers, ("*",)), STRANGERS, lambda: AsyncClient(broker))  # type: ignore[arg-type]
-        http = connections_of(settings.gateway)
+        doors = GatewayApp(settings, CompletionService(answers, ("*",)), NO_LOCAL_SWARM, lambda: AsyncClient(broker))  # type: ignore[arg-type]
+        http = bounded_protocol(settings.gateway)
         config = uvicorn.Config(doors.app, port=port, http=http, log_config=None, access_log=False)
         await uvicorn.Server(config).serve()
 

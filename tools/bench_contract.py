@@ -21,7 +21,7 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import tiles
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.products import fixed
+from swarm.stage.matmul import tiled
 
 CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
 
@@ -30,9 +30,9 @@ CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 1
 def without() -> Iterator[None]:
     """Compute without tiles of fixed numbers of rows, and without keys beyond the last one that is needed."""
     with (
-        mock.patch.object(fixed, "in_tiles", lambda product, rows, _: product(*rows)),
+        mock.patch.object(tiled, "in_tiles", lambda product, rows, _: product(*rows)),
         mock.patch.object(tiles, "keys_end", lambda tile: tile.start + tile.count),
-        mock.patch.object(attention, "_in_tiles", lambda product, rows, others, _: product(rows, others)),
+        mock.patch.object(attention, "_multiply_in_tiles", lambda product, rows, others, _: product(rows, others)),
     ):
         yield
 
@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     wait_passively()
     if options.torch:
-        native.do_without("--torch")
+        native.disable("--torch")
     executor, lines = whole_stage(options.model, options.threads), []
     for num, context, count in CASES:
         note(f"{num} × {count} behind {context} …")

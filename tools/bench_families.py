@@ -117,7 +117,7 @@ class Ours:
     def _step(self, sequences: int, start: int, count: int, seed: int) -> None:
         rows = tuple(messages.Row(sequence, start, count, False) for sequence in range(sequences))
         with torch.inference_mode():
-            self._executor.logits_of_last(Batch(rows, tokens(sequences * count, seed), None, ())).argmax(-1)
+            self._executor.last_logits(Batch(rows, tokens(sequences * count, seed), None, ())).argmax(-1)
 
 
 def decoding(side: Theirs | Ours, sequences: int, steps: int, now: Clock) -> float:

@@ -22,11 +22,11 @@ from bench_lib import note, processor, wait_passively
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from swarm.grammar import compiled, vocabulary
+from swarm.grammar import compile_grammar, grammar_vocabulary
 from swarm.params import Grammar, SamplingParams
 from swarm.stage import native
-from swarm.stage.engine.grammars import Grammars
-from swarm.stage.engine.own_draws import draw_rows
+from swarm.stage.engine.grammars import GrammarMasks
+from swarm.stage.engine.native_sampling import sample_rows_native
 from swarm.stage.executor import SampleJob
 
 EOS = 1
@@ -125,7 +125,7 @@ def tokenizer_of(words: int, folder: Path) -> Path:
 
 def a_walk(folder: Path, grammar: Grammar, words: int, length: int, seed: int) -> list[int]:
     """An answer at random; one that is whole early ends early."""
-    chance, grammars, answer = np.random.default_rng(seed), Grammars(folder, (EOS,)), list[int]()
+    chance, grammars, answer = np.random.default_rng(seed), GrammarMasks(folder, (EOS,)), list[int]()
     while len(answer) < length:
         mask = grammars.mask(0, SampleJob(0, SamplingParams(grammar=grammar), 0, answer, 0), words)
         if mask is None:
@@ -145,11 +145,11 @@ def cost_of(
 ) -> Costs:
     """Draw every token of several answers both ways, whichever is first by turns."""
     words, bound, free, reading = logits.shape[-1], list[float](), list[float](), list[float]()
-    grammars = Grammars(folder, (EOS,))
+    grammars = GrammarMasks(folder, (EOS,))
     options = {"temperature": 0.8, "top_p": 0.95}
     ways = (SamplingParams(grammar=grammar, **options), SamplingParams(**options))  # type: ignore[arg-type]
     began = time.perf_counter()
-    compiled(grammar, known)
+    compile_grammar(grammar, known)
     compiling = time.perf_counter() - began
     for seed in range(arguments.answers):
         answer = a_walk(folder, grammar, words, arguments.tokens, seed)
@@ -161,9 +161,9 @@ def cost_of(
                 began = time.thread_time()
                 mask = grammars.mask(seed, jobs[way], words) if way == 0 else None
                 assert not isinstance(mask, str)
-                draw_rows(logits, [jobs[way]], (EOS,), 1, [mask])
+                sample_rows_native(logits, [jobs[way]], (EOS,), 1, [mask])
                 (bound, free)[way].append((time.thread_time() - began) * 1e3)
-        grammars.forget(seed)
+        grammars.drop(seed)
         began = time.thread_time()
         grammars.mask(seed, SampleJob(0, ways[0], 0, answer, 0), words)
         reading.append((time.thread_time() - began) * 1e3 / max(1, len(answer)))
@@ -180,14 +180,14 @@ def main() -> None:
     arguments = parser.parse_args()
     wait_passively()
     if native.library() is None:
-        parser.error(native.absence())
+        parser.error(native.unavailable_reason())
     torch.set_num_threads(1)
     folder = tokenizer_of(arguments.words, arguments.model_dir)
     scores = np.random.default_rng(1).gumbel(size=(1, arguments.words)) * 1.5
     logits = torch.from_numpy(scores.astype(np.float32)).to(getattr(torch, arguments.dtype))
     print(f"{processor()}, variant {native.variant()}, {arguments.words} words: {shlex.join(sys.argv)}")
     began = time.thread_time()
-    known = vocabulary((folder / "tokenizer.json").read_text("utf-8"), (EOS,))
+    known = grammar_vocabulary((folder / "tokenizer.json").read_text("utf-8"), (EOS,))
     print(f"the tokenizer is made ready in {time.thread_time() - began:.2f} s, once per worker")
     print(
         f"{'':18} {'tokens':>6} {'mean':>8} {'p50':>8} {'p99':>8} {'worst':>8} {'ratio':>6} {'compiling':>10} reading"

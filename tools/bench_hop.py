@@ -36,12 +36,12 @@ from nacl._sodium import ffi, lib
 
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
-from swarm.wire.door.keys import KeyPair, Lock, by_relay, public_of
-from swarm.wire.door.relay import Relay
 from swarm.wire.messages import Hop, LayerRange, Row, Step, TensorSpec
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import DATA_PORTS, bind, endpoint_of
+from swarm.wire.transport.keys import AuthPolicy, KeyPair, public_of, via_relay
+from swarm.wire.transport.relay import Relay
 
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0
@@ -89,14 +89,14 @@ class Peer:
 
     def __init__(self, relay: str, ticket: str) -> None:
         self._context = zmq.Context()
-        lock = Lock(PAIR, lambda _: True)
+        lock = AuthPolicy(PAIR, lambda _: True)
         self._pulls = {
             "": PullChannel(HOST, DATA.frame_limit_bytes),
-            "curve": PullChannel(HOST, DATA.frame_limit_bytes, lock=lock),
-            "ipc": PullChannel(HOST, DATA.frame_limit_bytes, lock=lock, nearby=True),
-            "relay": PullChannel(HOST, DATA.frame_limit_bytes, lock=lock),
+            "curve": PullChannel(HOST, DATA.frame_limit_bytes, auth=lock),
+            "ipc": PullChannel(HOST, DATA.frame_limit_bytes, auth=lock, unix_socket=True),
+            "relay": PullChannel(HOST, DATA.frame_limit_bytes, auth=lock),
         }
-        self._pulls["relay"].reach_out(f"{relay}/{ticket}")
+        self._pulls["relay"].use_relay(f"{relay}/{ticket}")
         self.relay_pid = 0  # the parent knows it
         self._pushes: dict[str, PushChannel] = {}
         self._bare_in = [self._bare(zmq.PULL, locked=locked) for locked in (False, True)]
@@ -105,7 +105,7 @@ class Peer:
             each.bind_to_random_port(f"tcp://{HOST}", min_port=DATA_PORTS[0], max_port=DATA_PORTS[-1])
             for each in self._bare_in
         ]
-        by = {"relay": by_relay(self._pulls["relay"].endpoint, relay, ticket)}
+        by = {"relay": via_relay(self._pulls["relay"].endpoint, relay, ticket)}
         own = [by.get(door, pull.endpoint) for door, pull in self._pulls.items()]
         self.endpoints = " ".join(own + [f"tcp://{HOST}:{port}" for port in ports])
 
@@ -219,7 +219,7 @@ def pass_on() -> None:
     """Be a relay, until nobody needs it any more."""
     bound = bind(HOST, 0)
     print(endpoint_of(bound), flush=True)
-    relay = Relay([bound], failed=lambda error: print(error, file=sys.stderr))
+    relay = Relay([bound], on_error=lambda error: print(error, file=sys.stderr))
     relay.admit(frozenset(TICKETS))
     sys.stdin.read()
     relay.close()

@@ -38,9 +38,9 @@ from swarm.client.results import Piece
 from swarm.client.text.tokenizer import TextModel
 from swarm.config import Settings
 from swarm.demo import model_path
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
-from swarm.gateway.doors.connection import KEEP_ALIVE_S, connections_of
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.middleware.connection import KEEP_ALIVE_S, bounded_protocol
+from swarm.gateway.middleware.gateway_app import GatewayApp
 from tests.integration.fake_broker import FakeBroker, manifest_of, say, tokenizer_files
 
 STREAMS = (1, 16, 64, 256)
@@ -109,7 +109,10 @@ def serve(source: str, port: int, profile: str) -> None:
     async def main() -> None:
         client: Any = FastClient() if source == "client" else AsyncClient(source)
         settings = Settings()
-        app, connections = Doors(settings, Desk(client, ("*",))).app, connections_of(settings.gateway)
+        app, connections = (
+            GatewayApp(settings, CompletionService(client, ("*",))).app,
+            bounded_protocol(settings.gateway),
+        )
         config = uvicorn.Config(
             app,
             port=port,

@@ -18,9 +18,9 @@ from torch import nn
 
 from swarm.stage.attention import function as attention
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.matmul import linears
 from swarm.stage.model.build import DTYPES
-from swarm.stage.modules import merged, norms
-from swarm.stage.products import linears
+from swarm.stage.modules import fused, norms
 
 CASES = ((1, 8, 1), (4, 8, 1), (10, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
 ROWS = (1, 4, 12, 16, 64, 256, 512)
@@ -45,7 +45,7 @@ def memory_speed(runs: int) -> float:
 def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[dict[str, object]]:
     """Time one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
-    kinds = [each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])]
+    kinds = [each for each in linears.KERNELS if each.supports(torch.device("cpu"), dtype, shape[1:])]
     modules = {kind: [kind(weight, None) for weight in weights] for kind in kinds}
     for count in ROWS:
         rows, best = torch.randn(count, shape[1]).to(dtype), dict.fromkeys(kinds, inf)
@@ -86,7 +86,7 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     clock = Clock()
     kinds: dict[type[nn.Module], str] = {
         **dict.fromkeys(linears.KERNELS, "linears"),
-        merged.RmsNorm: "norms",
+        fused.RmsNorm: "norms",
         norms.NativeRmsNorm: "norms",
     }
     patches: list[Any] = [mock.patch.object(attention, "attend_rows", clock.timed("attention", attention.attend_rows))]

@@ -31,7 +31,7 @@ from swarm.errors import SwarmError  # noqa: E402
 
 # As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
 # ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
-from swarm.stage.shell.waiting import PASSIVE_WAITING as PASSIVE  # noqa: E402
+from swarm.stage.shell.openmp import PASSIVE_WAITING as PASSIVE  # noqa: E402
 
 LESS_IS_BETTER = ("s", "ms", "MiB")
 

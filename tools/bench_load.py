@@ -171,7 +171,7 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
 
     executor = TorchExecutor(str(model), threads=threads or None)
     if not warm:
-        executor._warm = lambda _: 0.0  # type: ignore[method-assign, assignment]
+        executor._warm_up_stage = lambda _: 0.0  # type: ignore[method-assign, assignment]
     loaded(executor, 1)
     executor.open(1, PROMPT + PASSES + 1)
     tokens = random_prompt(PROMPT + PASSES, executor.manifest.vocab_size)

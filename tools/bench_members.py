@@ -33,17 +33,17 @@ import zmq
 from bench_lib import BenchError, note, tell_lines
 
 from swarm import AsyncClient
+from swarm.auth.enrol import enrol
+from swarm.auth.invitation import Invitation, decode
 from swarm.demo import model_path
-from swarm.lock.enrol import enrol
-from swarm.lock.invitation import Invitation, read
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.wire.codec import BEAT, ORDER, WORKER
-from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door.keys import KeyPair, keyed, new_pair, reached
-from swarm.wire.greeting import greeting, read_greeting
-from swarm.wire.messages import PROTOCOL_VERSION, Beat, Hello, Manifest, Rejoin, Welcome
+from swarm.wire.codec import HEARTBEAT, ORDER, WORKER
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
+from swarm.wire.greeting import encode_greeting, read_greeting
+from swarm.wire.messages import PROTOCOL_VERSION, Heartbeat, Hello, Manifest, Rejoin, Welcome
 from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
+from swarm.wire.transport.keys import KeyPair, new_pair, with_host, with_key
 
 PROCESSES = 4
 AT_ONCE = 16  # enrolments under way in one process
@@ -63,7 +63,7 @@ class Swarm:
     @property
     def control(self) -> str:
         address = f"tcp://{self.host}:{self.port + 1}"
-        return address if self.invitation is None else keyed(address, read(self.invitation).broker.encode())
+        return address if self.invitation is None else with_key(address, decode(self.invitation).broker.encode())
 
 
 class Member:
@@ -84,11 +84,11 @@ class Member:
 
     async def hear(self) -> None:
         async for event in self._channel:
-            if event is Link.UP:
-                self._channel.send(greeting(schema()))
-            elif event is Link.TURNED_AWAY:
+            if event is ConnectionEvent.CONNECTED:
+                self._channel.send(encode_greeting(schema()))
+            elif event is ConnectionEvent.AUTH_REJECTED:
                 raise BenchError(f"{self._name} was turned away")
-            elif not isinstance(event, Link):
+            elif not isinstance(event, ConnectionEvent):
                 if read_greeting(event) is not None:
                     self._channel.send(WORKER.encode(self._hello()))
                     continue
@@ -104,16 +104,16 @@ class Member:
         self._interval_s = order.beat_interval_s
         if self._push is None:
             pair = self._pair if self._swarm.invitation is not None else None
-            self._push = PushChannel(self._context, reached(order.beat_endpoint, self._swarm.host), pair=pair)
+            self._push = PushChannel(self._context, with_host(order.beat_endpoint, self._swarm.host), pair=pair)
 
     async def beat(self) -> None:
         while True:
             if self._push is not None:
-                self._push.send(BEAT.encode(self._beat()))
+                self._push.send(HEARTBEAT.encode(self._beat()))
             await asyncio.sleep(self._interval_s)
 
-    def _beat(self) -> Beat:
-        return Beat(
+    def _beat(self) -> Heartbeat:
+        return Heartbeat(
             incarnation=self._incarnation,
             progress=0,
             state="idle",
@@ -153,7 +153,7 @@ async def _serve(swarm: Swarm, manifest: Manifest, numbers: range, orders: Conne
     context.set(zmq.MAX_SOCKETS, 8 * len(numbers) + 64)
     pairs = [new_pair() for _ in numbers]
     if swarm.invitation is not None:
-        await _enrol(read(swarm.invitation), numbers, pairs)
+        await _enrol(decode(swarm.invitation), numbers, pairs)
     orders.send("enrolled")
     await asyncio.to_thread(orders.recv)
     began = time.monotonic()

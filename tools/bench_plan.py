@@ -19,13 +19,13 @@ from bench_lib import report
 from rich.table import Table
 
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.core_settings import BrokerSettings
+from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import WorkerDisconnected
 from swarm.broker.planner import tables
 from swarm.broker.planner.bound import lower_bound
-from swarm.broker.planner.problem import Device, Link, Model, Problem, Shortage
-from swarm.broker.planner.solve import EXACT, solve
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.planner.problem import Device, ModelSizes, NetworkLink, PlanningProblem, Shortage
+from swarm.broker.planner.solve import MAX_EXACT, solve
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.testing import fake_manifest
 from swarm.wire.messages import LayerCost
 from tests.unit.broker.bench import Bench, submit
@@ -52,9 +52,11 @@ class Figure:
     exact: bool
 
 
-def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Problem:
+def problem_of(
+    chance: random.Random, num_devices: int, num_layers: int, kind: str, *, takes_turns: bool
+) -> PlanningProblem:
     """Make machines of four devices. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
-    model = Model(
+    model = ModelSizes(
         name="model",
         layer_bytes=(100 * MIB,) * num_layers,
         embed_bytes=300 * MIB,
@@ -65,7 +67,7 @@ def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: s
     )
     room = 4 * num_layers / num_devices  # together, about four times what the model needs
     devices = tuple(_device(chance, number, kind, room) for number in range(num_devices))
-    return Problem(model, devices, takes_turns, kv_positions=4096)
+    return PlanningProblem(model, devices, takes_turns, kv_positions=4096)
 
 
 def _device(chance: random.Random, number: int, kind: str, room: float) -> Device:
@@ -81,7 +83,7 @@ def _device(chance: random.Random, number: int, kind: str, room: float) -> Devic
         embed_s=0.0001,
         head_s=1.5 * speed / 1000,
         host=f"h{number // 4}",
-        link=Link(0.0001 if kind == "alike" else chance.uniform(0.00005, 0.0005), 1.25e9),
+        link=NetworkLink(0.0001 if kind == "alike" else chance.uniform(0.00005, 0.0005), 1.25e9),
     )
 
 
@@ -95,7 +97,7 @@ def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) 
         took.append(time.perf_counter() - began)
         if isinstance(line, Shortage):
             continue
-        best = solve(replace(problem, tolerance=0.0)) if num_devices <= EXACT else None
+        best = solve(replace(problem, tolerance=0.0)) if num_devices <= MAX_EXACT else None
         bound = lower_bound(problem) if best is None else tables.step_seconds(problem, best)  # type: ignore[arg-type]
         gaps.append(tables.step_seconds(problem, line) / bound - 1)
         stages = len(line)
@@ -111,7 +113,7 @@ def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) 
         gap=median(gaps),
         worst_gap=max(gaps),
         stages=stages,
-        exact=num_devices <= EXACT,
+        exact=num_devices <= MAX_EXACT,
     )
 
 
@@ -122,8 +124,8 @@ def loss_ms(num_workers: int, num_spare: int) -> float:
 
 def _loss_s(num_workers: int, num_spare: int, seed: int) -> float:
     chance = random.Random(seed)
-    plan = PlanSettings(settle_s=0.0, min_workers=num_workers)
-    bench = Bench(BrokerSettings(beat_endpoint="beats", data_endpoint="data", plan=plan))
+    plan = ReconfigurationSettings(settle_s=0.0, min_workers=num_workers)
+    bench = Bench(CoreSettings(heartbeat_endpoint="beats", data_endpoint="data", plan=plan))
     model = fake_manifest(2 * num_workers)
     for number in range(num_workers):
         slowness = 100.0 if number >= num_workers - num_spare else 1.0
@@ -132,9 +134,9 @@ def _loss_s(num_workers: int, num_spare: int, seed: int) -> float:
         costs = (LayerCost("decode", 1, 0, layer_s, False), LayerCost("decode", 8, 0, layer_s, False))
         bench.tell(worker.name, worker.hello(costs=costs))
     bench.tick(2.0)
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     bench.say(submit())
-    current = bench.state.book.current
+    current = bench.state.plans.current
     assert current is not None
     dead = current.stages[len(current.stages) // 2]
     peer = bench.workers[dead.name].peer

@@ -41,7 +41,7 @@ from recovery_swarm import Parts, percentile
 from swarm.demo import model_path
 from swarm.params import SamplingParams
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.dealer import DealerChannel, Link
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.messages import Accepted, Submit
 
 WHAT = ("restart", "acceptance", "overhead")
@@ -125,8 +125,8 @@ async def accepted(url: str, num: int) -> list[float]:
     sent_at = 0.0
     try:
         async for event in channel:
-            if isinstance(event, Link):
-                if event is Link.UP:
+            if isinstance(event, ConnectionEvent):
+                if event is ConnectionEvent.CONNECTED:
                     sent_at = _submit(channel, 0)
                 continue
             message, _ = SERVER.decode(event)

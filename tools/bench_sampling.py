@@ -15,8 +15,8 @@ from bench_lib import processor, timed_in_turns, wait_passively
 
 from swarm.params import SamplingParams
 from swarm.stage import native
-from swarm.stage.engine.own_draws import draw_rows
-from swarm.stage.engine.sampling import uniform
+from swarm.stage.engine.native_sampling import sample_rows_native
+from swarm.stage.engine.sampling import uniform_draw
 from swarm.stage.executor import SampleJob
 
 WORDS = (32_000, 151_936, 262_144)
@@ -64,7 +64,7 @@ def usual(row: np.ndarray[Any, Any], job: SampleJob) -> int:
     if params.min_p:
         weights[weights < params.min_p] = 0
     summed = np.cumsum(weights)
-    return int(np.searchsorted(summed, uniform(job.seed, len(job.history)) * summed[-1], side="right"))
+    return int(np.searchsorted(summed, uniform_draw(job.seed, len(job.history)) * summed[-1], side="right"))
 
 
 def _penalise(scores: np.ndarray[Any, Any], job: SampleJob) -> None:
@@ -112,7 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     wait_passively()
     if native.library() is None:
-        parser.error(native.absence())
+        parser.error(native.unavailable_reason())
     torch.set_num_threads(arguments.threads)
     print(f"{processor()}, {arguments.threads} threads, variant {native.variant()}: {shlex.join(sys.argv)}")
     print(f"{'words':>8} {'rows':>4}  {'':12} {'ms a token':>10} {'by sorting':>10} {'ratio':>6}")
@@ -127,7 +127,7 @@ def _compare(logits: torch.Tensor, arguments: argparse.Namespace) -> None:
     for name, fields in CASES.items():
         jobs = [SampleJob(row, SamplingParams(**fields), row, history, HISTORY // 2) for row in range(rows)]
         ways = {
-            "ours": lambda jobs=jobs: draw_rows(logits, jobs, (2,), arguments.threads),
+            "ours": lambda jobs=jobs: sample_rows_native(logits, jobs, (2,), arguments.threads),
             "theirs": lambda jobs=jobs: usual_step(logits, jobs),
         }
         found = timed_in_turns(ways, arguments.rounds)

@@ -18,9 +18,9 @@ from time import perf_counter
 from bench_lib import numbers, report
 from rich.table import Table
 
-from swarm.broker.core_settings import BrokerSettings
+from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import StepFinished, Tick
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.steps.scheduler import SchedulerSettings
 from tests.unit.broker.bench import Bench, done_of, submit
@@ -89,12 +89,12 @@ def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Resu
 
 def _full(running: int, queued: int, step_tokens: int) -> Bench:
     """Make a swarm in which so many decode and so many wait."""
-    settings = BrokerSettings(
-        beat_endpoint="beats",
+    settings = CoreSettings(
+        heartbeat_endpoint="beats",
         data_endpoint="data",
         requests=RequestSettings(max_queue=1 << 20),
         scheduler=SchedulerSettings(mode="batch", step_tokens=step_tokens, max_running=running),
-        plan=PlanSettings(settle_s=0.0),
+        plan=ReconfigurationSettings(settle_s=0.0),
     )
     bench = Bench(settings)
     bench.watch = _Blind()  # type: ignore[assignment]

@@ -42,7 +42,7 @@ def step(executor: TorchExecutor, num: int, start: int, count: int) -> float:
     """Time ``count`` positions of each sequence, with the last one's logits. The same again overwrites them."""
     batch = _batch(executor, num, start, count, drawn=False)
     began = time.perf_counter()
-    executor.logits_of_last(batch)
+    executor.last_logits(batch)
     return time.perf_counter() - began
 
 

@@ -26,7 +26,7 @@ import psutil
 from bench_lib import free_port, note, tell_lines, turns
 
 from swarm import AsyncClient, Client
-from swarm.ctl.upgrade import Rolling
+from swarm.ctl.upgrade import RollingRestart
 from swarm.errors import SwarmError
 
 HERE = Path(__file__).resolve().parents[1]
@@ -150,7 +150,7 @@ def _taken(process: psutil.Process) -> tuple[float, int]:
 
 def _rolled(url: str) -> Iterator[Any]:
     with Client(url) as client:
-        yield from Rolling(client).run(())
+        yield from RollingRestart(client).run(())
 
 
 async def _stream(client: AsyncClient, gaps: list[float]) -> None:

@@ -72,7 +72,7 @@ class Processes(ABC):
         under: Sequence[str] = (),
     ) -> None:
         """Start ``swarm`` with these arguments, in place of one of this name that has ended. ``before`` runs in it,
-        ``under`` is a command that starts it."""
+        ``prefix_reader`` is a command that starts it."""
         values = {**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **(environment or {})}
         command = [*under, sys.executable, "-P", "-m", "swarm", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -25,8 +25,8 @@ from bench_stage import fill, served_step, whole_stage
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.attention.passes import Pass, current_pass
-from swarm.stage.attention.tiles import Plan
+from swarm.stage.attention.passes import ForwardPass, current_pass
+from swarm.stage.attention.tiles import AttentionPlan
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model.rope import RopeTable
 
@@ -44,7 +44,7 @@ def rope_anew() -> AbstractContextManager[object]:
     def computed(
         self: RopeTable, like: torch.Tensor, position_ids: torch.Tensor, *which: object
     ) -> tuple[torch.Tensor, ...]:
-        current_pass().tally.rope_misses += 1
+        current_pass().cache_stats.rope_misses += 1
         made: tuple[torch.Tensor, ...] = self.inner(like, position_ids, *which)
         return made
 
@@ -52,13 +52,13 @@ def rope_anew() -> AbstractContextManager[object]:
 
 
 def masks_anew() -> AbstractContextManager[object]:
-    plain = attention._plan
+    plain = attention._pass_groups
 
-    def made(this: Pass, window: int | None, device: torch.device) -> Plan:
-        this.plans.clear()
+    def made(this: ForwardPass, window: int | None, device: torch.device) -> AttentionPlan:
+        this.groups_by_window.clear()
         return plain(this, window, device)
 
-    return mock.patch.object(attention, "_plan", made)
+    return mock.patch.object(attention, "_pass_groups", made)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     wait_passively()
     if arguments.torch:
-        native.do_without("--torch")
+        native.disable("--torch")
     folder = model_of(arguments)
     executor = whole_stage(str(folder), arguments.threads)
     counted = {name: dict.fromkeys(COUNTERS, 0) for name in VARIANTS}
@@ -119,7 +119,7 @@ def main() -> None:
         rows.append(measure(executor, case, arguments.rounds, counted))
     facts: dict[str, object] = {name: told(counts) for name, counts in counted.items()}
     facts |= {"model": str(folder), "threads": torch.get_num_threads()}
-    facts["kernels"] = native.absence() or "Swarm's own, where the dtype allows"
+    facts["kernels"] = native.unavailable_reason() or "Swarm's own, where the dtype allows"
     tell(rows, "tables", facts, as_json=arguments.json)
 
 

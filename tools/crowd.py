@@ -39,7 +39,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from swarm import Client
-from swarm.lock.known import Known, find
+from swarm.auth.memberships import JoinedSwarm, find
 from tests.faults.linux import call
 from tests.integration.crowd import KINDS, Crowd, Door, recorded
 from tests.integration.hosts import Host, network
@@ -172,7 +172,7 @@ def _run(hosts: dict[str, Host], options: argparse.Namespace) -> list[Phase]:
     return phases
 
 
-def _doors(a: Host, b: Host, broker: Known, worker: Known) -> list[Door]:
+def _doors(a: Host, b: Host, broker: JoinedSwarm, worker: JoinedSwarm) -> list[Door]:
     found = [Door(name, a.address, port, broker.broker, SPEAKS.get(name, "PUSH")) for name, port in BROKERS.items()]
     listening = b.command("ss", "-Hltn")
     (line,) = subprocess.run(listening, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -38,7 +38,7 @@ NUM_SCHEDULES = 4
 CPU_S, WALL_S = 20, 600  # whoever takes longer hangs: noticed
 CONTROL = 40
 TESTS = ["tests/unit/stage", "tests/unit/client", "tests/unit/test_params.py", "tests/unit/broker", "tests/unit/wire"]
-PLAYED = ("swarm/broker/", "swarm/stage/", "swarm/client/session", "swarm/client/ongoing")  # what schedules run
+PLAYED = ("swarm/broker/", "swarm/stage/", "swarm/client/session", "swarm/client/active_requests")  # what schedules run
 
 
 # Tests.

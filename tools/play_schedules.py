@@ -18,7 +18,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from swarm.cli.sim import Tally
+from swarm.cli.sim import SimTotals
 from swarm.sim.run import run_many
 
 RANGE = 50  # seeds: some seconds
@@ -45,9 +45,9 @@ def play(log: Path, first_seed: int, count: int, until: str | None) -> None:
             return
         if first in done:
             continue
-        began, tally = time.process_time(), Tally()
+        began, tally = time.process_time(), SimTotals()
         for outcome in run_many(first, min(RANGE, first_seed + count - first)):
-            tally.take(outcome)
+            tally.add(outcome)
         line = {"first_seed": first, **asdict(tally), "seconds": round(time.process_time() - began, 2)}
         with log.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -60,10 +60,10 @@ def lines(log: Path) -> Iterator[dict[str, object]]:
 
 def summary(log: Path) -> str:
     """Sum up all ranges, and list each violation."""
-    total, seconds = Tally(), 0.0
+    total, seconds = SimTotals(), 0.0
     for line in lines(log):
         seconds += float(str(line["seconds"]))
-        for field in fields(Tally):
+        for field in fields(SimTotals):
             value = line[field.name]
             if isinstance(value, int):
                 setattr(total, field.name, getattr(total, field.name) + value)

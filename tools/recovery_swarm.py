@@ -135,7 +135,7 @@ def _is_warm(report: Body, name: str) -> bool:
 
 
 class Work:
-    """``async with Work(parts.client, …)``: short answers, one after the other, so that every stage computes."""
+    """``async with RunningStep(parts.client, …)``: short answers, one after the other, so that every stage computes."""
 
     def __init__(self, client: AsyncClient, vocabulary: int, sequences: int = 2, tokens: int = 48) -> None:
         self._client, self._vocabulary, self._sequences, self._tokens = client, vocabulary, sequences, tokens

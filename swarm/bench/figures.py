@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarm.bench.plan import Limits
-from swarm.bench.records import CUT, Gathered, Histogram, Record
+from swarm.bench.plan import LatencyLimits
+from swarm.bench.records import CUT, GapHistogram, PointRecords, RequestTiming
 
-SHARES = (50, 90, 95, 99)  # percentiles
-CURVE = 200  # points of a distribution's curve
-SAMPLES = 1500  # requests that a report shows individually
+PERCENTILES = (50, 90, 95, 99)  # percentiles
+CURVE_POINTS = 200  # points of a distribution's curve
+MAX_SAMPLES = 1500  # requests that a report shows individually
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LatencySummary:
     """Distribution of a latency, in milliseconds."""
 
     num: int
@@ -42,7 +42,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class ErrorSummary:
     """Count of one kind of error, and the text of the first one."""
 
     count: int
@@ -50,7 +50,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PointFigures:
     """Figures of one point."""
 
     seconds: float
@@ -65,17 +65,17 @@ class Figures:
     tokens_of_failed: int
     prompt_tokens: int | None
     counted_by: str  # "usage": the server's figures; "pieces": chunks with text; "mixed"
-    ttft_ms: Spread | None
-    inter_token_ms: Spread | None
-    tpot_ms: Spread | None
-    e2e_ms: Spread | None
-    send_delay_ms: Spread | None  # how long after their due times requests were sent
+    ttft_ms: LatencySummary | None
+    inter_token_ms: LatencySummary | None
+    tpot_ms: LatencySummary | None
+    e2e_ms: LatencySummary | None
+    send_delay_ms: LatencySummary | None  # how long after their due times requests were sent
     goodput: Goodput | None
-    errors: dict[str, Errors]
+    errors: dict[str, ErrorSummary]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PlotSeries:
     """Values for plots."""
 
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # distributions as (milliseconds, share)
@@ -96,32 +96,32 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def spread(seconds: Iterable[float]) -> Spread | None:
+def summarise(seconds: Iterable[float]) -> LatencySummary | None:
     """Summarise times; None if there are none."""
     ordered = sorted(seconds)
     if not ordered:
         return None
-    p50, p90, p95, p99 = (_ms(percentile(ordered, share)) for share in SHARES)
-    return Spread(len(ordered), _ms(math.fsum(ordered) / len(ordered)), p50, p90, p95, p99, _ms(ordered[-1]))
+    p50, p90, p95, p99 = (_ms(percentile(ordered, share)) for share in PERCENTILES)
+    return LatencySummary(len(ordered), _ms(math.fsum(ordered) / len(ordered)), p50, p90, p95, p99, _ms(ordered[-1]))
 
 
-def spread_of(gaps: Histogram) -> Spread | None:
+def summarise_histogram(gaps: GapHistogram) -> LatencySummary | None:
     """Summarise a histogram: percentiles within half a percent; mean and maximum are exact."""
     if not gaps.num:
         return None
-    p50, p90, p95, p99 = (_ms(gaps.quantile(share / 100)) for share in SHARES)
-    return Spread(gaps.num, _ms(gaps.mean), p50, p90, p95, p99, _ms(gaps.most))
+    p50, p90, p95, p99 = (_ms(gaps.quantile(share / 100)) for share in PERCENTILES)
+    return LatencySummary(gaps.num, _ms(gaps.mean), p50, p90, p95, p99, _ms(gaps.max_value))
 
 
-def figures(gathered: Gathered, seconds: float, limits: Limits | None = None) -> Figures:
+def compute_figures(gathered: PointRecords, seconds: float, limits: LatencyLimits | None = None) -> PointFigures:
     """Compute the figures of a window of ``seconds`` that opened at 0."""
-    inside = measured(gathered.records, seconds)
+    inside = due_in_window(gathered.records, seconds)
     good = [record for record in inside if record.is_ok]
     failed = [record for record in inside if not record.is_ok and record.outcome != CUT]
     tokens = sum(tokens_inside(record) for record in gathered.records if record.is_ok or record.outcome == CUT)
     finished = sum(1 for record in gathered.records if record.is_ok and 0 <= record.end <= seconds)
-    known = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
-    return Figures(
+    prompt_tokens = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
+    return PointFigures(
         seconds=round(seconds, 3),
         requests=len(inside),
         succeeded=len(good),
@@ -132,50 +132,50 @@ def figures(gathered: Gathered, seconds: float, limits: Limits | None = None) ->
         tokens_per_s=round(tokens / seconds, 2),
         tokens=round(tokens),
         tokens_of_failed=sum(record.num_tokens for record in failed),
-        prompt_tokens=sum(known) if known else None,
+        prompt_tokens=sum(prompt_tokens) if prompt_tokens else None,
         counted_by=_counted_by(good),
-        ttft_ms=spread(record.ttft for record in good if record.ttft is not None),
-        inter_token_ms=spread_of(gathered.gaps),
-        tpot_ms=spread(record.tpot for record in good if record.tpot is not None),
-        e2e_ms=spread(record.e2e for record in good),
-        send_delay_ms=spread(record.sent - record.due for record in inside),
+        ttft_ms=summarise(record.ttft for record in good if record.ttft is not None),
+        inter_token_ms=summarise_histogram(gathered.gaps),
+        tpot_ms=summarise(record.tpot for record in good if record.tpot is not None),
+        e2e_ms=summarise(record.e2e for record in good),
+        send_delay_ms=summarise(record.sent - record.due for record in inside),
         goodput=_goodput(gathered.records, inside, seconds, limits) if limits else None,
         errors=_errors(failed),
     )
 
 
-def measured(records: Iterable[Record], seconds: float) -> list[Record]:
+def due_in_window(records: Iterable[RequestTiming], seconds: float) -> list[RequestTiming]:
     """Return the requests that were due within the window."""
     return [record for record in records if 0 <= record.due <= seconds]
 
 
-def tokens_inside(record: Record) -> float:
+def tokens_inside(record: RequestTiming) -> float:
     """Return a request's tokens within the window. If a chunk has several tokens, they are divided equally among
     chunks."""
     return record.num_tokens * record.pieces_inside / record.num_pieces if record.num_pieces else 0.0
 
 
-def keeps(record: Record, limits: Limits) -> bool:
+def meets_limits(record: RequestTiming, limits: LatencyLimits) -> bool:
     """Return whether a request succeeded within every limit. A limit without a time (a single token has no next) is
     met."""
     pairs = ((record.ttft, limits.ttft), (record.tpot, limits.tpot), (record.e2e, limits.e2e))
     return record.is_ok and all(limit is None or time is None or time <= limit for time, limit in pairs)
 
 
-def series(gathered: Gathered, seconds: float, bin_s: float) -> Series:
+def compute_series(gathered: PointRecords, seconds: float, bin_s: float) -> PlotSeries:
     """Collect the values for plots."""
-    inside = sorted(measured(gathered.records, seconds), key=lambda record: record.due)
+    inside = sorted(due_in_window(gathered.records, seconds), key=lambda record: record.due)
     good = [record for record in inside if record.is_ok]
-    step = max(1, math.ceil(len(good) / SAMPLES))
+    step = max(1, math.ceil(len(good) / MAX_SAMPLES))
     curves = {
         "ttft": curve([record.ttft for record in good if record.ttft is not None]),
         "e2e": curve([record.e2e for record in good]),
-        "inter_token": _curve_of(gathered.gaps),
+        "inter_token": _histogram_curve(gathered.gaps),
     }
     pieces = sum(record.num_pieces for record in good)
     per_piece = sum(record.num_tokens for record in good) / pieces if pieces else 1.0
     num_bins = max(1, math.floor(seconds / bin_s + 1e-6))
-    return Series(
+    return PlotSeries(
         curves={name: points for name, points in curves.items() if points},
         bin_s=bin_s,
         tokens_per_s=[
@@ -186,7 +186,9 @@ def series(gathered: Gathered, seconds: float, bin_s: float) -> Series:
             (round(record.due, 4), None if record.ttft is None else _ms(record.ttft), _ms(record.e2e))
             for record in good[::step]
         ],
-        failures=[round(record.due, 4) for record in inside if not record.is_ok and record.outcome != CUT][:SAMPLES],
+        failures=[round(record.due, 4) for record in inside if not record.is_ok and record.outcome != CUT][
+            :MAX_SAMPLES
+        ],
     )
 
 
@@ -195,29 +197,33 @@ def curve(values: list[float]) -> list[tuple[float, float]]:
     if not values:
         return []
     ordered = sorted(values)
-    return [(_ms(percentile(ordered, 100 * n / CURVE)), n / CURVE) for n in range(CURVE + 1)]
+    return [(_ms(percentile(ordered, 100 * n / CURVE_POINTS)), n / CURVE_POINTS) for n in range(CURVE_POINTS + 1)]
 
 
-def _curve_of(gaps: Histogram) -> list[tuple[float, float]]:
-    return [(_ms(gaps.quantile(n / CURVE)), n / CURVE) for n in range(CURVE + 1)] if gaps.num else []
+def _histogram_curve(gaps: GapHistogram) -> list[tuple[float, float]]:
+    return (
+        [(_ms(gaps.quantile(n / CURVE_POINTS)), n / CURVE_POINTS) for n in range(CURVE_POINTS + 1)] if gaps.num else []
+    )
 
 
-def _goodput(records: list[Record], inside: list[Record], seconds: float, limits: Limits) -> Goodput:
+def _goodput(
+    records: list[RequestTiming], inside: list[RequestTiming], seconds: float, limits: LatencyLimits
+) -> Goodput:
     judged = [record for record in inside if record.outcome != CUT]
-    num = sum(1 for record in judged if keeps(record, limits))
-    in_time = sum(1 for record in records if 0 <= record.end <= seconds and keeps(record, limits))
+    num = sum(1 for record in judged if meets_limits(record, limits))
+    in_time = sum(1 for record in records if 0 <= record.end <= seconds and meets_limits(record, limits))
     return Goodput(str(limits), round(num / len(judged), 4) if judged else 0.0, round(in_time / seconds, 3))
 
 
-def _errors(failed: list[Record]) -> dict[str, Errors]:
+def _errors(failed: list[RequestTiming]) -> dict[str, ErrorSummary]:
     counts = Counter(record.outcome for record in failed)
     first = {record.outcome: record.detail for record in reversed(failed)}
-    return {kind: Errors(count, first[kind]) for kind, count in counts.most_common()}
+    return {kind: ErrorSummary(count, first[kind]) for kind, count in counts.most_common()}
 
 
-def _counted_by(good: list[Record]) -> str:
-    told = {record.has_usage for record in good}
-    return "mixed" if len(told) == 2 else "pieces" if told == {False} else "usage"
+def _counted_by(good: list[RequestTiming]) -> str:
+    has_usage = {record.has_usage for record in good}
+    return "mixed" if len(has_usage) == 2 else "pieces" if has_usage == {False} else "usage"
 
 
 def _ms(seconds: float) -> float:

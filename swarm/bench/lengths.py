@@ -9,8 +9,8 @@ from random import Random
 
 from swarm.errors import InvalidRequest
 
-MOST = 1_000_000  # tokens; a larger number is a typing error
-MOST_LINES = 100_000
+MAX_LENGTH = 1_000_000  # tokens; a larger number is a typing error
+MAX_LINES = 100_000
 FORMS = "N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA[:MOST] or file:PATH (a whole number a line)"
 
 
@@ -34,7 +34,7 @@ class Lengths:
         return int(min(most, max(1.0, round(chance.lognormvariate(math.log(median), sigma)))))
 
     @property
-    def average(self) -> float:
+    def mean(self) -> float:
         """The mean; for lognormal, without its maximum."""
         if self.kind == "uniform":
             return (self.numbers[0] + self.numbers[1]) / 2
@@ -43,40 +43,40 @@ class Lengths:
         return sum(self.numbers) / len(self.numbers)
 
 
-def parse(text: str, read: Callable[[str], str]) -> Lengths:
+def parse_lengths(text: str, read: Callable[[str], str]) -> Lengths:
     """Parse a distribution from an option. ``read`` returns a file's text. Raises InvalidRequest."""
     kind, _, rest = text.partition(":")
     try:
         if kind == "file":
-            return Lengths("file", _lines(read(rest), rest), text)
+            return Lengths("file", _parse_lines(read(rest), rest), text)
         if kind == "uniform":
-            low, high = (_whole(part) for part in rest.split(":"))
+            low, high = (_parse_whole(part) for part in rest.split(":"))
             if low <= high:
                 return Lengths("uniform", (low, high), text)
         elif kind == "lognormal":
             median, sigma, *most = rest.split(":")
             if len(most) <= 1 and 0 <= float(sigma) <= 10:
-                bound = _whole(most[0]) if most else MOST
-                return Lengths("lognormal", (_whole(median), float(sigma), bound), text)
+                bound = _parse_whole(most[0]) if most else MAX_LENGTH
+                return Lengths("lognormal", (_parse_whole(median), float(sigma), bound), text)
         else:
-            return Lengths("fixed", (_whole(rest if kind == "fixed" else text),), text)
+            return Lengths("fixed", (_parse_whole(rest if kind == "fixed" else text),), text)
     except ValueError:
         pass
-    raise InvalidRequest(f"{text!r} is not a distribution of lengths: {FORMS}, each from 1 to {MOST}")
+    raise InvalidRequest(f"{text!r} is not a distribution of lengths: {FORMS}, each from 1 to {MAX_LENGTH}")
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     number = int(text)
-    if not 1 <= number <= MOST:
+    if not 1 <= number <= MAX_LENGTH:
         raise ValueError(text)
     return number
 
 
-def _lines(text: str, path: str) -> tuple[float, ...]:
+def _parse_lines(text: str, path: str) -> tuple[float, ...]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines or len(lines) > MOST_LINES:
-        raise InvalidRequest(f"{path} has {len(lines)} lengths; from 1 to {MOST_LINES} can be used, a line each")
+    if not lines or len(lines) > MAX_LINES:
+        raise InvalidRequest(f"{path} has {len(lines)} lengths; from 1 to {MAX_LINES} can be used, a line each")
     for line in lines:
-        if not (line.isascii() and line.isdigit() and 1 <= int(line) <= MOST):
-            raise InvalidRequest(f"{path}: {line[:40]!r} is not a whole number from 1 to {MOST}")
+        if not (line.isascii() and line.isdigit() and 1 <= int(line) <= MAX_LENGTH):
+            raise InvalidRequest(f"{path}: {line[:40]!r} is not a whole number from 1 to {MAX_LENGTH}")
     return tuple(float(line) for line in lines)

@@ -15,7 +15,7 @@ Api = Literal["chat", "completions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """The server, and how requests are sent to it."""
 
     url: str  # base URL, to which ``/models`` is appended
@@ -30,7 +30,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Lengths and contents of requests."""
 
     prompt: Lengths
@@ -47,7 +47,7 @@ class Scale:
 
     base: float  # tokens of the template around the words
     per_word: float
-    how: str  # how it was determined, for reports
+    description: str  # how it was determined, for reports
 
     def words(self, num_tokens: int) -> int:
         """Return the number of words closest to this number of tokens, at least one."""
@@ -63,7 +63,7 @@ EXACT = Scale(0.0, 1.0, "exact: prompts are token ids")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LoadPoint:
     """One load, held for a duration or for a number of requests, after a warm-up."""
 
     concurrency: int | None = None  # closed loop: requests in flight at any time
@@ -76,7 +76,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LatencyLimits:
     """Latency limits of a good request, in seconds."""
 
     ttft: float | None = None  # time to first token
@@ -108,17 +108,17 @@ def base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def parse_limits(text: str) -> Limits:
+def parse_limits(text: str) -> LatencyLimits:
     """Parse ``ttft=500ms,tpot=50ms,e2e=10s``. Raises InvalidRequest."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in ("ttft", "tpot", "e2e") or name in found:
+        if name not in ("ttft", "tpot", "e2e") or name in limits:
             raise InvalidRequest(
                 f"--goodput: {part.strip()!r} is no limit: ttft=…, tpot=…, e2e=…, each once, by commas"
             )
-        found[name] = parse_seconds(value, f"--goodput {name}")
-    return Limits(**found)
+        limits[name] = parse_seconds(value, f"--goodput {name}")
+    return LatencyLimits(**limits)
 
 
 def parse_seconds(text: str, what: str) -> float:
@@ -137,7 +137,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 def parse_extras(texts: list[str]) -> dict[str, object]:
     """Parse ``key=json`` pairs, which are added to each request's body. Raises InvalidRequest."""
-    found: dict[str, object] = {}
+    extras: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
@@ -145,7 +145,7 @@ def parse_extras(texts: list[str]) -> dict[str, object]:
         if name in ("stream", "model", "messages", "prompt"):
             raise InvalidRequest(f"--extra {name}: it has its own option, or is set by this tool")
         try:
-            found[name] = msgspec.json.decode(value)
+            extras[name] = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"--extra {name}: {value!r} is not JSON ({error}); texts need quotes") from None
-    return found
+    return extras

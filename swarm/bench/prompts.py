@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from swarm.bench.plan import Scale, Shape
+from swarm.bench.plan import RequestShape, Scale
 
-POOL = 8192  # words in the pool
+POOL_SIZE = 8192  # words in the pool
 OWN_WORDS = 4  # first words drawn for each prompt alone: 256 ** 4 beginnings
 _TEXT = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
@@ -29,7 +29,7 @@ WORDS = _TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchRequest:
     """One request: its text and its lengths."""
 
     index: int
@@ -39,25 +39,25 @@ class Job:
 
 
 @dataclass(slots=True)
-class Prompts:
+class PromptSource:
     """Generator of the requests of a run, by their numbers."""
 
-    shape: Shape
+    shape: RequestShape
     scale: Scale
     _pool: list[str] = field(default_factory=list)
     _prefixes: dict[int, str | list[int]] = field(default_factory=dict)
 
-    def job(self, index: int) -> Job:
+    def make_request(self, index: int) -> BenchRequest:
         chance = Random(f"{self.shape.seed}:{index}")
         own, output = self.shape.prompt.draw(chance), self.shape.output.draw(chance)
         tokens = own + self.shape.shared_prefix
         if self.shape.token_ids is not None:
             ids = self._ids(chance, own)
-            return Job(index, [*self._prefix_ids(chance), *ids], tokens, output)
+            return BenchRequest(index, [*self._prefix_ids(chance), *ids], tokens, output)
         prefix = self._prefix_text(chance)
         if prefix:
-            return Job(index, f"{prefix} {self._text(chance, self.scale.further_words(own))}", tokens, output)
-        return Job(index, self._text(chance, self.scale.words(own)), tokens, output)
+            return BenchRequest(index, f"{prefix} {self._text(chance, self.scale.further_words(own))}", tokens, output)
+        return BenchRequest(index, self._text(chance, self.scale.words(own)), tokens, output)
 
     def words(self, count: int, name: str) -> str:
         """Return this number of words, the same for the same name."""
@@ -66,9 +66,9 @@ class Prompts:
     def _text(self, chance: Random, count: int) -> str:
         """Draw the first words, and take the rest from the pool, which makes long prompts cheap."""
         if not self._pool:
-            self._pool = Random(f"{self.shape.seed}:pool").choices(WORDS, k=POOL)
+            self._pool = Random(f"{self.shape.seed}:pool").choices(WORDS, k=POOL_SIZE)
         begin = chance.choices(WORDS, k=min(OWN_WORDS, count))
-        rest, at = count - len(begin), chance.randrange(POOL)
+        rest, at = count - len(begin), chance.randrange(POOL_SIZE)
         while rest > 0:
             piece = self._pool[at : at + rest]
             begin += piece

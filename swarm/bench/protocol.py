@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from swarm.bench.plan import Target
-from swarm.bench.prompts import Job
+from swarm.bench.plan import BenchTarget
+from swarm.bench.prompts import BenchRequest
 from swarm.bench.sse import BadStream
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
@@ -37,35 +37,35 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
-class _Answer(msgspec.Struct):
+class _AnswerBody(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: object = None
 
 
-_decoder = msgspec.json.Decoder(_Answer)
+_decoder = msgspec.json.Decoder(_AnswerBody)
 
 
-def body(target: Target, job: Job) -> bytes:
+def encode_request(target: BenchTarget, job: BenchRequest) -> bytes:
     """Encode a request. Fields of ``extra`` override this tool's own."""
-    asked: dict[str, object] = {"model": target.model, "max_tokens": job.output_tokens, "stream": target.stream}
+    fields: dict[str, object] = {"model": target.model, "max_tokens": job.output_tokens, "stream": target.stream}
     if target.api == "chat":
-        asked["messages"] = [{"role": "user", "content": job.prompt}]
+        fields["messages"] = [{"role": "user", "content": job.prompt}]
     else:
-        asked["prompt"] = job.prompt
+        fields["prompt"] = job.prompt
     if target.stream and target.asks_usage:
-        asked["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True}
     if "max_completion_tokens" in target.extra:
-        del asked["max_tokens"]
-        asked["max_completion_tokens"] = job.output_tokens
-        return msgspec.json.encode(asked | {k: v for k, v in target.extra.items() if k != "max_completion_tokens"})
-    return msgspec.json.encode(asked | target.extra)
+        del fields["max_tokens"]
+        fields["max_completion_tokens"] = job.output_tokens
+        return msgspec.json.encode(fields | {k: v for k, v in target.extra.items() if k != "max_completion_tokens"})
+    return msgspec.json.encode(fields | target.extra)
 
 
-Piece = Literal["token", "other", "done"]
+EventKind = Literal["token", "other", "done"]
 
 
-class Reading:
+class AnswerReader:
     """State of one answer while it is read. Feed it the data of each event, or the whole body of an answer that is not
     streamed."""
 
@@ -78,18 +78,18 @@ class Reading:
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
 
-    def take(self, data: bytes) -> Piece:
+    def read_event(self, data: bytes) -> EventKind:
         """Decode one event. Raises BadStream for an error in the stream, or data that is no chunk of an answer."""
         if data == b"[DONE]":
             self.done = True
             return "done"
-        return "token" if self._read(data) else "other"
+        return "token" if self._decode(data) else "other"
 
-    def take_whole(self, data: bytes) -> None:
+    def read_answer(self, data: bytes) -> None:
         """Decode an answer that is not streamed. Raises BadStream."""
-        self._read(data)
+        self._decode(data)
         if not self.finished:
-            raise BadStream(f"an answer without an end: {_shown(data)}")
+            raise BadStream(f"an answer without an end: {_excerpt(data)}")
 
     def check_end(self) -> None:
         """Check the end of a stream. Raises BadStream if neither ``[DONE]`` nor a finish reason has arrived."""
@@ -100,31 +100,37 @@ class Reading:
     def num_tokens(self) -> int:
         return self.num_pieces if self.completion_tokens is None else self.completion_tokens
 
-    def _read(self, data: bytes) -> bool:
+    def _decode(self, data: bytes) -> bool:
         try:
             answer = _decoder.decode(data)
         except msgspec.DecodeError:  # a ValidationError is one, too
-            raise BadStream(f"no chunk of an answer: {_shown(data)}") from None
+            raise BadStream(f"no chunk of an answer: {_excerpt(data)}") from None
         if answer.error is not None:
-            raise BadStream(f"the server reports: {_shown(data)}")
+            raise BadStream(f"the server reports: {_excerpt(data)}")
         if answer.usage is not None and answer.usage.completion_tokens is not None:
             self.completion_tokens = answer.usage.completion_tokens
             self.prompt_tokens = answer.usage.prompt_tokens
         if answer.choices is None and answer.usage is None:
-            raise BadStream(f"no chunk of an answer: {_shown(data)}")
+            raise BadStream(f"no chunk of an answer: {_excerpt(data)}")
         has_text = False
         for choice in answer.choices or ():
             if choice.finish_reason is not None:
                 self.finished = True
-            said = choice.delta or choice.message
+            message = choice.delta or choice.message
             if choice.text or (
-                said is not None
-                and (said.content or said.reasoning_content or said.reasoning or said.tool_calls or said.refusal)
+                message is not None
+                and (
+                    message.content
+                    or message.reasoning_content
+                    or message.reasoning
+                    or message.tool_calls
+                    or message.refusal
+                )
             ):
                 has_text = True
         self.num_pieces += has_text
         return has_text
 
 
-def _shown(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     return data[:160].decode("utf-8", "replace") + ("…" if len(data) > 160 else "")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 OK = "ok"
 CUT = "cut"  # ended by the load generator: Ctrl-C, or the run's deadline. Not an error of the server
-STEP = math.log(1.01)  # relative width of a histogram's bins: a value is known within half a percent
+BIN_STEP = math.log(1.01)  # relative width of a histogram's bins: a value is known within half a percent
 
 
 @dataclass(slots=True)
-class Record:
+class RequestTiming:
     """One request. Times are seconds since the point's window opened."""
 
     index: int
@@ -54,28 +54,28 @@ class Record:
 
 
 @dataclass(slots=True)
-class Histogram:
+class GapHistogram:
     """Positive values, in bins whose bounds grow by one percent."""
 
     num: int = 0
     total: float = 0.0
-    most: float = 0.0  # the largest value
+    max_value: float = 0.0  # the largest value
     bins: dict[int, int] = field(default_factory=dict)  # bin number -> count
 
     def add_all(self, values: Iterable[float]) -> None:
         bins, log = self.bins, math.log
         for value in values:
-            number = int(log(value) // STEP) if value > 1e-6 else _LEAST
+            number = int(log(value) // BIN_STEP) if value > 1e-6 else _LOWEST_BIN
             bins[number] = bins.get(number, 0) + 1
             self.total += value
             self.num += 1
-            if value > self.most:  # noqa: PLR1730 (as in swarm.series)
-                self.most = value
+            if value > self.max_value:  # noqa: PLR1730 (as in swarm.series)
+                self.max_value = value
 
-    def merge(self, other: Histogram) -> None:
+    def merge(self, other: GapHistogram) -> None:
         self.num += other.num
         self.total += other.total
-        self.most = max(self.most, other.most)
+        self.max_value = max(self.max_value, other.max_value)
         for number, count in other.bins.items():
             self.bins[number] = self.bins.get(number, 0) + count
 
@@ -85,7 +85,7 @@ class Histogram:
         for number in sorted(self.bins):
             seen += self.bins[number]
             if seen >= wanted:
-                return min(self.most, 0.0 if number == _LEAST else math.exp((number + 0.5) * STEP))
+                return min(self.max_value, 0.0 if number == _LOWEST_BIN else math.exp((number + 0.5) * BIN_STEP))
         return 0.0
 
     @property
@@ -93,19 +93,19 @@ class Histogram:
         return self.total / self.num if self.num else 0.0
 
 
-_LEAST = int(math.log(1e-6) // STEP)
+_LOWEST_BIN = int(math.log(1e-6) // BIN_STEP)
 
 
 @dataclass(slots=True)
-class Gathered:
+class PointRecords:
     """Records of a point, from all client processes."""
 
-    records: list[Record] = field(default_factory=list)
-    gaps: Histogram = field(default_factory=Histogram)  # times between tokens
+    records: list[RequestTiming] = field(default_factory=list)
+    gaps: GapHistogram = field(default_factory=GapHistogram)  # times between tokens
     pieces: dict[int, int] = field(default_factory=dict)  # bin of the window -> chunks with text
     cpu: list[float] = field(default_factory=list)  # each client process's share of a core
 
-    def merge(self, other: Gathered) -> None:
+    def merge(self, other: PointRecords) -> None:
         self.records += other.records
         self.gaps.merge(other.gaps)
         self.cpu += other.cpu

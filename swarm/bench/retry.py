@@ -6,12 +6,12 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import Random
 
-AGAIN = (429, 503)  # rejections that ask for a retry; every other status is an answer
-FIRST_S = 0.25
-MOST_S = 20.0
+RETRY_STATUSES = (429, 503)  # rejections that ask for a retry; every other status is an answer
+FIRST_WAIT_S = 0.25
+MAX_WAIT_S = 20.0
 
 
-def wait_s(attempt: int, retry_after: float | None, chance: Random) -> float:
+def backoff_s(attempt: int, retry_after: float | None, chance: Random) -> float:
     """Return the seconds to wait before attempt ``attempt + 1``.
 
     The server's own value counts. Without one, the wait doubles each time, and half of it is random, so that rejected
@@ -19,7 +19,7 @@ def wait_s(attempt: int, retry_after: float | None, chance: Random) -> float:
     """
     if retry_after is not None:
         return retry_after
-    most = min(MOST_S, FIRST_S * 2 ** (attempt - 1))
+    most = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
     return float(most * (0.5 + 0.5 * chance.random()))
 
 

@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from swarm.bench.plan import Point
+from swarm.bench.plan import LoadPoint
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PointShare:
     """One process's part of a point: it sends the requests ``first``, ``first + step``, ``first + 2 · step`` …"""
 
     first: int
     step: int
-    point: Point
+    point: LoadPoint
 
 
-def shares(point: Point, num_processes: int) -> list[Share]:
+def split_point(point: LoadPoint, num_processes: int) -> list[PointShare]:
     """Divide a point among processes as evenly as possible. With fewer concurrent requests than processes, some stay
     idle."""
-    most = point.concurrency if point.concurrency is not None else num_processes
-    active = min(num_processes, most, point.count or num_processes)
-    return [Share(number, active, _part(point, number, active)) for number in range(active)]
+    concurrency = point.concurrency if point.concurrency is not None else num_processes
+    active = min(num_processes, concurrency, point.count or num_processes)
+    return [PointShare(number, active, _part(point, number, active)) for number in range(active)]
 
 
-def _part(point: Point, number: int, active: int) -> Point:
+def _part(point: LoadPoint, number: int, active: int) -> LoadPoint:
     def part(whole: int) -> int:
         return whole // active + (1 if number < whole % active else 0)
 
@@ -47,7 +47,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
         yield at
 
 
-def own_arrivals(rate: float, seed: int, share: Share) -> Iterator[tuple[int, float]]:
+def share_arrivals(rate: float, seed: int, share: PointShare) -> Iterator[tuple[int, float]]:
     """Yield one process's part of the arrivals: number and due time of each request."""
     for index, at in enumerate(arrivals(rate, seed)):
         if index % share.step == share.first:

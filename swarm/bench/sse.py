@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-MOST_BYTES = 16 * 1024 * 1024  # of one event; a larger one is no answer of a language model
+MAX_EVENT_BYTES = 16 * 1024 * 1024  # of one event; a larger one is no answer of a language model
 
 
 class BadStream(Exception):
     """The stream is not what its headers announced; the text describes the error."""
 
 
-class Events:
+class SseParser:
     """Parser that takes pieces of a stream and returns the data of each complete event. Comments and other fields are
     skipped."""
 
@@ -29,18 +29,18 @@ class Events:
             self._rest = rest + b"\r" if held else rest
         else:
             *whole, self._rest = text.split(b"\n\n")
-        if len(self._rest) > MOST_BYTES:
-            raise BadStream(f"an event of more than {MOST_BYTES >> 20} MiB")
-        return [data for event in whole if (data := _data(event)) is not None]
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise BadStream(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+        return [data for event in whole if (data := _event_data(event)) is not None]
 
-    def end(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """Return the data of a last event without its empty line, which many servers omit."""
         rest, self._rest = self._rest.replace(b"\r", b"\n"), b""
-        data = _data(rest.rstrip(b"\n"))
+        data = _event_data(rest.rstrip(b"\n"))
         return [] if data is None else [data]
 
 
-def _data(event: bytes) -> bytes | None:
+def _event_data(event: bytes) -> bytes | None:
     """Return the data lines of an event, joined; None if it has none."""
     if event.startswith(b"data: ") and b"\n" not in event:  # the usual case
         return event[6:]

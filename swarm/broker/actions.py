@@ -20,12 +20,12 @@ from swarm.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from swarm.broker.drafts.questions import Question
-    from swarm.broker.state.archive import Account
+    from swarm.broker.planning.plan_query import PlanQuery
+    from swarm.broker.state.ended_requests import ClientAccount
 
 
 @dataclass(frozen=True, slots=True)
-class SayClient:
+class SendToClient:
     """Send a message to a client."""
 
     client: bytes  # routing id of the client's connection
@@ -34,7 +34,7 @@ class SayClient:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderWorker:
+class SendToWorker:
     """Send an order to a worker. ``peer`` is the routing id of the worker's control connection."""
 
     peer: bytes
@@ -42,7 +42,7 @@ class OrderWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPipe:
+class ConnectPipeline:
     """Open a connection to the first stage of this epoch; drop the previous one with everything queued in it."""
 
     epoch: int
@@ -50,7 +50,7 @@ class OpenPipe:
 
 
 @dataclass(frozen=True, slots=True)
-class TryDoor:
+class TestRoute:
     """Test in the background whether the first stage of this epoch can be reached; then feed ``RouteTested``."""
 
     epoch: int
@@ -58,7 +58,7 @@ class TryDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosePipe:
+class DisconnectPipeline:
     """Close the connection to the first stage."""
 
 
@@ -123,7 +123,7 @@ class WriteEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteAnew:
+class FinishJournalRewrite:
     """Write the last records from memory into a journal that was started again, durably: the epoch, and the number of
     the next sequence; then feed JournalRewritten."""
 
@@ -145,7 +145,7 @@ class ReadList:
 
     client: bytes
     query: Query
-    account: Account | None = None
+    account: ClientAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Solve:
     """Answer a plan query in the background; then feed Solved with this number."""
 
     number: int
-    question: Question
+    query: PlanQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +162,22 @@ class CountDescriptors:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDoor:
+class ResumeAccepting:
     """Accept connections at this listening socket again; if that fails again, feed the event again."""
 
-    door: str  # "client", "worker", "beat" or "data"
+    socket: str  # "client", "worker", "beat" or "data"
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class SetAllowedKeys:
     """Restrict one of the broker's own sockets ("beat" or "data") to peers with one of these keys from now on."""
 
-    door: str
+    socket: str
     keys: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class SetRelayTickets:
     """Restrict the relay to connections with one of these tickets from now on."""
 
     tickets: frozenset[str]
@@ -191,7 +191,7 @@ class ShowOwnSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WriteLog:
     """Log an event."""
 
     event: str
@@ -199,42 +199,42 @@ class Note:
     fields: dict[str, object] = field(default_factory=dict)  # fields of the log line
 
 
-def caused(action: Action, cause: str) -> Action:
+def add_cause(action: Action, cause: str) -> Action:
     """Return the action with the id of the event that caused it, where the id is useful: in log lines, in steps, and in
     orders to workers, which put it into their logs."""
     match action:
-        case Note():
+        case WriteLog():
             action.fields.setdefault("cause", cause)
             return action
         case Dispatch(step):
             return Dispatch(msgspec.structs.replace(step, cause=cause))
-        case OrderWorker(peer, message):
-            return OrderWorker(peer, msgspec.structs.replace(message, cause=cause))
+        case SendToWorker(peer, message):
+            return SendToWorker(peer, msgspec.structs.replace(message, cause=cause))
         case _:
             return action
 
 
 Action = (
-    SayClient
-    | OrderWorker
-    | OpenPipe
-    | TryDoor
-    | ClosePipe
+    SendToClient
+    | SendToWorker
+    | ConnectPipeline
+    | TestRoute
+    | DisconnectPipeline
     | Dispatch
     | WriteEpoch
     | WriteAcceptance
     | WriteTokens
     | WriteEnd
-    | WriteAnew
+    | FinishJournalRewrite
     | ReadRequest
     | ReadList
     | Solve
     | CountDescriptors
-    | OpenDoor
-    | Admit
-    | Relay
+    | ResumeAccepting
+    | SetAllowedKeys
+    | SetRelayTickets
     | ShowOwnSettings
-    | Note
+    | WriteLog
 )
 
 
@@ -242,4 +242,4 @@ class Outbox(list[Action]):
     """Actions in order, collected by the deciding parts. Log entries are queued the same way."""
 
     def note(self, event: str, level: str = "info", **fields: object) -> None:
-        self.append(Note(event, level, fields))
+        self.append(WriteLog(event, level, fields))

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 # part of a client's message
-from swarm.broker.state.archive import Account as Account  # noqa: PLC0414 (a part of what is said)
-from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, WorkerMessage
+from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (a part of what is said)
+from swarm.wire.messages import ClientMessage, Heartbeat, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
-    from swarm.broker.drafts.questions import Found
-    from swarm.broker.drafts.rules import PlanRules
-    from swarm.broker.state.past import RequestRecord
+    from swarm.broker.planning.plan_query import PlanAnswer
+    from swarm.broker.planning.rules import PlanRules
+    from swarm.broker.state.journal_snapshot import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSaid:
+class ClientMessageReceived:
     """A client sent a message. ``client`` is the connection's routing id. ``account``: of the key with which it
     connected; None: it has all permissions."""
 
     client: bytes
     message: ClientMessage
-    account: Account | None = None
+    account: ClientAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class ClientUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientStuck:
+class ClientBlocked:
     """A message to a connected client was dropped: it has not read for long, and its queue is full."""
 
     client: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSaid:
+class WorkerMessageReceived:
     """A worker sent a message on its control connection. ``peer`` is the connection's routing id. ``owner``: the member
     whose key authenticated it; empty: it is on the broker's own machine, where no key is needed. ``not_at``: why other
     workers may not connect to the address in its Hello; empty: they may."""
@@ -48,7 +48,7 @@ class WorkerSaid:
     peer: bytes
     message: WorkerMessage
     owner: str = ""
-    not_at: str = ""
+    address_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MessageRefused:
     """A message could not be decoded. It came through the socket "client", "control", "beat" or "data". ``foreign``:
     the part that this build does not support, if the message was complete; ``peer``: its sender in that case."""
 
-    door: str
+    socket: str
     peer: bytes = b""
     foreign: str = ""
 
@@ -80,10 +80,10 @@ class WorkerDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class BeatHeard:
+class HeartbeatReceived:
     """A heartbeat arrived. ``key``: the sender's, where that socket checks keys."""
 
-    beat: Beat
+    beat: Heartbeat
     key: str = ""
 
 
@@ -155,7 +155,7 @@ class ListRead:
     query: Query
     rows: tuple[Json, ...]
     problem: str = ""
-    account: Account | None = None
+    account: ClientAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Solved:
     """A plan query was answered. ``number``: the query's. ``problem``: why there is no answer."""
 
     number: int
-    found: Found
+    answer: PlanAnswer
     problem: str = ""
 
 
@@ -209,11 +209,11 @@ class ProcessFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorClosed:
+class AcceptStopped:
     """A listening socket ("client" or "worker") has stopped accepting: accepting failed with this error number.
     ``limit``: the number of descriptors that this process may have."""
 
-    door: str
+    socket: str
     code: int
     limit: int
 
@@ -227,7 +227,7 @@ class DescriptorsCounted:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorTried:
+class RouteTested:
     """The route to the first stage of this epoch was tested. ``problem``: why it can't be reached; empty: it can."""
 
     epoch: int
@@ -246,17 +246,17 @@ class Tick:
     """Time passed."""
 
 
-def described(event: Event) -> dict[str, object] | None:
+def describe_event(event: Event) -> dict[str, object] | None:
     """Return an event's fields for the log; None for ticks and heartbeats, which are frequent and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
-        case Tick() | BeatHeard() | JournalFigures() | ProcessFigures():
+        case Tick() | HeartbeatReceived() | JournalFigures() | ProcessFigures():
             return None
-        case ClientSaid(client, message):
+        case ClientMessageReceived(client, message):
             fields |= {"client": client.hex(), "message": type(message).__name__}
             request_id = getattr(message, "request_id", "")
             return fields | ({"request": request_id} if request_id else {})
-        case WorkerSaid(peer, message):
+        case WorkerMessageReceived(peer, message):
             return fields | {"worker": peer.decode(errors="replace"), "message": type(message).__name__}
         case StepFinished(done):
             return fields | {"epoch": done.epoch, "step": done.step, "caused_by": done.cause}
@@ -267,14 +267,14 @@ def described(event: Event) -> dict[str, object] | None:
 
 
 Event = (
-    ClientSaid
+    ClientMessageReceived
     | ClientUnreachable
-    | ClientStuck
-    | WorkerSaid
+    | ClientBlocked
+    | WorkerMessageReceived
     | AssetPartArrived
     | MessageRefused
     | WorkerDisconnected
-    | BeatHeard
+    | HeartbeatReceived
     | KeyRevoked
     | StepFinished
     | EpochWritten
@@ -291,8 +291,8 @@ Event = (
     | JournalRewritten
     | JournalFigures
     | ProcessFigures
-    | DoorClosed
-    | DoorTried
+    | AcceptStopped
+    | RouteTested
     | DescriptorsCounted
     | RulesChanged
     | Tick

@@ -17,7 +17,7 @@ def descriptor_limit() -> int:
 def process_figures(process: psutil.Process) -> dict[str, float]:
     return {
         "resident_bytes": process.memory_info().rss,
-        "cpu_s": _processor_s(process),
+        "cpu_s": _cpu_s(process),
         "descriptors": num_descriptors(),
         "descriptor_limit": descriptor_limit(),
         "threads": process.num_threads(),
@@ -25,7 +25,7 @@ def process_figures(process: psutil.Process) -> dict[str, float]:
     }
 
 
-def _processor_s(process: psutil.Process) -> float:
+def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -23,44 +23,44 @@ import zmq
 
 from swarm import failpoints
 from swarm.broker import actions as act
+from swarm.broker.admin.solver import PlanSolver
+from swarm.broker.admin.status import report_status
+from swarm.broker.auth.service import AuthService
 from swarm.broker.core import BrokerCore
 from swarm.broker.events import (
-    ClientStuck,
+    ClientBlocked,
     ClientUnreachable,
     DescriptorsCounted,
-    DoorTried,
     Event,
     ProcessFigures,
+    RouteTested,
     RulesChanged,
     Tick,
-    described,
+    describe_event,
 )
-from swarm.broker.journal import Write, written
-from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
+from swarm.broker.journal import JournalWrite, confirm
+from swarm.broker.journal.reader import MAX_REPORTS, REST_FACTOR, JournalAnswer, JournalReader
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.writer import Fact, JournalWriter
-from swarm.broker.lockkeeper import LockKeeper
+from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
+from swarm.broker.journal.writer import JournalFact, JournalWriter
+from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
-from swarm.broker.questions.solver import Solver
-from swarm.broker.questions.status import status
-from swarm.broker.reception import Reception
-from swarm.broker.settings import Endpoints, core_settings, plan_rules
-from swarm.broker.state.past import Past, following
+from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
-from swarm.config.shown import report
+from swarm.config.display import settings_report
 from swarm.errors import WireError
 from swarm.log import get_logger
-from swarm.service import handed, words
-from swarm.service.unit import Unit
+from swarm.systemd import socket_activation, status_text
+from swarm.systemd.service_context import ServiceContext
 from swarm.wire.codec import DATA, ORDER, SERVER
-from swarm.wire.door.keys import reached
-from swarm.wire.door.knocking import why_unreachable
-from swarm.wire.door.relay import Relay
-from swarm.wire.messages import NOBODYS, Report
+from swarm.wire.messages import NO_LINEAGE, Report
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind
 from swarm.wire.tensors import Bytes
+from swarm.wire.transport.client_handshake import check_reachable
+from swarm.wire.transport.keys import with_host
+from swarm.wire.transport.relay import Relay
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -69,16 +69,16 @@ TICK_S = 0.05
 FIGURES_S = 1.0  # between two samples of the process's resources
 RETRY_S = 0.002  # delay until an unsent step is tried again: a new connection takes a moment to be established
 
-_POINTS: dict[type, str] = {
+_FAILPOINTS: dict[type, str] = {
     act.Dispatch: "broker.dispatch",
-    act.OrderWorker: "broker.order",
+    act.SendToWorker: "broker.order",
     act.WriteTokens: "broker.tokens",
 }
 
 log = get_logger(__name__)
 
 
-def run(settings: Settings, unit: Unit | None = None) -> int:
+def run(settings: Settings, unit: ServiceContext | None = None) -> int:
     """Run until SIGTERM or SIGINT; return the process's exit code. ``unit``: the systemd service."""
     failpoints.arm(os.environ)
     _allow_connections()
@@ -92,7 +92,7 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _main(settings: Settings, unit: Unit | None) -> int:
+async def _main(settings: Settings, unit: ServiceContext | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         service = BrokerService(settings, context, SystemClock(), unit)
@@ -109,71 +109,82 @@ class BrokerService:
     """Shell around a :class:`BrokerCore`."""
 
     def __init__(
-        self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock, unit: Unit | None = None
+        self,
+        settings: Settings,
+        context: zmq.Context[zmq.Socket[bytes]],
+        clock: Clock,
+        unit: ServiceContext | None = None,
     ) -> None:
         self._context = context
-        self._unit = unit or Unit.nobodys(settings)
+        self._unit = unit or ServiceContext.unmanaged(settings)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         past = self._open_journal(settings)
-        self._pipe: PushChannel | None = None  # connection to the first stage
-        self._writes: list[Write] = []  # of the present turn of the loop
+        self._pipeline: PushChannel | None = None  # connection to the first stage
+        self._writes: list[JournalWrite] = []  # of the present turn of the loop
         self._unsent: deque[list[Bytes]] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
-        self._solver = Solver(self._feed)
-        self._tries: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
+        self._solver = PlanSolver(self._feed)
+        self._route_tests: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
         self.exit_code = 0
-        self._tells_events = settings.log.level == "debug"
+        self._logs_events = settings.log.level == "debug"
         self._host = settings.broker.host
-        self._keeper = keeper = LockKeeper(settings)
-        self._reception = reception = Reception(settings, keeper, clock, self._feed)
-        others = keeper.addresses
+        self._auth = auth = AuthService(settings)
+        self._message_server = server = MessageServer(settings, auth, clock, self._feed)
+        addresses = auth.addresses
         # Without other machines no worker needs a relay.
         self._relay = (
-            Relay([bind(host, reception.port + 4) for host in (self._host, *others)], self._fail_soon)
-            if others
+            Relay([bind(host, server.port + 4) for host in (self._host, *addresses)], self._fail_from_thread)
+            if addresses
             else None
         )
-        endpoints = Endpoints(*reception.advertised, f"tcp://*:{reception.port + 4}" if others else "")
-        key = keeper.pair and keeper.pair.public
-        self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
-        if unused := handed.left():
+        endpoints = Endpoints(*server.advertised, f"tcp://*:{server.port + 4}" if addresses else "")
+        key = auth.key_pair and auth.key_pair.public
+        self._core = BrokerCore(make_core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        if unused := socket_activation.close_unused():
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"
             )
-        keeper.keep(reception.doors, reception.front, reception.control, self._feed, self._core.workers_here)
-        log.info("broker_listens", clients=reception.front.endpoint, workers=reception.control.endpoint, others=others)
+        auth.attach(server.sockets, server.clients, server.workers, self._feed, self._core.local_workers)
+        log.info("broker_listens", clients=server.clients.endpoint, workers=server.workers.endpoint, others=addresses)
 
-    def _open_journal(self, settings: Settings) -> Past | None:
+    def _open_journal(self, settings: Settings) -> JournalSnapshot | None:
         """Open the journal on disk if there is a state directory, else none. Returns what it recorded of the past."""
         self._writer: JournalWriter | None = None
         self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:
-            self._lineage = following(NOBODYS, SystemRandom())
+            self._lineage = next_lineage(NO_LINEAGE, SystemRandom())
             return None
-        bounds = Bounds(settings.journal.keep_s, int(settings.journal.max_bytes))
+        bounds = JournalLimits(settings.journal.keep_s, int(settings.journal.max_bytes))
         retain_s = settings.broker.retain_s
         store, notes = open_or_salvage(settings.state_dir, bounds, retain_s)
-        past = store.past(Moment.now(), retained_s=retain_s)
-        self._lineage = store.begin()
+        past = store.read_snapshot(Timestamp.now(), retained_s=retain_s)
+        self._lineage = store.begin_lineage()
 
-        def told(facts: list[Fact] | list[Found]) -> None:
+        def on_facts(facts: list[JournalFact] | list[JournalAnswer]) -> None:
             self._loop.call_soon_threadsafe(self._feed_all, facts)
 
-        def renewed(new: Store) -> None:
+        def on_reopened(new: JournalStore) -> None:
             for reader in self._readers:
-                reader.turn_to(new.for_reading())
+                reader.switch_store(new.open_read_only())
 
-        self._writer = JournalWriter(store, self._clock, told, self._fail_soon, renewed)
-        self._reader = JournalReader(store.for_reading(), told, self._fail_soon, self._writer.doubt)
+        self._writer = JournalWriter(store, self._clock, on_facts, self._fail_from_thread, on_reopened)
+        self._reader = JournalReader(
+            store.open_read_only(), on_facts, self._fail_from_thread, self._writer.report_damage
+        )
         self._reporter = JournalReader(
-            store.for_reading(), told, self._fail_soon, self._writer.doubt, max_waiting=MAX_REPORTS, rest=REST
+            store.open_read_only(),
+            on_facts,
+            self._fail_from_thread,
+            self._writer.report_damage,
+            max_waiting=MAX_REPORTS,
+            rest_factor=REST_FACTOR,
         )
         self._readers = (self._reader, self._reporter)
         return replace(past, notes=notes)
 
-    def _fail_soon(self, error: BaseException) -> None:
+    def _fail_from_thread(self, error: BaseException) -> None:
         """Call ``_fail`` from another thread."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
@@ -193,162 +204,165 @@ class BrokerService:
             reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        self._unit.listen(loop, frozenset({"plan"}), self._read_again)
-        self._unit.manager.ready()
+        self._unit.enable_reload(loop, frozenset({"plan"}), self._on_settings_reloaded)
+        self._unit.manager.send_ready()
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(self._reception.serve_clients()),
-                group.create_task(self._reception.serve_workers()),
-                group.create_task(self._reception.hear_beats()),
-                group.create_task(self._reception.take_finished_steps()),
+                group.create_task(self._message_server.serve_clients()),
+                group.create_task(self._message_server.serve_workers()),
+                group.create_task(self._message_server.serve_heartbeats()),
+                group.create_task(self._message_server.serve_steps()),
                 group.create_task(self._retry_unsent()),
                 group.create_task(self._tick()),
-                group.create_task(self._watch_itself()),
+                group.create_task(self._report_figures()),
                 group.create_task(self._solver.run()),
-                group.create_task(self._keeper.run()),
+                group.create_task(self._auth.run()),
             ]
             await self._stop.wait()
-            self._unit.manager.stopping("stopping; accepted requests are in the journal")
-            for task in (*loops, *self._tries):
+            self._unit.manager.send_stopping("stopping; accepted requests are in the journal")
+            for task in (*loops, *self._route_tests):
                 task.cancel()
         log.info("broker_stops")
 
-    def _read_again(self, settings: Settings) -> None:
+    def _on_settings_reloaded(self, settings: Settings) -> None:
         """Apply reloaded settings: those of plans may have changed, all others take effect at the next start."""
-        self._feed(RulesChanged(plan_rules(settings)))
+        self._feed(RulesChanged(make_plan_rules(settings)))
 
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
         if self._writer is not None:
             self._writer.close()
-        for channel in self._reception.doors.values():
+        for channel in self._message_server.sockets.values():
             channel.close()
         if self._relay is not None:
             self._relay.close()
-        self._close_pipe()
+        self._close_pipeline()
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
             if failpoints.armed:
-                failpoints.reached("broker.tick")
-            self._reception.hear_waiting_beats()  # verdicts are given only after all received heartbeats are read
+                failpoints.hit("broker.tick")
+            # verdicts are given only after all received heartbeats are read
+            self._message_server.read_waiting_heartbeats()
             self._feed(Tick())
-            self._unit.manager.alive()
+            self._unit.manager.send_alive()
             await asyncio.sleep(TICK_S)
 
-    async def _watch_itself(self) -> None:
+    async def _report_figures(self) -> None:
         process = psutil.Process()
         while True:
             with contextlib.suppress(OSError):  # sampling takes a descriptor, and there may be none
                 self._feed(ProcessFigures(process_figures(process)))
-            if self._unit.manager.is_there:
-                self._unit.manager.status(words.of_broker(status(self._core.state, self._clock.now())))
+            if self._unit.manager.is_present:
+                self._unit.manager.send_status(
+                    status_text.broker_status(report_status(self._core.state, self._clock.now()))
+                )
             await asyncio.sleep(FIGURES_S)
 
     # --- events and actions ------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
         """Hand an event to the core and carry out its actions; events that these cause immediately are fed in turn."""
-        facts = deque([event])
+        events = deque([event])
         try:
-            self._carry_out(facts)
+            self._carry_out(events)
         finally:
-            self._hand_over()
+            self._flush_writes()
 
-    def _carry_out(self, facts: deque[Event]) -> None:
-        while facts:
-            fact = facts.popleft()
-            actions = self._core.handle(fact, self._clock.now())
+    def _carry_out(self, events: deque[Event]) -> None:
+        while events:
+            event = events.popleft()
+            actions = self._core.handle(event, self._clock.now())
             cause = self._core.cause
-            if self._tells_events and (fields := described(fact)) is not None:
+            if self._logs_events and (fields := describe_event(event)) is not None:
                 log.debug("event", cause=cause, **fields)
             for action in actions:
-                answer = self._perform(act.caused(action, cause))
+                answer = self._perform(act.add_cause(action, cause))
                 if answer is not None:
-                    facts.append(answer)
+                    events.append(answer)
 
     def _perform(self, action: act.Action) -> Event | None:
-        if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
-            failpoints.reached(place)
-        if isinstance(action, Write):
+        if failpoints.armed and (place := _FAILPOINTS.get(type(action))) is not None:
+            failpoints.hit(place)
+        if isinstance(action, JournalWrite):
             return self._write(action)
         match action:
-            case act.SayClient() | act.OrderWorker() | act.Dispatch():
+            case act.SendToClient() | act.SendToWorker() | act.Dispatch():
                 return self._send(action)
             case act.ReadRequest() | act.ReadList():  # without a journal the core does not ask
-                return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
-            case act.OpenPipe(_, endpoint):
-                self._close_pipe()
-                self._pipe = PushChannel(reached(endpoint, self._host), pair=self._keeper.pair)
-            case act.ClosePipe():
-                self._close_pipe()
+                return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).submit(action)
+            case act.ConnectPipeline(_, endpoint):
+                self._close_pipeline()
+                self._pipeline = PushChannel(with_host(endpoint, self._host), pair=self._auth.key_pair)
+            case act.DisconnectPipeline():
+                self._close_pipeline()
             case act.ShowOwnSettings(client):
-                told = report("broker", self._unit.shown("broker"))
-                return self._send(act.SayClient(client, Report(what="settings", ok=True, body=told)))
-            case act.Relay(tickets):
+                shown = settings_report("broker", self._unit.describe_settings("broker"))
+                return self._send(act.SendToClient(client, Report(what="settings", ok=True, body=shown)))
+            case act.SetRelayTickets(tickets):
                 if self._relay is not None:
                     self._relay.admit(tickets)
-            case act.CountDescriptors() | act.OpenDoor() | act.Admit() | act.Solve() | act.TryDoor():
-                return self._see_to(action)
-            case act.Note(event, level, fields):
+            case act.CountDescriptors() | act.ResumeAccepting() | act.SetAllowedKeys() | act.Solve() | act.TestRoute():
+                return self._perform_local(action)
+            case act.WriteLog(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
 
-    def _send(self, action: act.SayClient | act.OrderWorker | act.Dispatch) -> Event | None:
+    def _send(self, action: act.SendToClient | act.SendToWorker | act.Dispatch) -> Event | None:
         """Send a message. A message that its own schema rejects is a bug, or follows from a peer's input: it is logged
         and dropped, and its recipient runs into a deadline. It must not end the process, which would send the same
         again after its next start."""
-        front, control = self._reception.front, self._reception.control
+        front, control = self._message_server.clients, self._message_server.workers
         try:
             match action:
-                case act.SayClient(client, message, payload):
+                case act.SendToClient(client, message, payload):
                     frames = SERVER.encode(message, payload, version=front.version_of(client))
                     if not front.send(client, frames):
-                        return ClientStuck(client) if front.has(client) else ClientUnreachable(client)
-                case act.OrderWorker(peer, order):
+                        return ClientBlocked(client) if front.is_connected(client) else ClientUnreachable(client)
+                case act.SendToWorker(peer, order):
                     if not control.send(peer, ORDER.encode(order, version=control.version_of(peer))):
                         log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(order).__name__)
                 case act.Dispatch(step):
                     self._unsent.append(DATA.encode(step))
-                    self._flush()
+                    self._send_queued()
         except WireError as error:
             log.error("message_not_encoded", action=type(action).__name__, reason=str(error))
         return None
 
-    def _see_to(
-        self, action: act.CountDescriptors | act.OpenDoor | act.Admit | act.Solve | act.TryDoor
+    def _perform_local(
+        self, action: act.CountDescriptors | act.ResumeAccepting | act.SetAllowedKeys | act.Solve | act.TestRoute
     ) -> Event | None:
         match action:
             case act.CountDescriptors():
                 return DescriptorsCounted(num_descriptors(), descriptor_limit())
-            case act.OpenDoor(door):
-                self._reception.doors[door].let_in()
-            case act.Admit(door, keys):
-                self._keeper.admit(door, keys)
+            case act.ResumeAccepting(door):
+                self._message_server.sockets[door].resume_accepting()
+            case act.SetAllowedKeys(door, keys):
+                self._auth.allow_keys(door, keys)
             case act.Solve(number, question):
                 self._solver.ask(number, question)
-            case act.TryDoor(epoch, endpoint):
-                task = asyncio.create_task(self._try_door(epoch, endpoint), name="try a door")
-                self._tries.add(task)
-                task.add_done_callback(self._tries.discard)
+            case act.TestRoute(epoch, endpoint):
+                task = asyncio.create_task(self._test_route(epoch, endpoint), name="try a door")
+                self._route_tests.add(task)
+                task.add_done_callback(self._route_tests.discard)
         return None
 
-    async def _try_door(self, epoch: int, endpoint: str) -> None:
-        self._feed(DoorTried(epoch, await asyncio.to_thread(why_unreachable, endpoint)))
+    async def _test_route(self, epoch: int, endpoint: str) -> None:
+        self._feed(RouteTested(epoch, await asyncio.to_thread(check_reachable, endpoint)))
 
-    def _write(self, write: Write) -> Event | None:
+    def _write(self, write: JournalWrite) -> Event | None:
         """Queue a write for the journal's thread; its event comes later. Without a journal it counts as written
         immediately. The thread is woken after this turn's messages are sent: otherwise it takes the interpreter from
         the next step, which is about to be sent."""
         if self._writer is None:
-            return written(write)
+            return confirm(write)
         self._writes.append(write)
         return None
 
-    def _hand_over(self) -> None:
+    def _flush_writes(self) -> None:
         """Hand this turn's writes to the journal's thread."""
         if self._writes and self._writer is not None:
             writes, self._writes = self._writes, []
@@ -359,10 +373,10 @@ class BrokerService:
         for fact in facts:
             self._feed(fact)
 
-    def _flush(self) -> None:
+    def _send_queued(self) -> None:
         """Send queued steps, in order, as far as the connection takes them."""
-        while self._unsent and self._pipe is not None:
-            if not self._pipe.send(self._unsent[0]):
+        while self._unsent and self._pipeline is not None:
+            if not self._pipeline.send(self._unsent[0]):
                 self._can_retry.set()
                 return
             self._unsent.popleft()
@@ -372,10 +386,10 @@ class BrokerService:
             await self._can_retry.wait()
             self._can_retry.clear()
             await asyncio.sleep(RETRY_S)
-            self._flush()
+            self._send_queued()
 
-    def _close_pipe(self) -> None:
+    def _close_pipeline(self) -> None:
         self._unsent.clear()
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.members.health import HealthSettings
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.recheck import RecheckSettings
-from swarm.broker.planner.load import Load
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.planner.load import PlannedLoad
+from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.rebuild import RebuildSettings
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
@@ -23,16 +23,16 @@ from swarm.wire.messages import LayerRange, Lineage
 class Endpoints(NamedTuple):
     """Addresses that are announced to workers. ``relay``: empty if there is none."""
 
-    beats: str
+    heartbeats: str
     data: str
     relay: str = ""
 
 
-def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> BrokerSettings:
+def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> CoreSettings:
     """Return the deciding code's settings; the endpoints and the lineage are those of this process."""
     broker, health = settings.broker, settings.health
-    return BrokerSettings(
-        beat_endpoint=endpoints.beats,
+    return CoreSettings(
+        heartbeat_endpoint=endpoints.heartbeats,
         data_endpoint=endpoints.data,
         key=key,
         dtype="" if broker.dtype == "auto" else broker.dtype,
@@ -42,7 +42,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,
         prefix=PrefixRules(
-            is_kept=broker.prefix_cache and broker.kv_cache, share=broker.prefix_share, policy=broker.prefix_policy
+            is_enabled=broker.prefix_cache and broker.kv_cache, share=broker.prefix_share, policy=broker.prefix_policy
         ),
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
@@ -66,8 +66,8 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
             max_passed=broker.max_passed,
             max_passed_s=broker.max_passed_s,
         ),
-        plan=PlanSettings(
-            rules=plan_rules(settings),
+        plan=ReconfigurationSettings(
+            rules=make_plan_rules(settings),
             min_workers=broker.min_workers,
             settle_s=broker.settle_s,
             prepare_timeout_s=broker.prepare_timeout_s,
@@ -75,7 +75,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
             max_sequences=settings.worker.max_sequences,
             rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
         ),
-        health=HealthSettings(
+        health=HealthLimits(
             beat_timeout_s=health.beat_timeout_s,
             beat_least_s=health.beat_least_s,
             hang_factor=health.hang_factor,
@@ -86,7 +86,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
     )
 
 
-def plan_rules(settings: Settings) -> PlanRules:
+def make_plan_rules(settings: Settings) -> PlanRules:
     """Return the rules for plans in the user's settings."""
     plan, broker = settings.plan, settings.broker
     pins: dict[str, LayerRange] = {}
@@ -96,7 +96,7 @@ def plan_rules(settings: Settings) -> PlanRules:
     return PlanRules(
         mode=broker.mode,
         objective=plan.objective,
-        load=Load(plan.rows, plan.context, plan.prompt),
+        load=PlannedLoad(plan.rows, plan.context, plan.prompt),
         kv_positions=plan.kv_positions,
         quiet_s=plan.quiet_s,
         margin=plan.margin,

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from swarm.cli.about import completion
-from swarm.cli.about.show import show
-from swarm.cli.answers.attach import attach
-from swarm.cli.answers.chat import chat
-from swarm.cli.answers.generate import generate
 from swarm.cli.bench import bench
 from swarm.cli.discover import discover
 from swarm.cli.doctor.command import doctor
-from swarm.cli.options import Common, LogFormat, LogLevel
+from swarm.cli.generate.attach import attach
+from swarm.cli.generate.chat import chat
+from swarm.cli.generate.generate import generate
+from swarm.cli.meta import completion
+from swarm.cli.meta.show import show
+from swarm.cli.options import GlobalOptions, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
 from swarm.cli.run import broker, config_app, gateway, worker
@@ -53,7 +53,7 @@ def common(
     ] = False,
 ) -> None:
     """Handle the options before the command's name."""
-    context.obj = Common(log_level, log_format)
+    context.obj = GlobalOptions(log_level, log_format)
 
 
 _UP = "swarm up --model /models/llama --workers 3 --memory-limit 8GiB"
@@ -81,4 +81,4 @@ app.command(short_help="Simulate swarms and faults.", epilog="Example: swarm sim
 config_app.command("show", epilog="Example: swarm config show --changed")(show)
 app.add_typer(config_app, name="config")
 app.add_typer(systemd.app, name="systemd")
-app.command("completion", epilog="Example: swarm completion bash")(completion.command("swarm"))
+app.command("completion", epilog="Example: swarm completion bash")(completion.make_command("swarm"))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.options import JsonOption
-from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, JsonProgress, console, print_json
+from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, JsonProgress, make_console, print_json
 from swarm.errors import InvalidRequest, SwarmError
 
 if TYPE_CHECKING:
-    from swarm.bench.document import Document, Result
+    from swarm.bench.document import Document, PointResult
     from swarm.bench.lengths import Lengths
-    from swarm.bench.processes.orders import Progress
-    from swarm.bench.run import Bench, View, Wanted
+    from swarm.bench.processes.pipe_messages import ShareProgress
+    from swarm.bench.run import Bench, BenchOptions, BenchView
 
 _DEFAULT_S = 10.0
 
@@ -130,18 +130,29 @@ def bench(
     request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
     """
     _need_aiohttp()
-    from swarm.bench.plan import Limits, Point, Shape, Target, base_url, parse_extras, parse_limits, parse_seconds
-    from swarm.bench.run import Sweep, Wanted
+    from swarm.bench.plan import (
+        BenchTarget,
+        LatencyLimits,
+        LoadPoint,
+        RequestShape,
+        base_url,
+        parse_extras,
+        parse_limits,
+        parse_seconds,
+    )
+    from swarm.bench.run import BenchOptions, SweepOptions
 
     if rate is not None and (sweep or concurrency is not None):
         raise typer.BadParameter("--rate is an open loop; --concurrency and --sweep are closed ones: choose one")
     if duration is not None and count is not None:
         raise typer.BadParameter("--duration or --count: give one of them")
-    ids = _token_ids(token_ids, api) if token_ids is not None else None
-    shape = Shape(_lengths(prompt, "--prompt"), _lengths(output, "--output"), seed, shared_prefix, prefixes, ids)
-    limits = parse_limits(goodput) if goodput else Limits()
-    warm_s, warm_count = _warm_up(warmup)
-    point = Point(
+    ids = _parse_token_ids(token_ids, api) if token_ids is not None else None
+    shape = RequestShape(
+        _parse_lengths(prompt, "--prompt"), _parse_lengths(output, "--output"), seed, shared_prefix, prefixes, ids
+    )
+    limits = parse_limits(goodput) if goodput else LatencyLimits()
+    warm_s, warm_count = _parse_warm_up(warmup)
+    point = LoadPoint(
         concurrency=None if rate is not None else concurrency or (1 if sweep else 8),
         rate=rate,
         duration_s=parse_seconds(duration, "--duration") if duration else None if count else _DEFAULT_S,
@@ -149,7 +160,7 @@ def bench(
         warmup_s=warm_s,
         warmup_count=warm_count,
     )
-    target = Target(
+    target = BenchTarget(
         url=base_url(url),
         model=model or "",
         api=api.value,
@@ -159,26 +170,26 @@ def bench(
         timeout_s=parse_seconds(timeout, "--timeout"),
         max_retries=retries,
     )
-    asked = _asked(
+    given = _given_options(
         prompt=prompt, output=output, shared_prefix=shared_prefix, prefixes=prefixes, token_ids=token_ids,
         concurrency=point.concurrency, rate=rate, sweep=sweep, duration=_seconds(point.duration_s), count=count,
         warmup=warmup,
         extra=target.extra, goodput=goodput, retries=retries, timeout=_seconds(target.timeout_s), seed=seed,
     )  # fmt: skip
     _check_page(html)
-    wanted = Wanted(
+    wanted = BenchOptions(
         title=title,
         target=target,
         shape=shape,
         point=point,
-        sweep=Sweep(point.concurrency or 1, max(max_concurrency, point.concurrency or 1), gain / 100)
+        sweep=SweepOptions(point.concurrency or 1, max(max_concurrency, point.concurrency or 1), gain / 100)
         if sweep
         else None,
         limits=limits,
         num_processes=processes,
         measures_ceiling=ceiling,
         deadline_s=parse_seconds(deadline, "--deadline"),
-        asked=asked,
+        asked=given,
     )
     document = asyncio.run(_run(wanted))
     _report(document, html, as_json)
@@ -199,12 +210,12 @@ def _need_aiohttp() -> None:
         raise SwarmError("swarm bench needs aiohttp, which is not installed: pip install 'swarm[bench]'") from None
 
 
-def _asked(**options: object) -> dict[str, object]:
+def _given_options(**options: object) -> dict[str, object]:
     """Return the options that were given, without the ones that were not."""
     return {name: value for name, value in options.items() if value not in (None, False, {}, 0) or name == "seed"}
 
 
-def _token_ids(text: str, api: Api) -> tuple[int, int]:
+def _parse_token_ids(text: str, api: Api) -> tuple[int, int]:
     if api is not Api.completions:
         raise typer.BadParameter("--token-ids needs --api completions: chats are text")
     low, _, high = text.partition(":")
@@ -213,22 +224,22 @@ def _token_ids(text: str, api: Api) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _lengths(text: str, option: str) -> Lengths:
-    from swarm.bench.lengths import parse
+def _parse_lengths(text: str, option: str) -> Lengths:
+    from swarm.bench.lengths import parse_lengths
 
-    def read(path: str) -> str:
+    def read_file(path: str) -> str:
         try:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"{option}: {path!r} can't be read: {error}") from None
 
     try:
-        return parse(text, read)
+        return parse_lengths(text, read_file)
     except InvalidRequest as error:
         raise typer.BadParameter(f"{option}: {error}") from None
 
 
-def _warm_up(text: str | None) -> tuple[float, int | None]:
+def _parse_warm_up(text: str | None) -> tuple[float, int | None]:
     """Parse a warm-up: a plain number is a number of requests, a number with a unit is a time."""
     from swarm.bench.plan import parse_seconds
 
@@ -256,7 +267,7 @@ def _check_page(path: Path | None) -> None:
         raise InvalidRequest(f"--html {path}: can't be written: {error.strerror}") from None
 
 
-async def _run(wanted: Wanted) -> Document:
+async def _run(wanted: BenchOptions) -> Document:
     from dataclasses import replace
 
     from swarm.bench.processes.probe import first_model
@@ -275,11 +286,11 @@ async def _run(wanted: Wanted) -> Document:
 async def _interruptible(bench: Bench) -> Document:
     """Run the benchmark; the first Ctrl-C (or SIGTERM) stops it in order, a second one cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(bench.run())
-    told: list[int] = []
+    interrupts: list[int] = []
 
     def interrupt() -> None:
-        told.append(1)
-        if len(told) == 1:
+        interrupts.append(1)
+        if len(interrupts) == 1:
             bench.stop()
         else:
             task.cancel()
@@ -295,10 +306,10 @@ async def _interruptible(bench: Bench) -> Document:
             loop.remove_signal_handler(number)
 
 
-def _view() -> tuple[View, AbstractContextManager[object]]:
+def _view() -> tuple[BenchView, AbstractContextManager[object]]:
     """Return the display of progress: live on a terminal, JSON lines elsewhere."""
     if not sys.stderr.isatty():
-        return LinesView(JsonProgress(sys.stderr).report), nullcontext()
+        return JsonLinesView(JsonProgress(sys.stderr).report), nullcontext()
     from rich.console import Console
 
     from swarm.bench.report.live import LiveView
@@ -307,7 +318,7 @@ def _view() -> tuple[View, AbstractContextManager[object]]:
     return live, live
 
 
-class LinesView:
+class JsonLinesView:
     """Progress for programs: a JSON object per line, at most one per second while a load is held."""
 
     def __init__(self, report: Callable[[tuple[str, ...], dict[str, object]], None]) -> None:
@@ -320,34 +331,34 @@ class LinesView:
     def begin(self, load: str, seconds: float | None, count: int | None) -> None:
         self._report((), {"event": "load", "load": load})
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: ShareProgress) -> None:
         import time
 
         now = time.monotonic()
         if now - self._last < 1.0:
             return
         self._last = now
-        told = {"num_ok": progress.num_ok, "num_failed": progress.num_failed, "num_in_flight": progress.num_in_flight}
-        self._report((), {"event": "progress", **told, "num_pieces": progress.num_pieces})
+        counts = {"num_ok": progress.num_ok, "num_failed": progress.num_failed, "num_in_flight": progress.num_in_flight}
+        self._report((), {"event": "progress", **counts, "num_pieces": progress.num_pieces})
 
-    def measured(self, result: Result) -> None:
-        from swarm.bench.report.table import line
+    def on_point_measured(self, result: PointResult) -> None:
+        from swarm.bench.report.table import summarise_point
 
-        self._report((), {"event": "point", "text": line(result)})
+        self._report((), {"event": "point", "text": summarise_point(result)})
 
 
 def _report(document: Document, html: Path | None, as_json: bool) -> None:
-    from swarm.bench.document import figures_only
-    from swarm.bench.report.table import report
+    from swarm.bench.document import without_series
+    from swarm.bench.report.table import render_table
 
     if html is not None:
-        from swarm.bench.report.page import page
+        from swarm.bench.report.page import render_page
 
         try:
-            html.write_text(page(document), encoding="utf-8")
+            html.write_text(render_page(document), encoding="utf-8")
         except OSError as error:
             print(f"swarm bench: {html} can't be written: {error.strerror}", file=sys.stderr)
     if as_json:
-        print_json(figures_only(document))
+        print_json(without_series(document))
     else:
-        console().print(report(document))
+        make_console().print(render_table(document))

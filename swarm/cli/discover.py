@@ -11,8 +11,8 @@ from swarm.cli.options import ConfigOption, JsonOption, load_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swarm.lock.discovery import Found
-    from swarm.lock.known import Known
+    from swarm.auth.discovery import Announcement
+    from swarm.auth.memberships import JoinedSwarm
     from swarm.wire.messages import Json
 
 
@@ -29,32 +29,33 @@ def discover(
     """
     import asyncio
 
+    from swarm.auth import discovery
+    from swarm.auth import memberships as known
     from swarm.cli.output import print_json
-    from swarm.lock import discovery, known
 
     settings = load_settings(context, config, {})
-    joined = known.every(settings.state_dir or known.default_state_dir())
-    found = asyncio.run(discovery.discover(seconds))
+    joined = known.read_all(settings.state_dir or known.default_state_dir())
+    brokers = asyncio.run(discovery.discover(seconds))
     if as_json:
-        print_json({"found": [_as_json(each, joined) for each in found]})
+        print_json({"found": [_as_json(each, joined) for each in brokers]})
         return
-    for each in found:
+    for each in brokers:
         print(f"{each.name}\n  key {each.key[:16]}\n  at  {', '.join(each.addresses)}\n  {_advice(each, joined)}")
-    if not found:
+    if not brokers:
         print("no broker on this network allows discovery (swarm up --discoverable)")
 
 
-def _as_json(found: Found, joined: Sequence[Known]) -> Json:
+def _as_json(found: Announcement, joined: Sequence[JoinedSwarm]) -> Json:
     names: list[Json | str] = [each.name for each in joined if each.broker == found.key]
     return {"name": found.name, "key": found.key[:16], "addresses": list(found.addresses), "joined_as": names}
 
 
-def _advice(found: Found, joined: Sequence[Known]) -> str:
+def _advice(found: Announcement, joined: Sequence[JoinedSwarm]) -> str:
     """Return what the user can do with it. Only the key shows whether this swarm was joined; the address does not."""
-    known = [each for each in joined if each.broker == found.key]
-    if not known:
+    memberships = [each for each in joined if each.broker == found.key]
+    if not memberships:
         return "not joined: get an invitation there (swarmctl invite), and pass it with --join"
-    names, places = ", ".join(each.name for each in known), {a for each in known for a in each.addresses}
-    if places & set(found.addresses):
+    names, addresses = ", ".join(each.name for each in memberships), {a for each in memberships for a in each.addresses}
+    if addresses & set(found.addresses):
         return f"joined as {names}"
-    return f"joined as {names} at {', '.join(sorted(places))}; it reports other addresses now"
+    return f"joined as {names} at {', '.join(sorted(addresses))}; it reports other addresses now"

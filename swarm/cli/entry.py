@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from swarm.sink import guard_stderr, settle_stdin_and_stdout
+from swarm.safe_stream import guard_stderr, prepare_stdin_and_stdout
 
 if TYPE_CHECKING:
     import typer
@@ -22,10 +22,10 @@ def run(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) ->
     return run_app(load, name, arguments)
 
 
-def end_with(command: Callable[[Sequence[str]], int]) -> NoReturn:
+def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run the command with the process's arguments, and end the process with its exit code."""
     guard_stderr()  # a closed stderr must not turn into a failure
-    settle_stdin_and_stdout()
+    prepare_stdin_and_stdout()
     try:
         code = command(sys.argv[1:])
     except KeyboardInterrupt:  # between the command's last instruction and this line

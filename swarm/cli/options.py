@@ -43,7 +43,7 @@ class Dtype(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class GlobalOptions:
     """Options before the command's name."""
 
     log_level: LogLevel | None = None
@@ -63,13 +63,13 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
     from swarm.errors import ConfigError
 
     try:
-        return settings_of.load(config, {**overrides_of(context), **overrides})
+        return settings_of.load(config, {**common_overrides(context), **overrides})
     except ConfigError as error:
         settings_of.load(config)
         raise typer.BadParameter(str(error)) from None
 
 
-def readers(
+def settings_readers(
     context: typer.Context, config: Path | None, overrides: Mapping[str, object]
 ) -> tuple[Callable[[], Settings], Callable[[], Mapping[str, tuple[object, str]]]]:
     """Return a function that loads a process's settings, and one that returns each setting's origin.
@@ -79,12 +79,12 @@ def readers(
     from swarm.config import origins
 
     load = partial(load_settings, context, config, overrides)
-    return load, partial(origins, config, {**overrides_of(context), **overrides})
+    return load, partial(origins, config, {**common_overrides(context), **overrides})
 
 
-def overrides_of(context: typer.Context) -> dict[str, object]:
+def common_overrides(context: typer.Context) -> dict[str, object]:
     """Return the options before the command's name, as settings."""
-    common = context.obj if isinstance(context.obj, Common) else Common()
+    common = context.obj if isinstance(context.obj, GlobalOptions) else GlobalOptions()
     return common.overrides()
 
 
@@ -96,13 +96,13 @@ def open_client(
     ``away_s`` limits how long a lost broker is waited for, if the settings allow longer. Raises the errors of
     :func:`load_settings` and of joining.
     """
-    from swarm.cli.joining import of_client
+    from swarm.cli.joining import resolve_client
     from swarm.client.blocking import Client
 
     settings = load_settings(context, None, {"client.url": url})
     client = settings.client
     return Client(
-        of_client(settings, invitation),
+        resolve_client(settings, invitation),
         connect_timeout_s=client.connect_timeout_s,
         reconnect_timeout_s=min(client.reconnect_timeout_s, away_s or client.reconnect_timeout_s),
     )

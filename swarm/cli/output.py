@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from swarm.errors import InvalidRequest, SwarmError
-from swarm.sink import Sink, has_all_letters, in_words
+from swarm.safe_stream import SafeStream, describe_dropped, is_utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH_ELSEWHERE = 160  # columns of tables if stdout is not a terminal
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a write that are the environment's fault
+_FILE_WIDTH = 160  # columns of tables if stdout is not a terminal
+# errors of a write that are the environment's fault
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -44,30 +45,30 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         code = load()(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SwarmError as error:
-        return complain(name, str(error), _code_of(error))
+        return print_error(name, str(error), _exit_code(error))
     except _UsageError as error:
-        return complain(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
+        return print_error(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
     except _ClickException as error:
-        return complain(name, _message(error))
+        return print_error(name, _message(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "swarm":
             raise  # a bug in Swarm itself
         text = f"the package {error.name} is missing: install Swarm with its dependencies (README, Install)"
-        return complain(name, text)
+        return print_error(name, text)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _hear_no_more()
+        _discard_stdout()
         return EXIT_FAILED  # the same code as typer's, where typer notices it first
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_ERRORS:
             raise
-        _hear_no_more()
-        return complain(name, f"can't write {error.filename or 'the output'}: {error.strerror}")
+        _discard_stdout()
+        return print_error(name, f"can't write {error.filename or 'the output'}: {error.strerror}")
     return code if isinstance(code, int) else 0
 
 
-def _hear_no_more() -> None:
+def _discard_stdout() -> None:
     """Discard what stdout still buffers, because its reader is gone. Otherwise Python's flush at exit would fail."""
     try:
         sys.stdout.flush()
@@ -75,7 +76,7 @@ def _hear_no_more() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _code_of(error: SwarmError) -> int:
+def _exit_code(error: SwarmError) -> int:
     """Return the exit code of an error: usage for a wrong request, failure for everything else.
 
     A request, worker or key that does not exist counts as a failure, not as wrong usage.
@@ -83,7 +84,7 @@ def _code_of(error: SwarmError) -> int:
     return EXIT_USAGE if isinstance(error, InvalidRequest) and error.code != "unknown" else EXIT_FAILED
 
 
-def complain(name: str, text: str, code: int = EXIT_FAILED) -> int:
+def print_error(name: str, text: str, code: int = EXIT_FAILED) -> int:
     """Print an error on stderr as one line; return the exit code."""
     print(f"{name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
     return code
@@ -100,7 +101,7 @@ def _help_hint(error: Exception, name: str) -> str:
 
 def print_json(data: object) -> None:
     """Print data for ``--json``: one object, indented."""
-    print(json.dumps(data, indent=2, ensure_ascii=not has_all_letters(sys.stdout)))
+    print(json.dumps(data, indent=2, ensure_ascii=not is_utf8(sys.stdout)))
 
 
 def print_json_line(data: object) -> None:
@@ -110,10 +111,10 @@ def print_json_line(data: object) -> None:
 
 def json_line(data: object) -> str:
     """Return data as one line of JSON for stdout. Characters that its encoding lacks are escaped."""
-    return json.dumps(data, ensure_ascii=not has_all_letters(sys.stdout))
+    return json.dumps(data, ensure_ascii=not is_utf8(sys.stdout))
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a size as text: 1536 → 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
@@ -122,14 +123,14 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def console() -> Console:
+def make_console() -> Console:
     """Return a console for tables on stdout. Without a terminal it is wide, because a pipe or file has no window."""
-    from swarm.cli.screen import Screen
+    from swarm.cli.screen import TableConsole
 
-    return Screen(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+    return TableConsole(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
-class Progress:
+class ConsoleProgress:
     """Progress display: permanent lines for events, and one line for the current state.
 
     On a terminal, the state line is overwritten in place; elsewhere it is printed whenever it changes. When the
@@ -140,21 +141,21 @@ class Progress:
         self._stream = stream
         self._live = stream.isatty()
         self._silent = False  # set when the stream can't be written any more
-        self._shown = ""  # the current state line
+        self._status = ""  # the current state line
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a permanent line."""
         shown = self._clear()
         self._write(text + "\n")
         if self._live and shown:
-            self.update(shown)
+            self.set_status(shown)
 
-    def update(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """Show the current state."""
-        if text == self._shown:
+        if text == self._status:
             return
         self._clear()
-        self._shown = text
+        self._status = text
         if self._live:
             width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0: the terminal has no size
             self._write(text if len(text) < width else text[: max(0, width - 2)] + "…")
@@ -164,16 +165,16 @@ class Progress:
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
         """Report an event: people get ``lines``, programs get ``data``."""
         for line in lines:
-            self.say(line)
+            self.print_line(line)
 
-    def done(self) -> None:
+    def clear_status(self) -> None:
         """Remove the state line."""
         self._clear()
 
     def _clear(self) -> str:
         if not self._live:
             return ""
-        shown, self._shown = self._shown, ""
+        shown, self._status = self._status, ""
         if shown:
             self._write("\r\x1b[2K")
         return shown
@@ -188,29 +189,29 @@ class Progress:
             self._silent = True
 
 
-class JsonProgress(Progress):
+class JsonProgress(ConsoleProgress):
     """Progress for programs: a JSON object per line. Its ``event`` is its kind; ``note`` and ``progress`` have a
     ``text``."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        if isinstance(stream, Sink):
-            stream.tell_dropped = _tell_dropped
+        if isinstance(stream, SafeStream):
+            stream.format_dropped = _format_dropped
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.report((), {"event": "note", "text": text})
 
-    def update(self, text: str) -> None:
-        if text != self._shown:
-            self._shown = text
+    def set_status(self, text: str) -> None:
+        if text != self._status:
+            self._status = text
             self.report((), {"event": "progress", "text": text})
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
         self._write(json.dumps(data, ensure_ascii=False) + "\n")
 
-    def done(self) -> None:
-        self._shown = ""
+    def clear_status(self) -> None:
+        self._status = ""
 
 
-def _tell_dropped(lines: int, reason: str) -> str:
-    return json.dumps({"event": "note", "text": in_words(lines, reason).strip()}) + "\n"
+def _format_dropped(lines: int, reason: str) -> str:
+    return json.dumps({"event": "note", "text": describe_dropped(lines, reason).strip()}) + "\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.about.packages import demand, missing
+from swarm.cli.meta.packages import missing_packages, require_packages
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -25,16 +25,16 @@ from swarm.cli.options import (
     ThreadsOption,
     UrlOption,
     load_settings,
-    readers,
+    settings_readers,
 )
-from swarm.cli.output import EXIT_FAILED, complain, print_json
+from swarm.cli.output import EXIT_FAILED, print_error, print_json
 from swarm.cli.up.processes import die_with_parent, disable_core_dumps
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError
 
 if TYPE_CHECKING:
+    from swarm.auth.rotation import CredentialStore
     from swarm.config import Settings
-    from swarm.lock.rotation import Home
 
 config_app = typer.Typer(help="Show and check the settings.", epilog="Example: swarm config check config/swarm.toml")
 
@@ -74,22 +74,22 @@ def broker(
         "broker.min_workers": min_workers,
         "state_dir": str(state_dir) if state_dir else None,
     }
-    with _hopeless_is_78():
-        load, origins = readers(context, config, overrides)
+    with _exit_on_config_error():
+        load, origins = settings_readers(context, config, overrides)
         settings = load()
         if settings.broker.listen and settings.state_dir is None:
-            from swarm.lock.known import default_state_dir
+            from swarm.auth.memberships import default_state_dir
 
             settings = settings.model_copy(update={"state_dir": default_state_dir()})  # keys must outlive the broker
-        demand("broker")
+        require_packages("broker")
         from swarm import log
         from swarm.broker.service import run
-        from swarm.service.unit import Unit
+        from swarm.systemd.service_context import ServiceContext
 
         log.configure(settings.log)
-        with _state_held(settings):
-            code = run(settings, Unit.begun(settings, load, origins))
-    _exit(code)
+        with _lock_state(settings):
+            code = run(settings, ServiceContext.from_environment(settings, load, origins))
+    _exit_with(code)
 
 
 def worker(
@@ -144,34 +144,34 @@ def worker(
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
     }
-    with _hopeless_is_78():
-        load, origins = readers(context, config, overrides)
+    with _exit_on_config_error():
+        load, origins = settings_readers(context, config, overrides)
         settings = load()
-        demand("worker")
-        from swarm.stage.shell.waiting import prepare_openmp
+        require_packages("worker")
+        from swarm.stage.shell.openmp import configure_openmp
 
-        prepare_openmp(settings.worker.threads)
+        configure_openmp(settings.worker.threads)
         from swarm import log
-        from swarm.cli.joining import of_worker
-        from swarm.service.unit import Unit
+        from swarm.cli.joining import resolve_worker
         from swarm.stage.shell.service import run
+        from swarm.systemd.service_context import ServiceContext
 
         log.configure(settings.log)
-        unit = Unit.begun(settings, load, origins)
-        settings, known = of_worker(settings, join)
+        unit = ServiceContext.from_environment(settings, load, origins)
+        settings, known = resolve_worker(settings, join)
         if known is not None:
-            from swarm.lock.known import default_state_dir
-            from swarm.lock.rotation import Home
+            from swarm.auth.memberships import default_state_dir
+            from swarm.auth.rotation import CredentialStore
 
-            home = Home(settings.state_dir or default_state_dir(), known)
-            _exit(run(settings, known.pair, home, _rotates, unit))
-        _exit(run(settings, unit=unit))
+            home = CredentialStore(settings.state_dir or default_state_dir(), known)
+            _exit_with(run(settings, known.pair, home, _rotate_key, unit))
+        _exit_with(run(settings, unit=unit))
 
 
-def _rotates(home: Home) -> str:
-    from swarm.cli.rotating import rotate_by_order
+def _rotate_key(home: CredentialStore) -> str:
+    from swarm.cli.key_rotation import rotate_on_order
 
-    return rotate_by_order(home)
+    return rotate_on_order(home)
 
 
 def gateway(
@@ -216,20 +216,20 @@ def gateway(
         "gateway.port": port,
         "state_dir": str(state_dir) if state_dir else None,
     }
-    with _hopeless_is_78():
-        load, origins = readers(context, config, overrides)
+    with _exit_on_config_error():
+        load, origins = settings_readers(context, config, overrides)
         settings = load()
-        if lacking := missing("gateway"):
+        if lacking := missing_packages("gateway"):
             raise ConfigError(lacking)
         from swarm import log
-        from swarm.cli.joining import of_client
-        from swarm.gateway.console.household import Household
+        from swarm.cli.joining import resolve_client
+        from swarm.gateway.console.local_swarm import LocalSwarm
         from swarm.gateway.service import run
-        from swarm.service.unit import Unit
+        from swarm.systemd.service_context import ServiceContext
 
         log.configure(settings.log)
-        unit = Unit.begun(settings, load, origins)
-        _exit(run(settings, of_client(settings, join), unit, Household(logs, demo)))
+        unit = ServiceContext.from_environment(settings, load, origins)
+        _exit_with(run(settings, resolve_client(settings, join), unit, LocalSwarm(logs, demo)))
 
 
 @config_app.command("check", epilog="Example: swarm config check config/swarm.toml")
@@ -259,37 +259,37 @@ def check(
         print(f"the settings are right ({file_in_use(chosen) or 'no file'}, and the environment)")
 
 
-def _exit(code: int) -> None:
+def _exit_with(code: int) -> None:
     if code != 0:
         raise typer.Exit(code)
 
 
 @contextmanager
-def _state_held(settings: Settings) -> Iterator[None]:
+def _lock_state(settings: Settings) -> Iterator[None]:
     """Lock the state directory for this broker. If none is configured, nothing is kept."""
     if settings.state_dir is None:
         yield
         return
-    from swarm.cli.up.statedir import BROKER_LOCK, held
+    from swarm.cli.up.statedir import BROKER_LOCK, hold_lock
 
-    with held(settings.state_dir, BROKER_LOCK, "swarm broker"):
+    with hold_lock(settings.state_dir, BROKER_LOCK, "swarm broker"):
         yield
 
 
 @contextmanager
-def _hopeless_is_78() -> Iterator[None]:
+def _exit_on_config_error() -> Iterator[None]:
     """Exit with code 78 on errors that a restart can't fix, so that supervisors (ours, systemd) do not restart the
     process."""
     try:
         yield
     except (ConfigError, ModelError, JournalError, typer.BadParameter) as error:
-        code = EXIT_FAILED if _can_pass(error) else EX_CONFIG
-        raise typer.Exit(complain("swarm", str(error), code)) from None
+        code = EXIT_FAILED if _is_temporary(error) else EX_CONFIG
+        raise typer.Exit(print_error("swarm", str(error), code)) from None
 
 
-def _can_pass(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Whether a restart may help: a full disk may have free space again."""
     from swarm.broker.journal.database import FullDisk
-    from swarm.cli.up.statedir import NoRoom
+    from swarm.cli.up.statedir import StateDirFull
 
-    return isinstance(error, FullDisk | NoRoom)
+    return isinstance(error, FullDisk | StateDirFull)

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 
 
-class Screen(Console):
+class TableConsole(Console):
     """A rich console whose tables never break words."""
 
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:

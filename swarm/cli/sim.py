@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.options import JsonOption
-from swarm.cli.output import EXIT_FAILED, Progress, complain, print_json
+from swarm.cli.output import EXIT_FAILED, ConsoleProgress, print_error, print_json
 
 if TYPE_CHECKING:
     from swarm.sim.run import Outcome
@@ -44,14 +44,14 @@ def sim(
     if seed is not None and schedules is not None:
         raise typer.BadParameter("--seed runs one schedule, --schedules many: choose one")
     if seed is not None:
-        failed = _play_one(seed, not no_faults, as_json)
+        failed = _run_one(seed, not no_faults, as_json)
     else:
-        failed = _play_many(first_seed, schedules or 200, not no_faults, as_json)
+        failed = _run_many(first_seed, schedules or 200, not no_faults, as_json)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
+def _run_one(seed: int, faults: bool, as_json: bool) -> bool:
     from swarm.sim.run import run
 
     outcome = run(seed, faults=faults)
@@ -69,12 +69,12 @@ def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
     if outcome.failure is None:
         print("everything held")
         return False
-    complain("swarm sim", outcome.failure)
+    print_error("swarm sim", outcome.failure)
     return True
 
 
 @dataclass(slots=True)
-class Tally:
+class SimTotals:
     """Totals of the schedules so far. Printed as JSON by its field names."""
 
     num_schedules: int = 0
@@ -88,7 +88,7 @@ class Tally:
     struck: dict[str, int] = field(default_factory=dict)  # number of faults, by kind
     violations: list[tuple[int, str]] = field(default_factory=list)  # seed and violated invariant
 
-    def take(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
         self.num_schedules += 1
         self.num_events += outcome.num_events
         self.num_tokens += outcome.num_tokens
@@ -110,14 +110,14 @@ class Tally:
         )
 
 
-def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool:
-    tally, progress = Tally(), Progress(sys.stderr)
-    for outcomes in play(first_seed, count, faults):
+def _run_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool:
+    tally, progress = SimTotals(), ConsoleProgress(sys.stderr)
+    for outcomes in run_seeds(first_seed, count, faults):
         for outcome in outcomes:
-            tally.take(outcome)
+            tally.add(outcome)
         if sys.stderr.isatty():
-            progress.update(f"{tally} of {count}")
-    progress.done()
+            progress.set_status(f"{tally} of {count}")
+    progress.clear_status()
     tally.violations.sort()
     if as_json:
         violations = [{"seed": seed, "failure": failure} for seed, failure in tally.violations]
@@ -127,24 +127,26 @@ def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool
     if tally.struck:
         print(f"faults: {', '.join(f'{kind} {num}' for kind, num in sorted(tally.struck.items()))}")
     for seed, failure in tally.violations[:MAX_SHOWN]:
-        complain("swarm sim", f"seed {seed}: {failure}")
+        print_error("swarm sim", f"seed {seed}: {failure}")
     if tally.violations:
         again = f"swarm sim --seed {tally.violations[0][0]}{'' if faults else ' --no-faults'}"
-        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' shows the first")
+        print_error(
+            "swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' shows the first"
+        )
     return bool(tally.violations)
 
 
-def play(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
+def run_seeds(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
     """Run these seeds and yield the outcomes in order, in chunks, on one process per core."""
     end = first_seed + count
     chunks = [(first, min(CHUNK, end - first), faults) for first in range(first_seed, end, CHUNK)]
     num_processes = min(MAX_PROCESSES, len(chunks), _num_cores())
     if num_processes == 1:
-        yield from map(_play_chunk, chunks)
+        yield from map(_run_chunk, chunks)
         return
     # "spawn" exists on every system, and a fresh process inherits no locks
-    with multiprocessing.get_context("spawn").Pool(num_processes, _leave_interrupts_to_the_parent) as pool:
-        yield from pool.imap(_play_chunk, chunks)
+    with multiprocessing.get_context("spawn").Pool(num_processes, _ignore_interrupts) as pool:
+        yield from pool.imap(_run_chunk, chunks)
 
 
 def _num_cores() -> int:
@@ -152,12 +154,12 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _ignore_interrupts() -> None:
     """Ignore Ctrl-C here: it reaches the whole process group, and the parent ends the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _play_chunk(chunk: tuple[int, int, bool]) -> list[Outcome]:
+def _run_chunk(chunk: tuple[int, int, bool]) -> list[Outcome]:
     from swarm.sim.run import run_many
 
     first_seed, count, faults = chunk

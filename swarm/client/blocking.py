@@ -10,16 +10,16 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from swarm.auth.access import BrokerCredentials
+from swarm.client.admin import ReportName
 from swarm.client.client import AsyncClient
-from swarm.client.governing import What
 from swarm.client.request import Params, Prompt, RequestOptions
 from swarm.client.results import BatchPiece, Completion, Piece
 from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
-from swarm.lock.access import Access
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description, Invite, Json, Steer, Submit, Suppose
+from swarm.wire.messages import Description, Invite, Json, PlanCommand, PlanWhatIf, Submit
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item", Piece, BatchPiece)
@@ -33,7 +33,11 @@ class Client:
     """
 
     def __init__(
-        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 600.0
+        self,
+        url: str | BrokerCredentials | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        reconnect_timeout_s: float = 600.0,
     ) -> None:
         self._client = AsyncClient(url, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
         self.url = self._client.url
@@ -163,12 +167,12 @@ class Client:
         """Return the model, the limits, and, if the swarm is not serving, what it waits for."""
         return self._run(self._client.describe())
 
-    def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
+    def query(self, what: ReportName, *, all: bool = False, request_id: str = "") -> Json:
         """Return a report as ``swarmctl --json`` prints it. For "requests", ``all`` includes requests that ended long
         ago, and ``request_id`` selects a single request."""
         return self._run(self._client.query(what, all=all, request_id=request_id))
 
-    def suppose_plan(self, suppose: Suppose) -> Json:
+    def suppose_plan(self, suppose: PlanWhatIf) -> Json:
         """Return the plan that the broker would make under these assumptions. Nothing is changed."""
         return self._run(self._client.suppose_plan(suppose))
 
@@ -186,7 +190,7 @@ class Client:
         ``again``: exit in such a way that ``swarm up`` or systemd restarts it."""
         return self._run(self._client.stop_worker(worker, force=force, again=again))
 
-    def steer(self, steer: Steer) -> Json:
+    def steer(self, steer: PlanCommand) -> Json:
         """Change which workers get layers (cordon, drain, pins), or have the plan made again. The change lasts until
         the broker's process ends."""
         return self._run(self._client.steer(steer))
@@ -246,13 +250,13 @@ class Client:
                 future.cancel()
 
     def _iterate(
-        self, take: Callable[[], Coroutine[Any, Any, list[_Item]]], close: Callable[[], None]
+        self, take_ready: Callable[[], Coroutine[Any, Any, list[_Item]]], on_close: Callable[[], None]
     ) -> Generator[_Item, None, None]:
         try:
-            while ready := self._run(take()):
+            while ready := self._run(take_ready()):
                 yield from ready
         finally:
-            self._post(close)
+            self._post(on_close)
 
     def _post(self, work: Callable[[], None]) -> None:
         """Run a function in the client's thread without waiting. The garbage collector may call this in any thread."""

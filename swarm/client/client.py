@@ -9,43 +9,51 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
-from swarm.client.events import Ask, Failed, Question, Reply, Revoke
-from swarm.client.governing import Governor
-from swarm.client.link import Link, Mailbox
+from swarm.auth.access import BrokerCredentials, credentials_for
+from swarm.client.active_requests import question_error
+from swarm.client.admin import AdminMixin
+from swarm.client.broker_connection import BrokerConnection, Mailbox
+from swarm.client.events import AskQuestion, CancelForeignRequest, FailRequest, Question, Reply
 from swarm.client.model import ASK_TIMEOUT_S, ModelSource
-from swarm.client.ongoing import refused
 from swarm.client.request import (
     Conversation,
     Params,
     Prompt,
     RequestOptions,
+    RequestSpec,
     Source,
-    Wish,
-    as_source,
-    check_attach,
-    check_wish,
-    wishes_of,
+    batch_specs,
+    check_attach_args,
+    check_options,
+    check_prompt,
 )
 from swarm.client.results import Completion, Piece, Progress
 from swarm.client.session import Session
-from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream, progress, read_pages
-from swarm.client.text.checking import GrammarChecks
+from swarm.client.stream import (
+    BatchStream,
+    OpenCalls,
+    PieceStream,
+    PromptStream,
+    RequestCall,
+    fetch_continuations,
+    make_progress,
+)
+from swarm.client.text.grammar_checks import GrammarCheckPool
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
-from swarm.lock.access import Access, access_to
 from swarm.params import SamplingParams
-from swarm.wire.messages import Describe, Description, Recall, Recalled, Report, Submit
+from swarm.wire.messages import Describe, Description, GetRequest, Report, RequestDetails, Submit
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before other tasks get their turn
 
-Wanted = tuple[Source, Wish]
+PreparedPrompt = tuple[Source, RequestSpec]
 OnError = Callable[[int, ClientError], None]
 
 
-class AsyncClient(Governor):
+class AsyncClient(AdminMixin):
     """Asynchronous client of one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
 
     The client connects on first use. Every method that makes a request takes a prompt (text or token ids), ``params``
@@ -60,17 +68,23 @@ class AsyncClient(Governor):
     """
 
     def __init__(
-        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 600.0
+        self,
+        url: str | BrokerCredentials | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        reconnect_timeout_s: float = 600.0,
     ) -> None:
         """Create a client for the broker at ``url``. The default is ``$SWARM_URL``, else the swarm that this machine
         joined last, else the broker on this machine."""
-        self._access = url if isinstance(url, Access) else access_to(url or os.environ.get("SWARM_URL"))
+        self._access = (
+            url if isinstance(url, BrokerCredentials) else credentials_for(url or os.environ.get("SWARM_URL"))
+        )
         self.url = self._access.url
         self._session = Session(self.url, connect_timeout_s, reconnect_timeout_s)
-        self._link: Link | None = None  # created on first use
+        self._connection: BrokerConnection | None = None  # created on first use
         self._closed = False
         self._model = ModelSource(self._connect, self.describe, self.url)
-        self._checks = GrammarChecks()
+        self._checks = GrammarCheckPool()
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +98,7 @@ class AsyncClient(Governor):
         """Cancel all requests in progress and release all resources. The client cannot be used afterwards."""
         self._closed = True
         self._checks.close()
-        link, self._link = self._link, None
+        link, self._connection = self._connection, None
         if link is not None:
             await link.aclose()
 
@@ -93,7 +107,7 @@ class AsyncClient(Governor):
         so that another client can ``attach``. Readers that still wait on this client never return."""
         self._closed = True
         self._checks.close()
-        link, self._link = self._link, None
+        link, self._connection = self._connection, None
         if link is not None:
             await link.abandon()
 
@@ -108,25 +122,25 @@ class AsyncClient(Governor):
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
         """Return the complete answer to a prompt."""
-        return await self._complete(as_source(prompt), check_wish(params, options))
+        return await self._complete(check_prompt(prompt), check_options(params, options))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
         """Stream the answer token by token. Leaving the iterator early cancels the request."""
-        return PromptStream(self._stream([(as_source(prompt), check_wish(params, options))]))
+        return PromptStream(self._stream([(check_prompt(prompt), check_options(params, options))]))
 
     async def chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
         """Return the complete answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
-        return await self._complete(Conversation(messages), check_wish(params, options))
+        return await self._complete(Conversation(messages), check_options(params, options))
 
     def stream_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
         """Stream the answer to a conversation token by token. Leaving the iterator early cancels the request."""
-        return PromptStream(self._stream([(Conversation(messages), check_wish(params, options))]))
+        return PromptStream(self._stream([(Conversation(messages), check_options(params, options))]))
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -135,13 +149,13 @@ class AsyncClient(Governor):
         the answer. Any process that has the id can :meth:`attach` to the request, until some time after its end. Stop
         strings are found by the client that reads the answer: without a reader, the request runs until its other
         limits."""
-        return await self._submit(as_source(prompt), check_wish(params, {**options, "detached": True}))
+        return await self._submit(check_prompt(prompt), check_options(params, {**options, "detached": True}))
 
     async def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
         """Submit a conversation as a detached request and return its id; see :meth:`submit`."""
-        return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
+        return await self._submit(Conversation(messages), check_options(params, {**options, "detached": True}))
 
     def attach(
         self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
@@ -156,11 +170,11 @@ class AsyncClient(Governor):
 
         Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
         """
-        shown = check_attach(request_id, next_index, timeout, visible)
+        shown = check_attach_args(request_id, next_index, timeout, visible)
 
-        async def begin(mailbox: Mailbox) -> Opened:
+        async def begin(mailbox: Mailbox) -> OpenCalls:
             call = await self._recall(request_id, timeout, shown)
-            call.first = next_index
+            call.first_index = next_index
             call.start(mailbox, timeout, attached=True)
             return {request_id: (0, call)}
 
@@ -171,7 +185,7 @@ class AsyncClient(Governor):
 
         Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
         """
-        check_attach(request_id, 0, None)
+        check_attach_args(request_id, 0, None)
         return (await self._recall(request_id, None)).submit
 
     async def look_up(self, request_id: str, *, visible: Sequence[int] = ()) -> Progress:
@@ -181,18 +195,21 @@ class AsyncClient(Governor):
         Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more), Overloaded if the
         broker cannot look it up now, and the request's own error if it failed.
         """
-        shown, link = check_attach(request_id, 0, None, visible), self._connect()
-        submit, continuations = await read_pages(link, request_id)
-        return await progress(Call(submit, Wish.behind(submit, None, shown), link, self._model.get), continuations)
+        shown, connection = check_attach_args(request_id, 0, None, visible), self._connect()
+        submit, continuations = await fetch_continuations(connection, request_id)
+        return await make_progress(
+            RequestCall(submit, RequestSpec.from_submit(submit, None, shown), connection, self._model.get),
+            continuations,
+        )
 
     async def cancel(self, request_id: str) -> None:
         """Cancel a request, no matter which client made it. A request that has already ended is left unchanged.
 
         Raises InvalidRequest (code "unknown") if the broker does not have such a request (any more).
         """
-        check_attach(request_id, 0, None)
+        check_attach_args(request_id, 0, None)
         call = await self._recall(request_id, ASK_TIMEOUT_S)
-        call.link.do(Revoke(call.submit))
+        call.connection.handle(CancelForeignRequest(call.submit))
         # messages arrive in order: once this is answered, the broker has processed the cancellation
         await self.describe()
 
@@ -230,24 +247,24 @@ class AsyncClient(Governor):
         the other requests and is raised; with ``return_errors``, the error is returned in its prompt's place instead.
         """
         results: dict[int, Completion | ClientError] = {}
-        wanted: dict[int, Wanted] = {}
-        for place, (prompt, wish) in enumerate(zip(prompts, wishes_of(params, options, len(prompts)), strict=True)):
+        prepared: dict[int, PreparedPrompt] = {}
+        for place, (prompt, spec) in enumerate(zip(prompts, batch_specs(params, options, len(prompts)), strict=True)):
             try:
-                wanted[place] = _wanted(prompt, wish)
+                prepared[place] = _prepare_prompt(prompt, spec)
             except InvalidRequest as error:
                 if not return_errors:
                     raise
                 results[place] = error
-        places = list(wanted)
+        places = list(prepared)
 
-        def note(index: int, error: ClientError) -> None:
+        def record_error(index: int, error: ClientError) -> None:
             results[places[index]] = error
 
-        stream = self._stream(list(wanted.values()), note if return_errors else None)
+        stream = self._stream(list(prepared.values()), record_error if return_errors else None)
         pieces = await _collect(stream, len(places))
         for index, place in enumerate(places):
             if place not in results:
-                results[place] = stream.finished[index].completion(pieces[index])
+                results[place] = stream.ended_calls[index].completion(pieces[index])
         return [results[place] for place in range(len(prompts))]
 
     def stream_batch(
@@ -256,9 +273,9 @@ class AsyncClient(Governor):
         """Stream the answers to many prompts, which run concurrently. Yields ``(index of the prompt, token, text,
         finished)`` in order of arrival. ``params`` is one parameter set for all prompts, or a sequence with one for
         each prompt. Leaving the iterator early cancels all requests."""
-        wishes = wishes_of(params, options, len(prompts))
-        wanted = [_wanted(prompt, wish) for prompt, wish in zip(prompts, wishes, strict=True)]
-        return BatchStream(self._stream(wanted), len(wanted))
+        specs = batch_specs(params, options, len(prompts))
+        prepared = [_prepare_prompt(prompt, wish) for prompt, wish in zip(prompts, specs, strict=True)]
+        return BatchStream(self._stream(prepared), len(prepared))
 
     async def describe(self) -> Description:
         """Return the model, the limits, and, if the swarm is not serving, what it waits for."""
@@ -282,56 +299,60 @@ class AsyncClient(Governor):
         return (await self._model.get()).text
 
     async def _ask(self, question: Question, timeout_s: float = ASK_TIMEOUT_S) -> Reply:
-        link = self._connect()
-        answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
+        connection = self._connect()
+        answer, _ = await connection.ask(AskQuestion(connection.new_key(), question, timeout_s))
         return answer
 
     # --- how requests are made
 
-    async def _submit(self, source: Source, wish: Wish) -> str:
+    async def _submit(self, source: Source, spec: RequestSpec) -> str:
         mailbox = Mailbox()
-        call = await self._start(source, wish, mailbox, asyncio.get_running_loop().time())
+        call = await self._start(source, spec, mailbox, asyncio.get_running_loop().time())
         try:
-            news = await mailbox.get()  # any update except a failure means that the broker has accepted the request
-            if isinstance(news, Failed):
-                raise news.error
+            update = await mailbox.get()  # any update except a failure means that the broker has accepted the request
+            if isinstance(update, FailRequest):
+                raise update.error
         finally:
             call.leave()
         return call.submit.request_id
 
-    async def _recall(self, request_id: str, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Call:
+    async def _recall(self, request_id: str, timeout_s: float | None, visible: tuple[int, ...] = ()) -> RequestCall:
         """Fetch an existing request's submission from the broker and return a call that can read its answer."""
         limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
-        answer = await self._ask(Recall(request_id=request_id), limit_s)
+        answer = await self._ask(GetRequest(request_id=request_id), limit_s)
         if isinstance(answer, Report):
-            raise refused(request_id, answer)
-        assert isinstance(answer, Recalled)
-        return Call(answer.submit, Wish.behind(answer.submit, timeout_s, visible), self._connect(), self._model.get)
+            raise question_error(request_id, answer)
+        assert isinstance(answer, RequestDetails)
+        return RequestCall(
+            answer.submit, RequestSpec.from_submit(answer.submit, timeout_s, visible), self._connect(), self._model.get
+        )
 
-    async def _complete(self, source: Source, wish: Wish) -> Completion:
-        stream = self._stream([(source, wish)])
+    async def _complete(self, source: Source, spec: RequestSpec) -> Completion:
+        stream = self._stream([(source, spec)])
         [pieces] = await _collect(stream, 1)
-        return stream.finished[0].completion(pieces)
+        return stream.ended_calls[0].completion(pieces)
 
-    def _stream(self, wanted: Sequence[Wanted], on_error: OnError | None = None) -> PieceStream:
-        if len(wanted) != 1 and any(wish.request_id is not None for _, wish in wanted):
+    def _stream(self, prepared: Sequence[PreparedPrompt], on_error: OnError | None = None) -> PieceStream:
+        if len(prepared) != 1 and any(wish.request_id is not None for _, wish in prepared):
             raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
 
-        async def begin(mailbox: Mailbox) -> Opened:
-            calls: Opened = {}  # on an error, cancel the requests that were already started
+        async def begin(mailbox: Mailbox) -> OpenCalls:
+            calls: OpenCalls = {}  # on an error, cancel the requests that were already started
             with contextlib.ExitStack() as undo:
-                undo.callback(_leave, calls)
-                await self._open(wanted, mailbox, calls, on_error)
+                undo.callback(_leave_all, calls)
+                await self._open(prepared, mailbox, calls, on_error)
                 undo.pop_all()
             return calls
 
         return PieceStream(begin, on_error)
 
-    async def _open(self, wanted: Sequence[Wanted], mailbox: Mailbox, calls: Opened, on_error: OnError | None) -> None:
-        began = asyncio.get_running_loop().time()
-        for place, (source, wish) in enumerate(wanted):
+    async def _open(
+        self, prepared: Sequence[PreparedPrompt], mailbox: Mailbox, calls: OpenCalls, on_error: OnError | None
+    ) -> None:
+        started_at = asyncio.get_running_loop().time()
+        for place, (source, spec) in enumerate(prepared):
             try:
-                call = await self._start(source, wish, mailbox, began)
+                call = await self._start(source, spec, mailbox, started_at)
             except ClientError as error:
                 if on_error is None:
                     raise  # an error handler turns a prompt's error into its result, and the others go on
@@ -341,51 +362,51 @@ class AsyncClient(Governor):
             if place % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
 
-    async def _start(self, source: Source, wish: Wish, mailbox: Mailbox, began: float) -> Call:
-        link, loop = self._connect(), asyncio.get_running_loop()
-        limit = None if wish.timeout_s is None else began + wish.timeout_s
+    async def _start(self, source: Source, spec: RequestSpec, mailbox: Mailbox, started_at: float) -> RequestCall:
+        connection, loop = self._connect(), asyncio.get_running_loop()
+        limit = None if spec.timeout_s is None else started_at + spec.timeout_s
         try:
             async with asyncio.timeout_at(limit):
-                ids = await self._encode(source, wish)
+                ids = await self._encode(source, spec)
         except TimeoutError:
-            raise RequestTimeout(f"the model was not described within the time limit of {wish.timeout_s:g} s") from None
-        call = Call(wish.submit(ids), wish, link, self._model.get)
+            raise RequestTimeout(f"the model was not described within the time limit of {spec.timeout_s:g} s") from None
+        call = RequestCall(spec.to_submit(ids), spec, connection, self._model.get)
         call.start(mailbox, None if limit is None else max(limit - loop.time(), 0.0))
         return call
 
     async def _check_grammar(self, params: SamplingParams) -> None:
         await self._checks.check((await self._model.get()).grammars, params)
 
-    async def _encode(self, source: Source, wish: Wish) -> tuple[int, ...]:
-        if wish.params.grammar is not None:
-            await self._check_grammar(wish.params)
+    async def _encode(self, source: Source, spec: RequestSpec) -> tuple[int, ...]:
+        if spec.params.grammar is not None:
+            await self._check_grammar(spec.params)
         if isinstance(source, tuple):
-            if wish.params.stop:
-                (await self._model.get()).check_stops(wish)
+            if spec.params.stop:
+                (await self._model.get()).check_stops(spec)
             return source
         model = await self._model.get()
         if model.text is None:
             raise InvalidRequest("this model has no tokenizer: pass token ids", code="tokenizer")
         return model.text.encode(source) if isinstance(source, str) else model.text.encode_chat(source.messages)
 
-    def _connect(self) -> Link:
+    def _connect(self) -> BrokerConnection:
         if self._closed:
             raise Unavailable("this client is closed")
-        if self._link is None:
+        if self._connection is None:
             access = self._access
-            self._link = Link(self._session, access.endpoint, access.pair, access.home)
-        return self._link
+            self._connection = BrokerConnection(self._session, access.endpoint, access.pair, access.store)
+        return self._connection
 
 
-def _leave(calls: Opened) -> None:
+def _leave_all(calls: OpenCalls) -> None:
     for _, call in calls.values():
         call.leave()
 
 
-def _wanted(prompt: Prompt, wish: Wish | InvalidRequest) -> Wanted:
-    if isinstance(wish, InvalidRequest):
-        raise wish
-    return as_source(prompt), wish
+def _prepare_prompt(prompt: Prompt, spec: RequestSpec | InvalidRequest) -> PreparedPrompt:
+    if isinstance(spec, InvalidRequest):
+        raise spec
+    return check_prompt(prompt), spec
 
 
 async def _collect(stream: PieceStream, num_prompts: int) -> list[list[Piece]]:

@@ -12,36 +12,38 @@ from swarm.wire.messages import (
     Description,
     Finished,
     GetAsset,
+    GetRequest,
     Hop,
     Join,
-    LockMessage,
+    KeyMessage,
     LookUp,
+    PlanCommand,
     Query,
-    Recall,
-    Recalled,
     Report,
+    RequestDetails,
     ServerMessage,
     ShowSettings,
-    Snapshot,
-    Steer,
     StopWorker,
     Submit,
     TokenLogprob,
+    TokensSnapshot,
 )
 
-Question = Describe | GetAsset | Query | Recall | LookUp | Join | StopWorker | Steer | ShowSettings | LockMessage
-Reply = Description | AssetPart | Recalled | Snapshot | Report
+Question = (
+    Describe | GetAsset | Query | GetRequest | LookUp | Join | StopWorker | PlanCommand | ShowSettings | KeyMessage
+)
+Reply = Description | AssetPart | RequestDetails | TokensSnapshot | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TcpConnected:
     """A TCP connection was accepted. The peer's greeting, which comes next, shows whether it is a broker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
+class HandshakeFailed:
     """A peer accepted the connection and closed it during the security handshake. It may be the broker with another
     key."""
 
@@ -52,7 +54,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Estranged:
+class IncompatibleBroker:
     """The connection is up, but the broker is incompatible or rejects this client. ``reason`` is for the caller."""
 
     reason: str
@@ -72,7 +74,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class NotUnderstood:
+class UndecodableMessage:
     """A message from the broker could not be decoded. ``request_id``: the request that it names, if that field could be
     read."""
 
@@ -81,7 +83,7 @@ class NotUnderstood:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRequest:
     """The caller starts a request. ``timeout_s`` counts from now. ``attached``: the broker already has the request,
     perhaps from another process; this client only reads it."""
 
@@ -109,7 +111,7 @@ class StopFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveRequest:
     """The caller no longer reads this request. It is cancelled unless it is detached or was only attached to;
     ``cancel``: cancelled in any case."""
 
@@ -118,14 +120,14 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
+class CancelForeignRequest:
     """The caller cancels a request that another client made and that this one does not read."""
 
     submit: Submit
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskQuestion:
     """The caller has a question for the broker. ``key`` comes back with the answer. ``timeout_s`` counts from now."""
 
     key: int
@@ -134,33 +136,33 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class AbandonQuestion:
     """The caller no longer waits for an answer."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class SessionTick:
     """Time has passed."""
 
 
-Event = (
-    Reached
-    | Unheard
+SessionEvent = (
+    TcpConnected
+    | HandshakeFailed
     | Connected
-    | Estranged
+    | IncompatibleBroker
     | Disconnected
     | Received
-    | NotUnderstood
-    | Start
+    | UndecodableMessage
+    | StartRequest
     | Consumed
     | StopFound
-    | Leave
-    | Revoke
-    | Ask
-    | Withdraw
-    | Tick
+    | LeaveRequest
+    | CancelForeignRequest
+    | AskQuestion
+    | AbandonQuestion
+    | SessionTick
 )
 
 
@@ -187,7 +189,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndContinuation:
     """A continuation has ended normally, and all its tokens have been delivered."""
 
     request_id: str
@@ -196,7 +198,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailRequest:
     """The request has failed; nothing more will be delivered for it."""
 
     request_id: str
@@ -204,14 +206,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ConfirmStored:
     """A detached request is in the broker's journal: it continues without this client."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ReturnAnswer:
     """Return the broker's answer to the caller of question ``key``."""
 
     key: int
@@ -220,12 +222,12 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class ReturnError:
     """Raise an error at the caller of question ``key``."""
 
     key: int
     error: ClientError
 
 
-Action = Send | Deliver | Ended | Failed | Taken | Answered | Unanswered
-Actions = list[Action]
+SessionAction = Send | Deliver | EndContinuation | FailRequest | ConfirmStored | ReturnAnswer | ReturnError
+SessionActions = list[SessionAction]

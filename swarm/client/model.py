@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.client.events import Ask
-from swarm.client.link import Link
-from swarm.client.request import Wish
+from swarm.client.broker_connection import BrokerConnection
+from swarm.client.events import AskQuestion
+from swarm.client.request import RequestSpec
 from swarm.client.text import assets
-from swarm.client.text.assemble import Assembler
+from swarm.client.text.assemble import PieceAssembler
 from swarm.client.text.grammar import GrammarChecker
 from swarm.client.text.tokenizer import ASSET_FILES, TextModel
 from swarm.errors import InvalidRequest, ModelError, Unavailable
@@ -21,7 +21,7 @@ ASK_TIMEOUT_S = 30.0  # answers need no computing
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ClientModel:
     """The client's copy of the broker's model description."""
 
     manifest: Manifest
@@ -29,49 +29,53 @@ class Model:
     grammars: GrammarChecker
 
     @classmethod
-    def of(cls, manifest: Manifest, text: TextModel | None) -> Model:
+    def create(cls, manifest: Manifest, text: TextModel | None) -> ClientModel:
         return cls(manifest, text, GrammarChecker(None if text is None else text.tokenizer, manifest.eos_token_ids))
 
-    def check_stops(self, wish: Wish) -> None:
-        if wish.params.stop and self.text is None:
+    def check_stops(self, spec: RequestSpec) -> None:
+        if spec.params.stop and self.text is None:
             raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
 
-    def assembler(self, wish: Wish, choice: int) -> Assembler:
-        ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
-        detokenizer = None if self.text is None else self.text.detokenizer(wish.visible)
-        return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
+    def make_assembler(self, spec: RequestSpec, choice: int) -> PieceAssembler:
+        ends = () if spec.params.ignore_eos else self.manifest.eos_token_ids
+        detokenizer = None if self.text is None else self.text.detokenizer(spec.visible)
+        return PieceAssembler(spec.params, choice, frozenset((*ends, *spec.params.stop_token_ids)), detokenizer)
 
 
 class ModelSource:
     """Fetches the model description from the broker and keeps it while that broker is connected."""
 
-    def __init__(self, connect: Callable[[], Link], describe: Callable[[], Awaitable[Description]], url: str) -> None:
+    def __init__(
+        self, connect: Callable[[], BrokerConnection], describe: Callable[[], Awaitable[Description]], url: str
+    ) -> None:
         self._connect = connect
         self._describe = describe
         self._url = url
-        self._model: Model | None = None  # the last one fetched
+        self._model: ClientModel | None = None  # the last one fetched
         self._described_at = -1  # number of the connection on which the model was described; -1 before
         self._lock = asyncio.Lock()  # one fetch at a time
         self._cache: Path = assets.cache_directory()
 
-    async def get(self) -> Model:
+    async def get(self) -> ClientModel:
         """Return the model, fetched once per connection: after a reconnect, another broker with another model may
         answer."""
-        link = self._connect()
+        connection = self._connect()
         async with self._lock:
-            num_connects = link.num_connects
+            num_connects = connection.num_connects
             if self._model is None or self._described_at != num_connects:
                 description = await self._describe()
                 if description.manifest is None:
                     raise Unavailable(f"the swarm has no model yet, it waits for {description.waits_for or 'a worker'}")
                 if self._model is None or self._model.manifest != description.manifest:
-                    self._model = Model.of(description.manifest, await self._load_text(description.manifest))
+                    self._model = ClientModel.create(description.manifest, await self._load_text(description.manifest))
                 self._described_at = max(num_connects, 1)
             return self._model
 
     async def _load_text(self, manifest: Manifest) -> TextModel | None:
-        wanted = {Path(asset.name).name: asset for asset in manifest.assets if Path(asset.name).name in ASSET_FILES}
-        return TextModel.load({name: await self._fetch(asset) for name, asset in wanted.items()})
+        assets_by_name = {
+            Path(asset.name).name: asset for asset in manifest.assets if Path(asset.name).name in ASSET_FILES
+        }
+        return TextModel.load({name: await self._fetch(asset) for name, asset in assets_by_name.items()})
 
     async def _fetch(self, asset: Asset) -> bytes:
         content = assets.read_cached(asset, self._cache)
@@ -89,7 +93,7 @@ class ModelSource:
         link, content = self._connect(), bytearray()
         while len(content) < asset.num_bytes:
             question = GetAsset(name=asset.name, offset=len(content))
-            answer, part = await link.ask(Ask(link.new_key(), question, ASK_TIMEOUT_S))
+            answer, part = await link.ask(AskQuestion(link.new_key(), question, ASK_TIMEOUT_S))
             if isinstance(answer, Report):
                 raise Unavailable(f"the broker at {self._url} can't give {asset.name}: {answer.body.get('error')}")
             if not part:

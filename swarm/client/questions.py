@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.client.events import Action, Ask, Reply, Unanswered
+from swarm.client.events import AskQuestion, Reply, ReturnError, SessionAction
 from swarm.errors import ClientError
 from swarm.wire.messages import (
     AssetPart,
@@ -19,32 +19,32 @@ from swarm.wire.messages import (
     Describe,
     Description,
     GetAsset,
+    GetRequest,
     Invite,
     Join,
     LookUp,
+    PlanCommand,
     Query,
-    Recall,
-    Recalled,
     Report,
+    RequestDetails,
     Revoke,
     Rotate,
     RotateBroker,
     RotateMember,
     ShowSettings,
-    Snapshot,
-    Steer,
     StopWorker,
+    TokensSnapshot,
 )
 
 # seconds that an abandoned question keeps its place; with its own time limit, as long as a broker takes to answer
-LEFT_S: Final = 10.0
+ABANDONED_S: Final = 10.0
 
 # Which question a report answers.
-_REPORTED: Final = {
+_QUESTION_OF_REPORT: Final = {
     "asset": GetAsset,
     "join": Join,
     "stop": StopWorker,
-    "steer": Steer,
+    "steer": PlanCommand,
     "settings": ShowSettings,
     "invite": Invite,
     "revoke": Revoke,
@@ -56,104 +56,104 @@ _REPORTED: Final = {
 
 @dataclass(slots=True)
 class _Question:
-    ask: Ask
+    ask: AskQuestion
     started: float  # time at which it was asked; shifted by pauses
-    is_said: bool = False  # sent to the broker
-    left_at: float | None = None  # time at which its caller stopped waiting
+    is_sent: bool = False  # sent to the broker
+    abandoned_at: float | None = None  # time at which its caller stopped waiting
 
     @property
-    def line(self) -> object:
+    def queue(self) -> object:
         """Its queue. None: it needs no queue, since its answer names its question or fits every asker."""
         question = self.ask.question
-        if isinstance(question, Describe | Recall | LookUp):
+        if isinstance(question, Describe | GetRequest | LookUp):
             return None
         return question.what if isinstance(question, Query) else type(question)
 
 
 @dataclass(slots=True)
-class Questions:
+class PendingQuestions:
     """Unanswered questions by their caller's key, in the order of asking."""
 
-    _asked: dict[int, _Question] = field(default_factory=dict)
+    _questions: dict[int, _Question] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._questions)
 
-    def take(self, ask: Ask, now: float) -> None:
-        self._asked[ask.key] = _Question(ask, now)
+    def add(self, ask: AskQuestion, now: float) -> None:
+        self._questions[ask.key] = _Question(ask, now)
 
-    def due(self) -> list[ClientMessage]:
+    def take_due(self) -> list[ClientMessage]:
         """Return the questions that can be sent now, and mark them as sent."""
-        lines = {question.line for question in self._asked.values() if question.is_said} - {None}
+        busy_queues = {question.queue for question in self._questions.values() if question.is_sent} - {None}
         due: list[ClientMessage] = []
-        for question in self._asked.values():
-            if not question.is_said and question.line not in lines:
-                question.is_said = True
-                lines |= {question.line} - {None}
+        for question in self._questions.values():
+            if not question.is_sent and question.queue not in busy_queues:
+                question.is_sent = True
+                busy_queues |= {question.queue} - {None}
                 due.append(question.ask.question)
         return due
 
-    def withdraw(self, key: int, now: float) -> None:
-        question = self._asked.get(key)
-        if question is not None and question.is_said and question.line is not None:
-            question.left_at = now
+    def abandon(self, key: int, now: float) -> None:
+        question = self._questions.get(key)
+        if question is not None and question.is_sent and question.queue is not None:
+            question.abandoned_at = now
         else:
-            self._asked.pop(key, None)
+            self._questions.pop(key, None)
 
-    def connect(self) -> list[ClientMessage]:
+    def on_connected(self) -> list[ClientMessage]:
         """Return the questions to repeat to a newly connected broker: answers to earlier copies will not come."""
-        self._asked = {key: question for key, question in self._asked.items() if question.left_at is None}
-        return [question.ask.question for question in self._asked.values() if question.is_said]
+        self._questions = {key: question for key, question in self._questions.items() if question.abandoned_at is None}
+        return [question.ask.question for question in self._questions.values() if question.is_sent]
 
-    def answered_by(self, message: Reply) -> list[int]:
+    def pop_answered(self, message: Reply) -> list[int]:
         """Remove the questions that this message answers, and return the keys of callers that still wait. A description
         of the broker or of a request answers every caller that asked for it."""
-        said = [(key, question) for key, question in self._asked.items() if question.is_said]
-        found = [(key, question) for key, question in said if _answers(message, question.ask.question)]
-        if not found or not isinstance(found[0][1].ask.question, Describe | Recall):
-            found = found[:1]
-        for key, _ in found:
-            del self._asked[key]
-        return [key for key, question in found if question.left_at is None]
+        sent = [(key, question) for key, question in self._questions.items() if question.is_sent]
+        answered = [(key, question) for key, question in sent if _answers(message, question.ask.question)]
+        if not answered or not isinstance(answered[0][1].ask.question, Describe | GetRequest):
+            answered = answered[:1]
+        for key, _ in answered:
+            del self._questions[key]
+        return [key for key, question in answered if question.abandoned_at is None]
 
-    def forgive(self, pause_s: float, now: float) -> None:
+    def shift_deadlines(self, pause_s: float, now: float) -> None:
         """Shift the start of every question by a pause of this process."""
-        for question in self._asked.values():
+        for question in self._questions.values():
             question.started = min(now, question.started + pause_s)
-            if question.left_at is not None:
-                question.left_at = min(now, question.left_at + pause_s)
+            if question.abandoned_at is not None:
+                question.abandoned_at = min(now, question.abandoned_at + pause_s)
 
-    def late(self, now: float) -> Iterator[tuple[int, float]]:
+    def expire(self, now: float) -> Iterator[tuple[int, float]]:
         """Abandon questions whose time limit has passed; yields their keys and limits. Remove those that were abandoned
         long ago."""
-        for key, question in list(self._asked.items()):
-            if question.left_at is None and now >= question.started + question.ask.timeout_s:
-                self.withdraw(key, now)
+        for key, question in list(self._questions.items()):
+            if question.abandoned_at is None and now >= question.started + question.ask.timeout_s:
+                self.abandon(key, now)
                 yield key, question.ask.timeout_s
-            elif question.left_at is not None and now >= question.left_at + LEFT_S:
-                del self._asked[key]
+            elif question.abandoned_at is not None and now >= question.abandoned_at + ABANDONED_S:
+                del self._questions[key]
 
-    def keys_where(self, holds: Callable[[float], bool]) -> list[int]:
+    def keys_where(self, condition: Callable[[float], bool]) -> list[int]:
         """Return the keys of questions whose start time satisfies the condition."""
-        return [key for key, question in self._asked.items() if holds(question.started)]
+        return [key for key, question in self._questions.items() if condition(question.started)]
 
-    def fail(self, keys: Sequence[int], error: ClientError) -> list[Action]:
+    def fail(self, keys: Sequence[int], error: ClientError) -> list[SessionAction]:
         """Remove these questions; their callers get the error."""
-        waiting = [key for key in keys if self._asked.pop(key).left_at is None]
-        return [Unanswered(key, error) for key in waiting]
+        waiting = [key for key in keys if self._questions.pop(key).abandoned_at is None]
+        return [ReturnError(key, error) for key in waiting]
 
-    def fail_all(self, error: ClientError) -> list[Action]:
-        return self.fail(list(self._asked), error)
+    def fail_all(self, error: ClientError) -> list[SessionAction]:
+        return self.fail(list(self._questions), error)
 
 
-def _named(message: Recalled | Snapshot | Report, name: str) -> object:
+def _named_id(message: RequestDetails | TokensSnapshot | Report, name: str) -> object:
     """Return the request or question that an answer names."""
     match message:
         case Report(body=body):
             return body.get(name)
-        case Snapshot(question=number):
+        case TokensSnapshot(question=number):
             return number
-        case Recalled(submit=submit):
+        case RequestDetails(submit=submit):
             return submit.request_id
 
 
@@ -165,16 +165,16 @@ def _answers(message: Reply, question: object) -> bool:  # noqa: PLR0911 (one li
             return question.name == name and question.offset == offset
         case Report(what=what), Query():
             return question.what == what
-        case ((Recalled() | Report(what="recall")), Recall()):
-            return _named(message, "request_id") == question.request_id
-        case ((Snapshot() | Report(what="look_up")), LookUp()):
-            return _named(message, "question") == question.question
+        case ((RequestDetails() | Report(what="recall")), GetRequest()):
+            return _named_id(message, "request_id") == question.request_id
+        case ((TokensSnapshot() | Report(what="look_up")), LookUp()):
+            return _named_id(message, "question") == question.question
         case (
             Report(what=what),
             GetAsset()
             | Join()
             | StopWorker()
-            | Steer()
+            | PlanCommand()
             | ShowSettings()
             | Invite()
             | Revoke()
@@ -182,5 +182,5 @@ def _answers(message: Reply, question: object) -> bool:  # noqa: PLR0911 (one li
             | RotateBroker()
             | RotateMember(),
         ):
-            return isinstance(question, _REPORTED.get(what, ()))
+            return isinstance(question, _QUESTION_OF_REPORT.get(what, ()))
     return False

@@ -81,7 +81,7 @@ class RequestOptions(TypedDict, total=False):
     grammar: Grammar | None
 
 
-class _Own(msgspec.Struct, frozen=True, kw_only=True):
+class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Request options that are not sampling parameters."""
 
     timeout: float | None = None
@@ -96,12 +96,12 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     visible: tuple[int, ...] = ()
 
 
-_SAMPLING = SamplingParams.__struct_fields__
-_OWN = _Own.__struct_fields__
+_SAMPLING_OPTIONS = SamplingParams.__struct_fields__
+_CLIENT_OPTIONS = _ClientOptions.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestSpec:
     """Checked options of one request, without its prompt."""
 
     params: SamplingParams
@@ -117,7 +117,7 @@ class Wish:
     visible: tuple[int, ...] = ()
 
     @classmethod
-    def behind(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Wish:
+    def from_submit(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> RequestSpec:
         """Reconstruct the options of an existing request from its submission. ``visible`` is not stored there: each
         reader passes its own."""
         return cls(
@@ -130,7 +130,7 @@ class Wish:
             visible=visible,
         )
 
-    def submit(self, prompt: tuple[int, ...]) -> Submit:
+    def to_submit(self, prompt: tuple[int, ...]) -> Submit:
         """Return the message for this prompt. Draws a seed and an id if the caller gave none."""
         seed = self.params.seed if self.params.seed is not None else secrets.randbits(63)
         return Submit(
@@ -148,28 +148,28 @@ class Wish:
         )
 
 
-def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> Wish:
+def check_options(params: SamplingParams | None, options: Mapping[str, object]) -> RequestSpec:
     """Check and merge ``params`` and keywords; keywords override ``params``. Raises InvalidRequest that names the first
     wrong value."""
-    unknown = [name for name in options if name not in _SAMPLING and name not in _OWN]
+    unknown = [name for name in options if name not in _SAMPLING_OPTIONS and name not in _CLIENT_OPTIONS]
     if unknown:
-        known = ", ".join(sorted({*_SAMPLING, *_OWN}))
+        known = ", ".join(sorted({*_SAMPLING_OPTIONS, *_CLIENT_OPTIONS}))
         raise InvalidRequest(f"unknown option {unknown[0]!r}; known are {known}", code=unknown[0])
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}", code="params")
     sampling = {} if params is None else msgspec.structs.asdict(params)
-    sampling |= {name: value for name, value in options.items() if name in _SAMPLING}
+    sampling |= {name: value for name, value in options.items() if name in _SAMPLING_OPTIONS}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = (sampling["stop"],)
     checked = _convert(sampling, SamplingParams)
     checked.check()
-    own = _convert({name: value for name, value in options.items() if name in _OWN}, _Own)
-    _check_own(own)
-    return Wish(
+    own = _convert({name: value for name, value in options.items() if name in _CLIENT_OPTIONS}, _ClientOptions)
+    _check_client_options(own)
+    return RequestSpec(
         params=checked,
         timeout_s=own.timeout,
         deadline_s=own.deadline_s,
-        priority=_class_of(own.priority),
+        priority=_priority_number(own.priority),
         tenant=own.tenant,
         request_id=own.request_id,
         hops=own.hops,
@@ -180,29 +180,29 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
     )
 
 
-def wishes_of(params: Params, options: Mapping[str, object], num_prompts: int) -> list[Wish | InvalidRequest]:
+def batch_specs(params: Params, options: Mapping[str, object], num_prompts: int) -> list[RequestSpec | InvalidRequest]:
     """Return the checked options for each prompt of a batch, or the error in that prompt's own parameters. Raises
     InvalidRequest for a mistake that concerns the whole batch."""
     if params is None or isinstance(params, SamplingParams):
-        return [check_wish(params, options)] * num_prompts
+        return [check_options(params, options)] * num_prompts
     if isinstance(params, str | bytes) or not isinstance(params, Sequence):
         wanted = "SamplingParams, or a sequence of them with one for each prompt"
         raise InvalidRequest(f"params must be {wanted}, not {type(params).__name__}", code="params")
     if len(params) != num_prompts:
         reason = f"{len(params)} sets of params for {num_prompts} prompts: give one for each prompt, or one for all"
         raise InvalidRequest(reason, code="params")
-    check_wish(None, options)
-    return [_wish_or_mistake(own, options) for own in params]
+    check_options(None, options)
+    return [_spec_or_error(own, options) for own in params]
 
 
-def _wish_or_mistake(params: SamplingParams, options: Mapping[str, object]) -> Wish | InvalidRequest:
+def _spec_or_error(params: SamplingParams, options: Mapping[str, object]) -> RequestSpec | InvalidRequest:
     try:
-        return check_wish(params, options)
+        return check_options(params, options)
     except InvalidRequest as error:
         return error
 
 
-def _class_of(priority: int | str) -> int:
+def _priority_number(priority: int | str) -> int:
     if isinstance(priority, str):
         if priority not in PRIORITIES:
             names = ", ".join(PRIORITIES)
@@ -223,43 +223,45 @@ def _convert(values: Mapping[str, object], kind: type[_T]) -> _T:
         raise InvalidRequest(f"{name}: {complaint[:1].lower()}{complaint[1:]}", code=name) from None
 
 
-def _check_own(own: _Own) -> None:
+def _check_client_options(options: _ClientOptions) -> None:
     for name in ("timeout", "deadline_s"):
-        value = getattr(own, name)
+        value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise InvalidRequest(f"{name} must be a positive number of seconds, not {value}", code=name)
-    if not 0 <= own.keep_s <= MAX_KEEP_S:
-        raise InvalidRequest(f"keep_s must be between 0 and {MAX_KEEP_S:g} seconds, not {own.keep_s}", code="keep_s")
-    if len(own.tenant) > 128:
+    if not 0 <= options.keep_s <= MAX_KEEP_S:
+        raise InvalidRequest(
+            f"keep_s must be between 0 and {MAX_KEEP_S:g} seconds, not {options.keep_s}", code="keep_s"
+        )
+    if len(options.tenant) > 128:
         raise InvalidRequest("tenant must have at most 128 characters", code="tenant")
-    if len(own.memo) > MAX_MEMO:
+    if len(options.memo) > MAX_MEMO:
         raise InvalidRequest(f"memo must have at most {MAX_MEMO} characters", code="memo")
-    if own.request_id is not None and not 1 <= len(own.request_id) <= 128:
+    if options.request_id is not None and not 1 <= len(options.request_id) <= 128:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
 
 
-def check_attach(
+def check_attach_args(
     request_id: str, next_index: int, timeout_s: float | None, visible: Sequence[int] = ()
 ) -> tuple[int, ...]:
     """Check the arguments of ``attach`` and return the special tokens to show. Raises InvalidRequest that names the
     first wrong value."""
-    own = _convert({"request_id": request_id, "timeout": timeout_s, "visible": visible}, _Own)
-    _check_own(own)
+    own = _convert({"request_id": request_id, "timeout": timeout_s, "visible": visible}, _ClientOptions)
+    _check_client_options(own)
     if not 0 <= next_index <= MAX_TOKENS:
         raise InvalidRequest(f"next_index must be between 0 and {MAX_TOKENS}, not {next_index}", code="next_index")
     return own.visible
 
 
-def as_source(prompt: Prompt) -> Source:
+def check_prompt(prompt: Prompt) -> Source:
     """Return a prompt, checked as far as that is possible without the model."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("the prompt is empty", code="prompt")
         return prompt
-    return check_ids(prompt)
+    return check_token_ids(prompt)
 
 
-def check_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+def check_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
     """Return token ids as the wire takes them. Only the broker can check whether the model has them."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest("a prompt is text or token ids, not bytes", code="prompt")

@@ -47,10 +47,10 @@ class BatchPiece(_BatchPiece):
     piece: Piece
 
     @classmethod
-    def of(cls, index: int, piece: Piece) -> Self:
-        made = cls(index, piece.token, piece.text, piece.finish_reason is not None)
-        made.piece = piece
-        return made
+    def from_piece(cls, index: int, piece: Piece) -> Self:
+        batch_piece = cls(index, piece.token, piece.text, piece.finish_reason is not None)
+        batch_piece.piece = piece
+        return batch_piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,33 +33,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from swarm.client.contact import Contact
+from swarm.client.active_requests import ActiveRequest, Continuation, RequestTracker
+from swarm.client.connection_state import ConnectionState
 from swarm.client.events import (
-    Actions,
-    Answered,
-    Ask,
+    AbandonQuestion,
+    AskQuestion,
+    CancelForeignRequest,
     Connected,
     Consumed,
     Disconnected,
-    Estranged,
-    Event,
-    Failed,
-    Leave,
-    NotUnderstood,
-    Reached,
+    FailRequest,
+    HandshakeFailed,
+    IncompatibleBroker,
+    LeaveRequest,
     Received,
     Reply,
-    Revoke,
+    ReturnAnswer,
+    ReturnError,
     Send,
-    Start,
+    SessionActions,
+    SessionEvent,
+    SessionTick,
+    StartRequest,
     StopFound,
-    Tick,
-    Unanswered,
-    Unheard,
-    Withdraw,
+    TcpConnected,
+    UndecodableMessage,
 )
-from swarm.client.ongoing import Continuation, Conversation, Ongoing
-from swarm.client.questions import Questions
+from swarm.client.questions import PendingQuestions
 from swarm.errors import (
     InvalidRequest,
     ReadElsewhere,
@@ -74,11 +74,11 @@ from swarm.wire.messages import (
     Description,
     Finished,
     Malformed,
-    Recalled,
     Rejected,
     Report,
-    Snapshot,
+    RequestDetails,
     Tokens,
+    TokensSnapshot,
 )
 
 PAUSE_S = 1.0  # the connection ticks ten times a second: a longer gap is a pause of this process
@@ -94,285 +94,291 @@ class Session:
     url: str
     connect_timeout_s: float = 5.0
     reconnect_timeout_s: float = 600.0
-    _questions: Questions = field(default_factory=Questions)
-    _contact: Contact = field(init=False)
-    _talk: Conversation = field(init=False)
-    _requests: dict[str, Ongoing] = field(init=False)  # the tracker's dictionary
-    _ticked_at: float = 0.0  # time of the last tick, or when there began to be live work
+    _questions: PendingQuestions = field(default_factory=PendingQuestions)
+    _connection_state: ConnectionState = field(init=False)
+    _tracker: RequestTracker = field(init=False)
+    _requests: dict[str, ActiveRequest] = field(init=False)  # the tracker's dictionary
+    _last_tick_at: float = 0.0  # time of the last tick, or when there began to be live work
 
     def __post_init__(self) -> None:
-        self._contact = Contact(self.url, self.connect_timeout_s, self.reconnect_timeout_s)
-        self._talk = Conversation(self._contact)
-        self._requests = self._talk.requests
+        self._connection_state = ConnectionState(self.url, self.connect_timeout_s, self.reconnect_timeout_s)
+        self._tracker = RequestTracker(self._connection_state)
+        self._requests = self._tracker.requests
 
     @property
     def num_ignored(self) -> int:
         """Messages about no live request: late ones, repeated ones, other clients' ones."""
-        return self._talk.num_ignored
+        return self._tracker.num_ignored
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is live, so that the session needs no ticks."""
         return not self._requests and not self._questions
 
     @property
     def is_connected(self) -> bool:
-        return self._contact.connected
+        return self._connection_state.is_connected
 
     @property
     def request_ids(self) -> tuple[str, ...]:
         """Ids of the live requests."""
         return tuple(self._requests)
 
-    def handle(self, event: Event, now: float) -> Actions:
-        actions: Actions = []
+    def handle(self, event: SessionEvent, now: float) -> SessionActions:
+        actions: SessionActions = []
         match event:
             case Received():
-                self._contact.heard(now)
-                actions = self._received(event, now)
+                self._connection_state.on_message(now)
+                actions = self._on_received(event, now)
             case Consumed():
-                actions = self._consumed(event, now)
-            case Start():
-                actions = self._start(event, now)
+                actions = self._on_consumed(event, now)
+            case StartRequest():
+                actions = self._start_request(event, now)
             case StopFound():
-                actions = self._stop_found(event)
-            case Revoke():
-                actions = self._revoke(event, now)
-            case Leave(request_id, cancel):
-                actions = self._talk.leave(request_id, now, cancel=cancel)
-            case Ask():
-                actions = self._ask(event, now)
-            case Withdraw(key):
-                self._questions.withdraw(key, now)
-                actions = self._ask_on()
-            case NotUnderstood():
-                self._contact.heard(now)
-                actions = self._not_understood(event, now)
-            case Tick():
-                actions = self._tick(now)
+                actions = self._on_stop_found(event)
+            case CancelForeignRequest():
+                actions = self._cancel_foreign(event, now)
+            case LeaveRequest(request_id, cancel):
+                actions = self._tracker.leave(request_id, now, cancel=cancel)
+            case AskQuestion():
+                actions = self._ask_question(event, now)
+            case AbandonQuestion(key):
+                self._questions.abandon(key, now)
+                actions = self._send_due_questions()
+            case UndecodableMessage():
+                self._connection_state.on_message(now)
+                actions = self._on_undecodable(event, now)
+            case SessionTick():
+                actions = self._on_tick(now)
             case _:
-                actions = self._connection(event, now)
+                actions = self._on_connection_event(event, now)
         return actions
 
     # --- the caller's wishes
 
-    def _start(self, event: Start, now: float) -> Actions:
+    def _start_request(self, event: StartRequest, now: float) -> SessionActions:
         submit = event.submit
-        self._contact.refuse_strangers()
-        news = self._supersede(submit.request_id, event.attached)
-        self._wake(now)
+        self._connection_state.check_compatible()
+        updates = self._supersede(submit.request_id, event.attached)
+        self._start_clock(now)
         deadline = None if event.timeout_s is None else now + event.timeout_s
         continuations = [Continuation() for _ in range(submit.params.n)]
-        request = Ongoing(submit, now, deadline, continuations, event.attached, accepted=event.attached)
+        request = ActiveRequest(submit, now, deadline, continuations, event.attached, is_accepted=event.attached)
         self._requests[submit.request_id] = request
-        return news + (self._talk.tell_again(request, now) if self._contact.connected else [])
+        return updates + (self._tracker.resend(request, now) if self._connection_state.is_connected else [])
 
-    def _supersede(self, request_id: str, attached: bool) -> Actions:
+    def _supersede(self, request_id: str, attached: bool) -> SessionActions:
         """Take a request from its reader in this client for a later reader, as the broker does between clients."""
         former = self._requests.get(request_id)
         if former is None:
             return []
         if not attached:
             raise InvalidRequest(f"request_id {request_id!r} is in use by this client", code="request_id")
-        if former.left:
+        if former.has_left:
             raise RequestCancelled("the request was cancelled")
         del self._requests[request_id]
-        return [] if former.ended else [Failed(request_id, ReadElsewhere("another reader has taken over this answer"))]
+        return (
+            []
+            if former.has_ended
+            else [FailRequest(request_id, ReadElsewhere("another reader has taken over this answer"))]
+        )
 
-    def _ask(self, event: Ask, now: float) -> Actions:
-        self._contact.refuse_strangers()
-        self._wake(now)
-        self._questions.take(event, now)
-        return self._ask_on()
+    def _ask_question(self, event: AskQuestion, now: float) -> SessionActions:
+        self._connection_state.check_compatible()
+        self._start_clock(now)
+        self._questions.add(event, now)
+        return self._send_due_questions()
 
-    def _ask_on(self) -> Actions:
-        return self._talk.say(self._questions.due())
+    def _send_due_questions(self) -> SessionActions:
+        return self._tracker.send(self._questions.take_due())
 
-    def _wake(self, now: float) -> None:
+    def _start_clock(self, now: float) -> None:
         """Start the clock if nothing was live, and measure silence from now if no answer was awaited."""
-        if self.idle:
-            self._ticked_at = now
-        if not self._talk.live() and not self._questions:
-            self._contact.wake(now)
+        if self.is_idle:
+            self._last_tick_at = now
+        if not self._tracker.live_requests() and not self._questions:
+            self._connection_state.start_waiting(now)
 
-    def _consumed(self, event: Consumed, now: float) -> Actions:
+    def _on_consumed(self, event: Consumed, now: float) -> SessionActions:
         request = self._requests.get(event.request_id)
-        if request is None or request.left:
+        if request is None or request.has_left:
             return []
         continuation = request.continuations[event.index]
         continuation.consumed = max(continuation.consumed, event.next_index)
-        actions = self._talk.say(request.ack(event.index)) if self._contact.connected else []
-        if continuation.starved and continuation.consumed >= continuation.expected:
-            actions += self._talk.attach(request, now)
-        self._talk.forget_settled(request)
+        actions = self._tracker.send(request.take_due_acks(event.index)) if self._connection_state.is_connected else []
+        if continuation.has_dropped and continuation.consumed >= continuation.expected:
+            actions += self._tracker.attach(request, now)
+        self._tracker.forget_settled(request)
         return actions
 
-    def _stop_found(self, event: StopFound) -> Actions:
+    def _on_stop_found(self, event: StopFound) -> SessionActions:
         request = self._requests.get(event.request_id)
-        if request is None or request.continuations[event.index].ended:
+        if request is None or request.continuations[event.index].has_ended:
             return []
         request.continuations[event.index].stop_at = event.at_index
-        return self._talk.say(request.stops())
+        return self._tracker.send(request.make_stops())
 
-    def _revoke(self, event: Revoke, now: float) -> Actions:
+    def _cancel_foreign(self, event: CancelForeignRequest, now: float) -> SessionActions:
         """Cancel a request as if it had been read here: repeat ``Cancel`` until the broker confirms it or
         ``CONFIRM_CANCEL_S`` have passed. Never attach to it: its reader would get ReadElsewhere instead of the
         cancellation."""
         submit = event.submit
-        self._contact.refuse_strangers()
-        known = self._requests.get(submit.request_id)
-        if known is not None and known.left:  # its cancellation is already in progress
+        self._connection_state.check_compatible()
+        existing = self._requests.get(submit.request_id)
+        if existing is not None and existing.has_left:  # its cancellation is already in progress
             return []
-        if known is not None:
+        if existing is not None:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
-        self._wake(now)
+        self._start_clock(now)
         continuations = [Continuation() for _ in range(submit.params.n)]
-        request = Ongoing(submit, now, None, continuations, attached=True, sent=True, accepted=True, left_at=now)
-        request.revoked = True
+        request = ActiveRequest(
+            submit, now, None, continuations, is_attached=True, is_sent=True, is_accepted=True, left_at=now
+        )
+        request.is_foreign_cancel = True
         self._requests[submit.request_id] = request
-        return self._talk.say([request.cancel()])
+        return self._tracker.send([request.make_cancel()])
 
     # --- the connection
 
-    def _connection(self, event: Event, now: float) -> Actions:
+    def _on_connection_event(self, event: SessionEvent, now: float) -> SessionActions:
         match event:
-            case Reached():
-                self._contact.reach()
-            case Unheard():
-                self._contact.hang_up()
+            case TcpConnected():
+                self._connection_state.on_tcp_connected()
+            case HandshakeFailed():
+                self._connection_state.on_handshake_failed()
             case Connected():
-                return self._connected(now)
-            case Estranged(reason):
-                return self._estranged(reason, now)
+                return self._on_connected(now)
+            case IncompatibleBroker(reason):
+                return self._on_incompatible(reason, now)
             case Disconnected():
-                self._contact.disconnect(now)
+                self._connection_state.on_disconnected(now)
         return []
 
-    def _connected(self, now: float) -> Actions:
-        self._contact.connect(now)
-        actions: Actions = []
+    def _on_connected(self, now: float) -> SessionActions:
+        self._connection_state.on_connected(now)
+        actions: SessionActions = []
         for request in self._requests.values():
-            actions += self._talk.tell_again(request, now)
-        return actions + self._talk.say(self._questions.connect()) + self._ask_on()
+            actions += self._tracker.resend(request, now)
+        return actions + self._tracker.send(self._questions.on_connected()) + self._send_due_questions()
 
-    def _estranged(self, reason: str, now: float) -> Actions:
-        error = self._contact.estrange(reason)
-        return self._talk.give_up(self._talk.live(), error, now) + self._questions.fail_all(error)
+    def _on_incompatible(self, reason: str, now: float) -> SessionActions:
+        error = self._connection_state.mark_incompatible(reason)
+        return self._tracker.fail(self._tracker.live_requests(), error, now) + self._questions.fail_all(error)
 
     # --- the broker's messages
 
-    def _received(self, event: Received, now: float) -> Actions:
+    def _on_received(self, event: Received, now: float) -> SessionActions:
         message = event.message
         match message:
             case Tokens() | Finished() | Accepted() | Rejected():
                 request = self._requests.get(message.request_id)
                 if request is None:
-                    self._talk.num_ignored += 1
+                    self._tracker.num_ignored += 1
                     return []
-                return self._talk.about(request, message, now)
-            case Description() | AssetPart() | Recalled() | Snapshot() | Report():
-                return self._answer(message, event.payload)
+                return self._tracker.handle_message(request, message, now)
+            case Description() | AssetPart() | RequestDetails() | TokensSnapshot() | Report():
+                return self._on_answer(message, event.payload)
             case Malformed(reason=reason):
-                return self._misunderstood(reason)
+                return self._on_malformed(reason)
             case _:
-                self._talk.num_ignored += 1
+                self._tracker.num_ignored += 1
                 return []
 
-    def _answer(self, message: Reply, payload: bytes) -> Actions:
-        keys = self._questions.answered_by(message)
+    def _on_answer(self, message: Reply, payload: bytes) -> SessionActions:
+        keys = self._questions.pop_answered(message)
         if not keys:
-            self._talk.num_ignored += 1  # the answer to a probe, or to a question that its caller has abandoned
-        return [*(Answered(key, message, payload) for key in keys), *self._ask_on()]
+            self._tracker.num_ignored += 1  # the answer to a probe, or to a question that its caller has abandoned
+        return [*(ReturnAnswer(key, message, payload) for key in keys), *self._send_due_questions()]
 
-    def _misunderstood(self, reason: str) -> Actions:
+    def _on_malformed(self, reason: str) -> SessionActions:
         """Fail whatever the broker could not decode. Its answer does not name the message: fail all unanswered requests
         and questions, or, if there are none, everything that is live."""
         error = InvalidRequest(
             f"the broker at {self.url} can't decode this client's messages: {reason}", code="malformed"
         )
-        requests = [request for request in self._requests.values() if not request.accepted]
+        requests = [request for request in self._requests.values() if not request.is_accepted]
         if not requests and not self._questions:
             requests = list(self._requests.values())
         for request in requests:
             del self._requests[request.id]
-        failed: Actions = [Failed(request.id, error) for request in requests if not request.left]
+        failed: SessionActions = [FailRequest(request.id, error) for request in requests if not request.has_left]
         return failed + self._questions.fail_all(error)
 
-    def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
+    def _on_undecodable(self, event: UndecodableMessage, now: float) -> SessionActions:
         """Fail the recipient of an undecodable message, which would only come again: the request that it names, or else
         every open question."""
-        self._talk.num_ignored += 1
+        self._tracker.num_ignored += 1
         error = Unavailable(
             f"the broker at {self.url} and this client are incompatible ({event.reason}): "
             "install the same version on both"
         )
         if event.request_id:
-            named = [request for request in self._talk.live() if request.id == event.request_id]
-            return self._talk.give_up(named, error, now)
+            named = [request for request in self._tracker.live_requests() if request.id == event.request_id]
+            return self._tracker.fail(named, error, now)
         return self._questions.fail_all(error)
 
     # --- time
 
-    def _tick(self, now: float) -> Actions:
-        pause_s, self._ticked_at = now - self._ticked_at, now
+    def _on_tick(self, now: float) -> SessionActions:
+        pause_s, self._last_tick_at = now - self._last_tick_at, now
         if pause_s > PAUSE_S:
-            self._forgive(pause_s - USUAL_GAP_S, now)
-        actions = self._time_limits(now)
-        if self._contact.connected:
-            return actions + self._nudges(now) + self._silence(now)
-        return actions + self._absence(now)
+            self._shift_deadlines(pause_s - USUAL_GAP_S, now)
+        actions = self._enforce_time_limits(now)
+        if self._connection_state.is_connected:
+            return actions + self._resend_waiting(now) + self._check_silence(now)
+        return actions + self._check_absence(now)
 
-    def _forgive(self, pause_s: float, now: float) -> None:
+    def _shift_deadlines(self, pause_s: float, now: float) -> None:
         """Shift all limits by a pause of this process. A wait that began during the pause shifts to now at most."""
-        self._contact.forgive(pause_s, now)
-        self._questions.forgive(pause_s, now)
+        self._connection_state.shift_deadlines(pause_s, now)
+        self._questions.shift_deadlines(pause_s, now)
         for request in self._requests.values():
-            request.forgive(pause_s, now)
+            request.shift_deadlines(pause_s, now)
 
-    def _time_limits(self, now: float) -> Actions:
-        actions: Actions = []
+    def _enforce_time_limits(self, now: float) -> SessionActions:
+        actions: SessionActions = []
         for request in list(self._requests.values()):
             if request.left_at is not None and now >= request.left_at + CONFIRM_CANCEL_S:
                 del self._requests[request.id]
-            elif request.deadline is not None and now >= request.deadline and not request.ended:
+            elif request.deadline is not None and now >= request.deadline and not request.has_ended:
                 limit_s = round(request.deadline - request.started, 3)
                 text = f"the request did not finish within its time limit of {limit_s:g} s"
-                text += f": {request.held_up}" if request.held_up else ""
-                actions += self._talk.give_up([request], RequestTimeout(text), now)
-        for key, limit_s in self._questions.late(now):
+                text += f": {request.unreadable_reason}" if request.unreadable_reason else ""
+                actions += self._tracker.fail([request], RequestTimeout(text), now)
+        for key, limit_s in self._questions.expire(now):
             text = f"the broker at {self.url} did not answer within {limit_s:g} s"
-            actions.append(Unanswered(key, RequestTimeout(text)))
-        return actions + self._ask_on()
+            actions.append(ReturnError(key, RequestTimeout(text)))
+        return actions + self._send_due_questions()
 
-    def _nudges(self, now: float) -> Actions:
+    def _resend_waiting(self, now: float) -> SessionActions:
         """Send waiting requests again if their answers may have been lost. Skip a request whose caller has yet to take
         what came."""
-        actions: Actions = []
-        for request in () if self._contact.is_silent(now) else self._requests.values():
+        actions: SessionActions = []
+        for request in () if self._connection_state.is_silent(now) else self._requests.values():
             if now >= request.nudge_at and request.is_waiting:
-                actions += self._talk.tell_again(request, now)
+                actions += self._tracker.resend(request, now)
         return actions
 
-    def _silence(self, now: float) -> Actions:
-        live = self._talk.live()
+    def _check_silence(self, now: float) -> SessionActions:
+        live = self._tracker.live_requests()
         if not live and not self._questions:
             return []
-        actions: Actions = []
-        if (error := self._contact.silent_too_long(now, is_answered=False)) is not None:
-            actions += self._talk.give_up([r for r in live if not r.is_reader], error, now)
+        actions: SessionActions = []
+        if (error := self._connection_state.silence_error(now, is_answered=False)) is not None:
+            actions += self._tracker.fail([r for r in live if not r.is_reader], error, now)
             actions += self._questions.fail_all(error)
-        if (error := self._contact.silent_too_long(now, is_answered=True)) is not None:
-            actions += self._talk.give_up([r for r in live if r.is_reader], error, now)
-        return [*actions, Send(Describe())] if self._contact.probes(now) else actions
+        if (error := self._connection_state.silence_error(now, is_answered=True)) is not None:
+            actions += self._tracker.fail([r for r in live if r.is_reader], error, now)
+        return [*actions, Send(Describe())] if self._connection_state.probe_if_due(now) else actions
 
-    def _absence(self, now: float) -> Actions:
-        enough = self._contact.waited_enough
-        requests = [r for r in self._talk.live() if enough(r.started, now, is_answered=r.is_reader)]
+    def _check_absence(self, now: float) -> SessionActions:
+        enough = self._connection_state.has_waited_enough
+        requests = [r for r in self._tracker.live_requests() if enough(r.started, now, is_answered=r.is_reader)]
         keys = self._questions.keys_where(lambda started: enough(started, now, is_answered=False))
         if not requests and not keys:
             return []
-        error = self._contact.absence
-        return self._talk.give_up(requests, error, now) + self._questions.fail(keys, error)
+        error = self._connection_state.absence_error
+        return self._tracker.fail(requests, error, now) + self._questions.fail(keys, error)
 
     def invariants(self) -> Iterator[str]:
         """Yield a description of every violated invariant. For tests."""

@@ -7,106 +7,115 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from swarm.client.events import Ask, Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
-from swarm.client.link import Link, Mailbox, News
-from swarm.client.model import ASK_TIMEOUT_S, Model
-from swarm.client.ongoing import ended_badly, refused
-from swarm.client.request import Wish
+from swarm.client.active_requests import finish_error, question_error
+from swarm.client.broker_connection import BrokerConnection, Mailbox, RequestUpdate
+from swarm.client.events import (
+    AskQuestion,
+    ConfirmStored,
+    Consumed,
+    Deliver,
+    EndContinuation,
+    FailRequest,
+    StartRequest,
+    StopFound,
+)
+from swarm.client.model import ASK_TIMEOUT_S, ClientModel
+from swarm.client.request import RequestSpec
 from swarm.client.results import BatchPiece, Choice, Completion, Piece, Progress, Usage
-from swarm.client.text.assemble import Assembler
+from swarm.client.text.assemble import PieceAssembler
 from swarm.errors import ClientError, Unavailable
-from swarm.wire.messages import Finished, Hop, LookUp, Report, Snapshot, Submit, TokenLogprob
+from swarm.wire.messages import Finished, Hop, LookUp, Report, Submit, TokenLogprob, TokensSnapshot
 
-_AT_ONCE = 256  # tokens of a look-up that are turned into text before other tasks get their turn
+_YIELD_EVERY = 256  # tokens of a look-up that are turned into text before other tasks get their turn
 
 
 @dataclass(slots=True)
-class Call:
+class RequestCall:
     """One request in progress: turns its updates into pieces. ``first_index``: pieces of each continuation before this
     index are kept for the completion, but not returned."""
 
     submit: Submit
-    wish: Wish
-    link: Link
-    get_model: Callable[[], Awaitable[Model]]
-    first: int = 0
-    _kept: list[Piece] = field(default_factory=list)  # pieces before ``first_index``
-    _assemblers: dict[int, Assembler] = field(default_factory=dict)  # by the number of the continuation
+    spec: RequestSpec
+    connection: BrokerConnection
+    get_model: Callable[[], Awaitable[ClientModel]]
+    first_index: int = 0
+    _earlier_pieces: list[Piece] = field(default_factory=list)  # pieces before ``first_index``
+    _assemblers: dict[int, PieceAssembler] = field(default_factory=dict)  # by the number of the continuation
     _finished: dict[int, Finished] = field(default_factory=dict)
     _mailbox: Mailbox | None = None  # None before the start
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return len(self._finished) == self.submit.params.n
 
-    async def take(self, news: News) -> list[Piece]:
+    async def process(self, update: RequestUpdate) -> list[Piece]:
         """Return the pieces that an update makes. Raises the error of a failed request."""
-        if isinstance(news, Failed):
-            raise news.error
-        if isinstance(news, Taken):
+        if isinstance(update, FailRequest):
+            raise update.error
+        if isinstance(update, ConfirmStored):
             return []
-        assembler = await self._assembler(news.index)
-        pieces = self._tokens(news, assembler) if isinstance(news, Deliver) else self._end(news, assembler)
-        return self._wanted(pieces) if self.first else pieces
+        assembler = await self._assembler_for(update.index)
+        pieces = self._on_tokens(update, assembler) if isinstance(update, Deliver) else self._on_end(update, assembler)
+        return self._keep_earlier(pieces) if self.first_index else pieces
 
     def start(self, mailbox: Mailbox, timeout_s: float | None, *, attached: bool = False) -> None:
-        self.link.start(Start(self.submit, timeout_s, attached), mailbox)
+        self.connection.start(StartRequest(self.submit, timeout_s, attached), mailbox)
         self._mailbox = mailbox
 
     def leave(self, *, cancel: bool = False) -> None:
         if self._is_reader:
-            self.link.leave(self.submit.request_id, cancel=cancel)
+            self.connection.leave(self.submit.request_id, cancel=cancel)
 
     @property
     def _is_reader(self) -> bool:
         """Whether this call still reads the request. Another call, perhaps in this client, may have taken over; then
         nothing is sent about it."""
-        return self.link.is_read(self.submit.request_id, self._mailbox)
+        return self.connection.is_read(self.submit.request_id, self._mailbox)
 
-    def _wanted(self, pieces: list[Piece]) -> list[Piece]:
+    def _keep_earlier(self, pieces: list[Piece]) -> list[Piece]:
         """Return the pieces from ``first_index`` on, and an end in any case; keep the others for the completion."""
-        wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
-        self._kept += [piece for piece in pieces if piece not in wanted]
+        wanted = [piece for piece in pieces if piece.index >= self.first_index or piece.finish_reason is not None]
+        self._earlier_pieces += [piece for piece in pieces if piece not in wanted]
         return wanted
 
-    async def _assembler(self, choice: int) -> Assembler:
+    async def _assembler_for(self, choice: int) -> PieceAssembler:
         if choice not in self._assemblers:
-            self._assemblers[choice] = (await self.get_model()).assembler(self.wish, choice)
+            self._assemblers[choice] = (await self.get_model()).make_assembler(self.spec, choice)
         return self._assemblers[choice]
 
-    def _tokens(self, news: Deliver, assembler: Assembler) -> list[Piece]:
+    def _on_tokens(self, update: Deliver, assembler: PieceAssembler) -> list[Piece]:
         pieces: list[Piece] = []
         was_stopped = assembler.stop_at is not None
-        for offset, token in enumerate(news.ids):
-            logprobs = news.logprobs[offset] if offset < len(news.logprobs) else ()
-            hops = news.hops[offset] if offset < len(news.hops) else ()
+        for offset, token in enumerate(update.ids):
+            logprobs = update.logprobs[offset] if offset < len(update.logprobs) else ()
+            hops = update.hops[offset] if offset < len(update.hops) else ()
             pieces += assembler.push(token, logprobs, hops)
         if not self._is_reader:
             return pieces
         if assembler.stop_at is not None and not was_stopped:
-            self.link.do(StopFound(news.request_id, news.index, assembler.stop_at))
-        self.link.do(Consumed(news.request_id, news.index, news.start + len(news.ids)))
+            self.connection.handle(StopFound(update.request_id, update.index, assembler.stop_at))
+        self.connection.handle(Consumed(update.request_id, update.index, update.start + len(update.ids)))
         return pieces
 
-    def _end(self, news: Ended, assembler: Assembler) -> list[Piece]:
-        self._finished[news.index] = news.finished
-        pieces = assembler.finish(news.finished.reason)
-        if self.done:
+    def _on_end(self, update: EndContinuation, assembler: PieceAssembler) -> list[Piece]:
+        self._finished[update.index] = update.finished
+        pieces = assembler.finish(update.finished.reason)
+        if self.is_done:
             self.leave()
         return pieces
 
     def completion(self, pieces: list[Piece]) -> Completion:
         """Return the completion of this (done) call from its pieces."""
-        pieces = self._kept + pieces
+        pieces = self._earlier_pieces + pieces
         choices = tuple(
-            self._choice(index, [piece for piece in pieces if piece.choice == index])
+            self._make_choice(index, [piece for piece in pieces if piece.choice == index])
             for index in range(self.submit.params.n)
         )
         first = self._finished[0]
         usage = Usage(first.num_prompt, sum(len(choice.tokens) for choice in choices), first.num_cached)
         return Completion(self.submit.request_id, choices, usage, self.submit.seed)
 
-    def _choice(self, index: int, pieces: list[Piece]) -> Choice:
+    def _make_choice(self, index: int, pieces: list[Piece]) -> Choice:
         counted = [piece for piece in pieces if piece.token is not None]
         return Choice(
             index=index,
@@ -114,12 +123,12 @@ class Call:
             tokens=tuple(piece.token for piece in counted if piece.token is not None),
             finish_reason=pieces[-1].finish_reason or "",
             timing=self._finished[index].timing,
-            logprobs=tuple(p.logprobs for p in counted) if self.wish.params.logprobs is not None else (),
-            hops=tuple(p.hops for p in counted) if self.wish.hops else (),
+            logprobs=tuple(p.logprobs for p in counted) if self.spec.params.logprobs is not None else (),
+            hops=tuple(p.hops for p in counted) if self.spec.hops else (),
         )
 
 
-Opened = dict[str, tuple[int, Call]]  # by request id: the request's place among the prompts, and its call
+OpenCalls = dict[str, tuple[int, RequestCall]]  # by request id: the request's place among the prompts, and its call
 
 
 class PieceStream:
@@ -132,16 +141,16 @@ class PieceStream:
 
     def __init__(
         self,
-        begin: Callable[[Mailbox], Awaitable[Opened]],
+        begin: Callable[[Mailbox], Awaitable[OpenCalls]],
         on_error: Callable[[int, ClientError], None] | None = None,
     ) -> None:
         self._begin = begin
         self._on_error = on_error
         self._mailbox = Mailbox()
-        self._calls: Opened | None = None  # requests in progress; None before the first read
+        self._calls: OpenCalls | None = None  # requests in progress; None before the first read
         self._ready: deque[tuple[int, Piece]] = deque()
         self._closed = False
-        self.finished: dict[int, Call] = {}  # ended calls by their place
+        self.ended_calls: dict[int, RequestCall] = {}  # ended calls by their place
 
     async def __aenter__(self) -> PieceStream:
         return self
@@ -188,35 +197,35 @@ class PieceStream:
             self.close()
 
     async def _fill(self) -> None:
-        complete = False
+        is_complete = False
         try:
             if self._calls is None and not self._closed:
                 self._calls = await self._begin(self._mailbox)
             while self._calls and not self._ready:
-                await self._take(await self._mailbox.get())
-            complete = True
+                await self._process(await self._mailbox.get())
+            is_complete = True
         finally:
-            if not complete:
+            if not is_complete:
                 self.close()
 
-    async def _take(self, news: News) -> None:
+    async def _process(self, update: RequestUpdate) -> None:
         calls = self._calls or {}
-        if news.request_id not in calls:
+        if update.request_id not in calls:
             return
-        place, call = calls[news.request_id]
+        place, call = calls[update.request_id]
         try:
-            pieces = await call.take(news)
+            pieces = await call.process(update)
         except ClientError as error:
             call.leave()
-            del calls[news.request_id]
+            del calls[update.request_id]
             if self._on_error is None:
                 raise
             self._on_error(place, error)
             return
         self._ready.extend((place, piece) for piece in pieces)
-        if call.done:
-            self.finished[place] = call
-            del calls[news.request_id]
+        if call.is_done:
+            self.ended_calls[place] = call
+            del calls[update.request_id]
 
 
 class PromptStream:
@@ -252,7 +261,7 @@ class PromptStream:
 
     @property
     def completion(self) -> Completion | None:
-        call = self._stream.finished.get(0)
+        call = self._stream.ended_calls.get(0)
         return None if call is None or self._stream.has_ready else call.completion(self._pieces)
 
     async def aclose(self) -> None:
@@ -286,19 +295,19 @@ class BatchStream:
         return self
 
     async def __anext__(self) -> BatchPiece:
-        return self._note(*await self._stream.__anext__())
+        return self._record(*await self._stream.__anext__())
 
     async def take_ready(self) -> list[BatchPiece]:
         """Return all tokens that are available, at least one; empty at the end."""
-        return [self._note(index, piece) for index, piece in await self._stream.take_ready()]
+        return [self._record(index, piece) for index, piece in await self._stream.take_ready()]
 
-    def _note(self, index: int, piece: Piece) -> BatchPiece:
+    def _record(self, index: int, piece: Piece) -> BatchPiece:
         self._pieces[index].append(piece)
-        return BatchPiece.of(index, piece)
+        return BatchPiece.from_piece(index, piece)
 
     @property
     def completions(self) -> list[Completion] | None:
-        calls = self._stream.finished
+        calls = self._stream.ended_calls
         if len(calls) < len(self._pieces) or self._stream.has_ready:
             return None
         return [calls[index].completion(pieces) for index, pieces in enumerate(self._pieces)]
@@ -315,7 +324,7 @@ class BatchStream:
 
 
 @dataclass(slots=True)
-class _Continuation:
+class _FetchedContinuation:
     """Tokens of one continuation, collected page by page."""
 
     ids: list[int]
@@ -324,61 +333,65 @@ class _Continuation:
     finished: Finished | None = None
 
 
-async def read_pages(link: Link, request_id: str) -> tuple[Submit, list[_Continuation]]:
+async def fetch_continuations(link: BrokerConnection, request_id: str) -> tuple[Submit, list[_FetchedContinuation]]:
     """Fetch all continuations of a request. Raises what ``BrokerConnection.ask`` raises, and the broker's reason if it
     refuses."""
-    first = await _ask(link, request_id, 0, 0)
+    first = await _fetch_page(link, request_id, 0, 0)
     if first.submit is None:
         raise Unavailable("the broker's answer to a look-up lacks the request")
-    return first.submit, [await _read(link, request_id, index, first) for index in range(first.submit.params.n)]
+    return first.submit, [
+        await _fetch_continuation(link, request_id, index, first) for index in range(first.submit.params.n)
+    ]
 
 
-async def _ask(link: Link, request_id: str, index: int, start: int) -> Snapshot:
+async def _fetch_page(link: BrokerConnection, request_id: str, index: int, start: int) -> TokensSnapshot:
     key = link.new_key()
     question = LookUp(question=key, request_id=request_id, index=index, start=start)
-    answer, _ = await link.ask(Ask(key, question, ASK_TIMEOUT_S))
+    answer, _ = await link.ask(AskQuestion(key, question, ASK_TIMEOUT_S))
     if isinstance(answer, Report):
-        raise refused(request_id, answer)
-    assert isinstance(answer, Snapshot)  # the session matches answers to questions
+        raise question_error(request_id, answer)
+    assert isinstance(answer, TokensSnapshot)  # the session matches answers to questions
     return answer
 
 
-async def _read(link: Link, request_id: str, index: int, first: Snapshot) -> _Continuation:
-    read = _Continuation([], [], [])
-    page = first if index == 0 else await _ask(link, request_id, index, 0)
+async def _fetch_continuation(
+    link: BrokerConnection, request_id: str, index: int, first: TokensSnapshot
+) -> _FetchedContinuation:
+    fetched = _FetchedContinuation([], [], [])
+    page = first if index == 0 else await _fetch_page(link, request_id, index, 0)
     while True:
         # A stop string that the reader found since can remove tokens of an earlier page.
-        del read.ids[page.start :], read.logprobs[page.start :], read.hops[page.start :]
-        read.ids += page.ids
-        read.logprobs += page.logprobs
-        read.hops += page.hops
-        read.finished = page.finished
-        if not page.ids or len(read.ids) >= page.num_tokens:
-            return read
-        page = await _ask(link, request_id, index, len(read.ids))
+        del fetched.ids[page.start :], fetched.logprobs[page.start :], fetched.hops[page.start :]
+        fetched.ids += page.ids
+        fetched.logprobs += page.logprobs
+        fetched.hops += page.hops
+        fetched.finished = page.finished
+        if not page.ids or len(fetched.ids) >= page.num_tokens:
+            return fetched
+        page = await _fetch_page(link, request_id, index, len(fetched.ids))
 
 
-async def progress(call: Call, continuations: list[_Continuation]) -> Progress:
+async def make_progress(call: RequestCall, continuations: list[_FetchedContinuation]) -> Progress:
     """Turn fetched continuations into pieces. Raises the error of a failed request."""
     pieces: list[Piece] = []
     for index, read in enumerate(continuations):
         if read.finished is not None and read.finished.reason in ("failed", "cancelled"):
-            raise ended_badly(read.finished)
-        for start in range(0, len(read.ids), _AT_ONCE):
-            pieces += await call.take(_part(call.submit.request_id, index, start, read))
+            raise finish_error(read.finished)
+        for start in range(0, len(read.ids), _YIELD_EVERY):
+            pieces += await call.process(_make_delivery(call.submit.request_id, index, start, read))
             await asyncio.sleep(0)
         if read.finished is not None:
-            pieces += await call.take(Ended(call.submit.request_id, index, read.finished))
-    return Progress(call.submit, tuple(pieces), call.completion(pieces) if call.done else None)
+            pieces += await call.process(EndContinuation(call.submit.request_id, index, read.finished))
+    return Progress(call.submit, tuple(pieces), call.completion(pieces) if call.is_done else None)
 
 
-def _part(request_id: str, index: int, start: int, read: _Continuation) -> Deliver:
-    stop = start + _AT_ONCE
+def _make_delivery(request_id: str, index: int, start: int, fetched: _FetchedContinuation) -> Deliver:
+    stop = start + _YIELD_EVERY
     return Deliver(
         request_id,
         index,
         start,
-        tuple(read.ids[start:stop]),
-        tuple(read.logprobs[start:stop]),
-        tuple(read.hops[start:stop]),
+        tuple(fetched.ids[start:stop]),
+        tuple(fetched.logprobs[start:stop]),
+        tuple(fetched.hops[start:stop]),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from swarm.config.values import Advertised, Count, Host, Listened, Network, Seconds, Section
+from swarm.config.values import AdvertisedAddress, Count, Host, ListenAddress, Network, Seconds, Section
 
 
 class BrokerSettings(Section):
@@ -17,14 +17,14 @@ class BrokerSettings(Section):
         description="Address for this machine's own connections, which need no keys: every local process may do "
         "everything. Only loopback.",
     )
-    listen: tuple[Listened, ...] = Field(
+    listen: tuple[ListenAddress, ...] = Field(
         default=(),
         max_length=16,
         examples=[["192.0.2.1"], ["eth0"]],
         description="Addresses or network interfaces at which other machines are served too, with keys: see swarmctl "
         "invite. Needs a state directory, which holds the keys.",
     )
-    advertise: tuple[Advertised, ...] = Field(
+    advertise: tuple[AdvertisedAddress, ...] = Field(
         default=(),
         max_length=16,
         examples=[["swarm.example"]],

@@ -41,12 +41,12 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
     ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; None: the
     flag was not given. Raises :class:`ConfigError`.
     """
-    return _loaded(_layers(path, overrides))
+    return _validate(_layers(path, overrides))
 
 
 def load_file(path: Path) -> Settings:
     """Load the settings from this file alone, for another process. Raises ConfigError."""
-    return _loaded([_from_file(path)])
+    return _validate([_read_file(path)])
 
 
 def origins(
@@ -55,15 +55,15 @@ def origins(
     """Return each setting's value, ready for JSON, and its origin as text. Parameters and errors are those of
     :func:`load`."""
     layers = _layers(path, overrides)
-    values = _loaded(layers).model_dump(mode="json")
-    return {name: (get(values, name), _source(name, layers)) for name in setting_names()}
+    values = _validate(layers).model_dump(mode="json")
+    return {name: (get(values, name), _origin(name, layers)) for name in setting_names()}
 
 
 def _layers(path: Path | str | None, overrides: Mapping[str, object] | None) -> list[_Layer]:
-    return [_from_file(path), _from_environment(), _from_flags(overrides or {})]
+    return [_read_file(path), _read_environment(), _read_flags(overrides or {})]
 
 
-def _loaded(layers: list[_Layer]) -> Settings:
+def _validate(layers: list[_Layer]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer.values)
@@ -73,7 +73,7 @@ def _loaded(layers: list[_Layer]) -> Settings:
         raise ConfigError(_explain(error.errors()[0], layers)) from None
     for rule in _broken_rules(settings):
         key = next(key for key in rule if get(merged, key) is not None)  # the defaults satisfy every rule
-        raise ConfigError(_complaint(key, get(merged, key), rule[key], layers))
+        raise ConfigError(_error_text(key, get(merged, key), rule[key], layers))
     return settings
 
 
@@ -85,7 +85,7 @@ def file_in_use(path: Path | str | None = None) -> Path | None:
     return Path(chosen or DEFAULT_FILE).expanduser()
 
 
-def _from_file(path: Path | str | None) -> _Layer:
+def _read_file(path: Path | str | None) -> _Layer:
     file = file_in_use(path)
     if file is None:
         return _Layer("no file", {})
@@ -97,11 +97,11 @@ def _from_file(path: Path | str | None) -> _Layer:
         raise ConfigError(f"the settings file {file} is not valid TOML ({error}); correct it there") from None
 
 
-def _from_environment() -> _Layer:
+def _read_environment() -> _Layer:
     for variable in sorted(os.environ):
         section, *keys = variable.removeprefix("SWARM_").lower().split("__")
         if variable.startswith("SWARM_") and variable not in OTHER_VARIABLES and section not in Settings.model_fields:
-            raise ConfigError(_unknown(".".join([section, *keys]), f"the environment variable {variable}"))
+            raise ConfigError(_unknown_text(".".join([section, *keys]), f"the environment variable {variable}"))
     try:
         values = EnvSettingsSource(Settings, env_nested_delimiter="__", env_ignore_empty=True)()
     except SettingsError as error:
@@ -110,7 +110,7 @@ def _from_environment() -> _Layer:
     return _Layer(_ENVIRONMENT, _merge({"client": {"url": url}} if url else {}, values))
 
 
-def _from_flags(overrides: Mapping[str, object]) -> _Layer:
+def _read_flags(overrides: Mapping[str, object]) -> _Layer:
     values: dict[str, Any] = {}
     for key, value in overrides.items():
         if value is not None:
@@ -173,35 +173,35 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
 def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return _unknown(key, _source(key, layers))
+        return _unknown_text(key, _origin(key, layers))
     if error["type"] == "model_type":
         place = f"[[{key.partition('.')[0]}]]" if "." in key else f"[{key}]"
-        return _complaint(key, error["input"], f"it is a section; write its keys under {place}", layers)
+        return _error_text(key, error["input"], f"it is a section; write its keys under {place}", layers)
     problem = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "value_error":
         problem = str(error["ctx"]["error"])
     elif error["type"].startswith("byte_size"):
         problem = 'write a number of bytes, or text such as "512MB" or "2GiB"'
-    return _complaint(key, error["input"], problem, layers)
+    return _error_text(key, error["input"], problem, layers)
 
 
-def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
+def _error_text(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
     default = get(defaults(), key)
     remedy = "" if default is None or isinstance(default, dict) else f"; the default is {default}"
-    return f"the setting {key} = {value!r} from {_source(key, layers)} is wrong: {problem}{remedy}"
+    return f"the setting {key} = {value!r} from {_origin(key, layers)} is wrong: {problem}{remedy}"
 
 
-def _unknown(key: str, source: str) -> str:
-    known, last = sorted({*setting_names(), *sections()}), key.rpartition(".")[2]
-    near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
+def _unknown_text(key: str, source: str) -> str:
+    names, last = sorted({*setting_names(), *sections()}), key.rpartition(".")[2]
+    near = [name for name in names if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, names, n=1)
     remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists all settings"
     return f"there is no setting {key} (from {source}); {remedy}"
 
 
-def _source(key: str, layers: list[_Layer]) -> str:
+def _origin(key: str, layers: list[_Layer]) -> str:
     """Return the origin of the effective value; for a part of a value (``plan.exclude.0``), the origin of the whole
     value."""
-    key = next((known for known in setting_names() if key.startswith(f"{known}.")), key)
+    key = next((name for name in setting_names() if key.startswith(f"{name}.")), key)
     for layer in reversed(layers):
         if get(layer.values, key) is not None:
             return _variable(key) if layer.source == _ENVIRONMENT else layer.source

@@ -20,21 +20,21 @@ def template() -> str:
         '# Sizes are bytes, or text such as "512MB" or "2GiB". Times are seconds.',
     ]
     sections = {name: f.default for name, f in Settings.model_fields.items() if isinstance(f.default, Section)}
-    lines += _template_keys(Settings, skip=set(sections))
+    lines += _render_keys(Settings, skip=set(sections))
     for name, section in sections.items():
-        lines += ["", f"# {type(section).__doc__}", f"[{name}]", *_template_keys(type(section), skip=set())]
+        lines += ["", f"# {type(section).__doc__}", f"[{name}]", *_render_keys(type(section), skip=set())]
     return "\n".join(lines) + "\n"
 
 
-def _template_keys(model: type[BaseModel], skip: set[str]) -> Iterator[str]:
+def _render_keys(model: type[BaseModel], skip: set[str]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         if name not in skip:
             yield ""
             yield from textwrap.wrap(field.description or "", width=110, initial_indent="# ", subsequent_indent="# ")
-            yield f"# {name} = {_toml(field.default if field.default is not None else (field.examples or [''])[0])}"
+            yield f"# {name} = {_to_toml(field.default if field.default is not None else (field.examples or [''])[0])}"
 
 
-def _toml(value: object) -> str:
+def _to_toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, ByteSize):
@@ -42,7 +42,7 @@ def _toml(value: object) -> str:
     if isinstance(value, str | Path):
         return f'"{value}"'
     if isinstance(value, dict):
-        return "{" + ", ".join(f'"{key}" = {_toml(item)}' for key, item in value.items()) + "}"
+        return "{" + ", ".join(f'"{key}" = {_to_toml(item)}' for key, item in value.items()) + "}"
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_to_toml, value)) + "]"
     return str(value)

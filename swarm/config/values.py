@@ -14,7 +14,7 @@ _INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,14}")
 _ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 
-def _loopback(host: str) -> str:
+def _check_loopback(host: str) -> str:
     if host == "localhost":
         return host
     try:
@@ -28,22 +28,22 @@ def _loopback(host: str) -> str:
     return host
 
 
-def _address(host: str) -> str:
+def _check_address(host: str) -> str:
     try:
         return host if host == "localhost" else str(ipaddress.ip_address(host))
     except ValueError:
         raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with keys") from None
 
 
-def _address_or_auto(host: str) -> str:
-    return host if host == "auto" else _address(host)
+def _check_address_or_auto(host: str) -> str:
+    return host if host == "auto" else _check_address(host)
 
 
-def _address_or_none(host: str) -> str:
-    return host and _address(host)
+def _check_address_or_none(host: str) -> str:
+    return host and _check_address(host)
 
 
-def _listened(text: str) -> str:
+def _check_listen(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -55,14 +55,14 @@ def _listened(text: str) -> str:
     return str(address)
 
 
-def _network(text: str) -> str:
+def _check_network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
         raise ValueError(f"{error}; write a network or an address, for example 10.1.0.0/16 or 192.0.2.7") from None
 
 
-def _advertised(text: str) -> str:
+def _check_advertised(text: str) -> str:
     if not _ADVERTISED.fullmatch(text):
         raise ValueError(f"{text!r} is not an address; write HOST or HOST:PORT")
     return text
@@ -73,28 +73,28 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
-def _http_url(url: str) -> str:
+def _check_http_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("write it as http://HOST:PORT/v1, or https")
     return url.rstrip("/")
 
 
-def _port_range(text: str) -> str:
+def _check_port_range(text: str) -> str:
     low, dash, high = text.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal() and 1024 <= int(low) <= int(high) <= 65535):
         raise ValueError("write it as LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, for example 20000-29999")
     return text
 
 
-def _layers(text: str) -> str:
+def _check_layers(text: str) -> str:
     first, dash, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else True) and int(first) <= int(last or first)):
         raise ValueError("write it as FIRST-LAST, both included, for example 0-10")
     return text
 
 
-def _endpoint(url: str) -> str:
+def _check_endpoint(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     host, colon, port = rest.rpartition(":")
     if scheme == "ipc" and separator and rest:
@@ -104,17 +104,17 @@ def _endpoint(url: str) -> str:
     raise ValueError("write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700")
 
 
-Host = Annotated[str, AfterValidator(_loopback)]
-Address = Annotated[str, AfterValidator(_address)]
-AddressOrAuto = Annotated[str, AfterValidator(_address_or_auto)]
-AddressOrNone = Annotated[str, AfterValidator(_address_or_none)]
-Listened = Annotated[str, AfterValidator(_listened)]
-Network = Annotated[str, AfterValidator(_network)]
-Advertised = Annotated[str, AfterValidator(_advertised)]
-Endpoint = Annotated[str, AfterValidator(_endpoint)]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
-PortRange = Annotated[str, AfterValidator(_port_range)]
-Layers = Annotated[str, AfterValidator(_layers)]
+Host = Annotated[str, AfterValidator(_check_loopback)]
+Address = Annotated[str, AfterValidator(_check_address)]
+AddressOrAuto = Annotated[str, AfterValidator(_check_address_or_auto)]
+AddressOrNone = Annotated[str, AfterValidator(_check_address_or_none)]
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+Network = Annotated[str, AfterValidator(_check_network)]
+AdvertisedAddress = Annotated[str, AfterValidator(_check_advertised)]
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
+PortRange = Annotated[str, AfterValidator(_check_port_range)]
+Layers = Annotated[str, AfterValidator(_check_layers)]
 HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]

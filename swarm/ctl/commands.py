@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swarm.cli.about import completion
-from swarm.cli.about.completion import worker_names
-from swarm.cli.asking import YesOption, ask_first
+from swarm.cli.confirm import YesOption, confirm_or_exit
+from swarm.cli.meta import completion
+from swarm.cli.meta.completion import worker_names
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client, read_size
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.inspect.doctor import doctor
+from swarm.ctl.inspect.follow import events
+from swarm.ctl.inspect.settings import config_app
+from swarm.ctl.inspect.version import version
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
-from swarm.ctl.look.doctor import doctor
-from swarm.ctl.look.follow import events
-from swarm.ctl.look.settings import config_app
-from swarm.ctl.look.version import version
 from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from swarm.client.admin import ReportName
     from swarm.client.blocking import Client
-    from swarm.client.governing import What
     from swarm.wire.messages import Json
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ WorkerArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class CommonOptions:
     """Options that may precede or follow a command's name."""
 
     url: str | None
@@ -59,25 +59,25 @@ class Common:
 def common(context: typer.Context, url: UrlOption = None, join: JoinOption = None, as_json: JsonOption = False) -> None:
     """Handle the options before the command's name."""
     if join is not None:
-        from swarm.cli.joining import join_here
+        from swarm.cli.joining import enrol_client
 
-        join_here(join)
-    context.obj = Common(url, as_json)
+        enrol_client(join)
+    context.obj = CommonOptions(url, as_json)
 
 
-def _report(what: What, help: str) -> None:
+def _add_report_command(what: ReportName, help: str) -> None:
     """Define a command that queries one report and displays it with the ``render`` function of the same name."""
 
     def command(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
         from swarm.ctl import render
 
-        _answer(context, Common(url, as_json), lambda client: client.query(what), getattr(render, what))
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.query(what), getattr(render, what))
 
     app.command(what, help=help, epilog=f"Example: swarmctl {what} --json")(command)
 
 
-_report("status", "Show whether the swarm serves, and what it waits for.")
-_report("nodes", "List the workers, their layers and their health.")
+_add_report_command("status", "Show whether the swarm serves, and what it waits for.")
+_add_report_command("nodes", "List the workers, their layers and their health.")
 
 
 @app.command(epilog="Example: swarmctl plan --dry-run --without w1")
@@ -139,25 +139,25 @@ def plan(  # noqa: PLR0917 (options are parameters)
     With --dry-run, --pin, --cap, --exclude or --objective, show what the plan would be; with --apply, change it.
     """
     from swarm.ctl import render
-    from swarm.ctl.steering import by_hand, supposition
+    from swarm.ctl.plan_options import override_command, plan_preview
 
-    own = Common(url, as_json)
+    own = CommonOptions(url, as_json)
     supposes = bool(without or more or like)
     if apply or pin or cap or exclude or (objective and not dry_run and not supposes):
         if supposes or (apply and dry_run):
             raise typer.BadParameter(
                 "--without, --with and --like only preview, and --dry-run changes nothing: not with --pin … --apply"
             )
-        steer = by_hand(pin or [], cap or [], exclude or [], objective, dry_run=not apply)
-        _answer(context, own, lambda client: client.steer(steer), render.plan)
+        steer = override_command(pin or [], cap or [], exclude or [], objective, dry_run=not apply)
+        _run_query(context, own, lambda client: client.steer(steer), render.plan)
         return
     if dry_run:
-        suppose = supposition(without or [], objective, more, like)
-        _answer(context, own, lambda client: client.suppose_plan(suppose), render.plan)
+        suppose = plan_preview(without or [], objective, more, like)
+        _run_query(context, own, lambda client: client.suppose_plan(suppose), render.plan)
         return
     if supposes:
         raise typer.BadParameter("--without, --with and --like only preview: add --dry-run")
-    _answer(context, own, lambda client: client.query("plan"), render.plan)
+    _run_query(context, own, lambda client: client.query("plan"), render.plan)
 
 
 @app.command(epilog="Example: swarmctl stats --watch 2")
@@ -189,13 +189,13 @@ def stats(
     from swarm.ctl.prometheus import print_metrics
     from swarm.ctl.watch import watch_stats
 
-    outer: Common = context.obj
+    outer: CommonOptions = context.obj
     if prometheus:
         if watch is not None or as_json or outer.as_json:
             raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
         print_metrics(lambda: open_client(context, url or outer.url))
     elif watch is None:
-        _answer(context, Common(url, as_json), lambda client: client.query("stats"), render_stats.stats)
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render_stats.stats)
     else:
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
 
@@ -217,10 +217,12 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Show where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
+    from swarm.admin.orders import parse_request_id
     from swarm.ctl import render_trace
-    from swarm.govern.orders import plain_id
 
-    _answer(context, Common(url, as_json), lambda client: client.trace(plain_id(request)), render_trace.trace)
+    _run_query(
+        context, CommonOptions(url, as_json), lambda client: client.trace(parse_request_id(request)), render_trace.trace
+    )
 
 
 @app.command(epilog="Example: swarmctl requests --all")
@@ -235,7 +237,7 @@ def requests(
     """List active requests, and those that ended last (if the broker has a journal), the latest first."""
     from swarm.ctl import render
 
-    _answer(context, Common(url, as_json), lambda client: client.query("requests", all=all), render.requests)
+    _run_query(context, CommonOptions(url, as_json), lambda client: client.query("requests", all=all), render.requests)
 
 
 @app.command(epilog="Example: swarmctl cancel 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60")
@@ -254,16 +256,18 @@ def cancel(
     """End any client's request. A request that has ended stays as it is."""
     from swarm.ctl import render
 
-    ask_first(f"End the request {request}?", yes=yes)
+    confirm_or_exit(f"End the request {request}?", yes=yes)
 
     def end(client: Client) -> Json:
         client.cancel(request)
         return {"request_id": request, "state": "ended"}
 
-    _answer(context, Common(url, as_json), end, render.fields)
+    _run_query(context, CommonOptions(url, as_json), end, render.fields)
 
 
-_report("recoveries", "List recoveries: what was lost, how sequences continued, and measured and predicted durations.")
+_add_report_command(
+    "recoveries", "List recoveries: what was lost, how sequences continued, and measured and predicted durations."
+)
 app.command(epilog="Example: swarmctl events --follow")(events)
 app.command(epilog="Example: swarmctl top --every 2")(top)
 app.command(short_help="Check the swarm: list problems with remedies.", epilog="Example: swarmctl doctor")(doctor)
@@ -286,7 +290,7 @@ def join(
     from swarm.ctl import render
 
     limit = None if memory_limit is None else read_size(memory_limit)
-    _answer(context, Common(url, as_json), lambda client: client.join(count, limit), render.fields)
+    _run_query(context, CommonOptions(url, as_json), lambda client: client.join(count, limit), render.fields)
 
 
 @app.command(epilog="Example: swarmctl stop w1")
@@ -301,29 +305,33 @@ def stop(  # noqa: PLR0917 (options are parameters)
     """Stop a worker after it has handed over its layers."""
     from swarm.ctl import render
 
-    ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
-    _answer(context, Common(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields)
+    confirm_or_exit(
+        f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes
+    )
+    _run_query(
+        context, CommonOptions(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields
+    )
 
 
-def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
+def _add_placement_command(verb: Literal["cordon", "uncordon"], help: str) -> None:
     """Define a command that controls whether a worker gets layers."""
 
     def command(
         context: typer.Context, worker: WorkerArgument, url: UrlOption = None, as_json: JsonOption = False
     ) -> None:
         from swarm.ctl import render
-        from swarm.ctl.steering import of_worker
+        from swarm.ctl.plan_options import worker_command
 
-        steer = of_worker(verb, worker)
-        _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.fields)
+        steer = worker_command(verb, worker)
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.steer(steer), render.fields)
 
     app.command(verb, help=help, epilog=f"Example: swarmctl {verb} w1")(command)
 
 
-_steering(
+_add_placement_command(
     "cordon", "Give a worker no new layers; it keeps those it has. Applies to its name, until the broker restarts."
 )
-_steering("uncordon", "Allow a worker to get layers again.")
+_add_placement_command("uncordon", "Allow a worker to get layers again.")
 
 
 @app.command(epilog="Example: swarmctl drain w1")
@@ -337,11 +345,11 @@ def drain(
     """Move a worker's layers to others, and give it no new ones until uncordon. Its process continues (stop ends it,
     too)."""
     from swarm.ctl import render
-    from swarm.ctl.steering import of_worker
+    from swarm.ctl.plan_options import worker_command
 
-    steer = of_worker("drain", worker)
-    ask_first(f"Drain worker {worker}?", yes=yes)
-    _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.fields)
+    steer = worker_command("drain", worker)
+    confirm_or_exit(f"Drain worker {worker}?", yes=yes)
+    _run_query(context, CommonOptions(url, as_json), lambda client: client.steer(steer), render.fields)
 
 
 @app.command(epilog="Example: swarmctl rebalance")
@@ -353,34 +361,36 @@ def rebalance(
 ) -> None:
     """Switch to the best plan now if it is faster at all, even if by less than plan.margin."""
     from swarm.ctl import render
-    from swarm.wire.messages import Steer
+    from swarm.wire.messages import PlanCommand
 
-    steer = Steer(verb="rebalance", force=force)
-    _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.plan)
+    steer = PlanCommand(verb="rebalance", force=force)
+    _run_query(context, CommonOptions(url, as_json), lambda client: client.steer(steer), render.plan)
 
 
 @app.command(epilog="Example: swarmctl standby --json")
 def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show which workers keep which layers warm as standbys, and which layers have no standby."""
+    from swarm.admin.orders import standby_report
     from swarm.ctl import render
-    from swarm.govern.orders import kept
 
-    _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
+    _run_query(
+        context, CommonOptions(url, as_json), lambda client: standby_report(client.query("nodes")), render.standby
+    )
 
 
-def _answer(
-    context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
+def _run_query(
+    context: typer.Context, own: CommonOptions, query: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
     """Send a query and print the answer, for people or as JSON."""
-    from swarm.cli.output import console, print_json
+    from swarm.cli.output import make_console, print_json
 
-    outer: Common = context.obj
+    outer: CommonOptions = context.obj
     with open_client(context, own.url or outer.url) as client:
-        body = ask(client)
+        body = query(client)
     if own.as_json or outer.as_json:
         print_json(body)
     else:
-        console().print(show(body))
+        make_console().print(show(body))
 
 
 app.command(epilog="Example: swarmctl version --gateway http://127.0.0.1:8000")(version)
@@ -388,4 +398,4 @@ app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")
 app.add_typer(config_app, name="config")
-app.command("completion", epilog="Example: swarmctl completion bash")(completion.command("swarmctl"))
+app.command("completion", epilog="Example: swarmctl completion bash")(completion.make_command("swarmctl"))

@@ -12,7 +12,7 @@ import typer
 from swarm.cli.options import JsonOption, UrlOption, open_client
 
 
-class Role(StrEnum):
+class InviteRole(StrEnum):
     worker = "worker"
     client = "client"
     gateway = "gateway"
@@ -20,18 +20,18 @@ class Role(StrEnum):
 
 
 _RUN: Final = {
-    Role.worker: "swarm worker --join {}",
-    Role.client: 'swarm generate --join {} "Once upon a time"',
-    Role.gateway: "swarm gateway --join {}",
-    Role.admin: "swarmctl --join {} status",
+    InviteRole.worker: "swarm worker --join {}",
+    InviteRole.client: 'swarm generate --join {} "Once upon a time"',
+    InviteRole.gateway: "swarm gateway --join {}",
+    InviteRole.admin: "swarmctl --join {} status",
 }
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LONGEST_S: Final = 365 * 86_400
+_MAX_VALID_S: Final = 365 * 86_400
 
 
 def invite(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    role: Annotated[Role, typer.Option("--role", help="The role of the new machine.", show_default=False)],
+    role: Annotated[InviteRole, typer.Option("--role", help="The role of the new machine.", show_default=False)],
     uses: Annotated[
         int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many machines may use it.")
     ] = 1,
@@ -53,20 +53,20 @@ def invite(  # noqa: PLR0917 (options are parameters)
     as_json: JsonOption = False,
 ) -> None:
     """Let another machine join: print one line, to be used there once."""
+    from swarm.auth import invitation
     from swarm.cli.output import print_json
-    from swarm.lock import invitation
-    from swarm.wire.door.keys import new_pair
     from swarm.wire.messages import Invite
+    from swarm.wire.transport.keys import new_pair
 
     if len(name) > 64:
         raise typer.BadParameter("--name takes at most 64 characters")
-    places, valid_s, pair = _places(address or ()), _seconds(valid), new_pair()
+    places, valid_s, pair = _parse_addresses(address or ()), _parse_duration(valid), new_pair()
     message = Invite(key=pair.public, role=role.value, uses=uses, valid_s=valid_s, name=name)
     with open_client(context, url or context.obj.url) as client:
         body = client.invite(message)
-    addresses, broker = _told(body)
-    made = invitation.Invitation(_chosen(places, addresses), broker, pair.secret, role.value)
-    line = invitation.text(made)
+    addresses, broker = _broker_address(body)
+    made = invitation.Invitation(_choose_addresses(places, addresses), broker, pair.secret, role.value)
+    line = invitation.encode(made)
     run = _RUN[role].format(line)
     if as_json or context.obj.as_json:
         shown = {"role": role.value, "uses": uses, "name": name, "key": pair.public[:16]}
@@ -79,20 +79,20 @@ def invite(  # noqa: PLR0917 (options are parameters)
         )
 
 
-def _seconds(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """Parse a duration (1h → 3600)."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= _LONGEST_S:
+    if not 0 < seconds <= _MAX_VALID_S:
         raise typer.BadParameter(f"--for takes a time like 90s, 30m, 1h or 7d, a year at most, not {text!r}")
     return float(seconds)
 
 
-def _places(texts: Sequence[str]) -> list[str]:
+def _parse_addresses(texts: Sequence[str]) -> list[str]:
     """Parse HOST and HOST:PORT; an IPv6 address may have brackets. Port 0 stands for the broker's own port."""
-    from swarm.lock.invitation import is_address
+    from swarm.auth.invitation import is_address
 
-    found = []
+    addresses = []
     for text in texts:
         host, port = text, "0"
         if text.count(":") == 1 or "]:" in text:
@@ -101,11 +101,11 @@ def _places(texts: Sequence[str]) -> list[str]:
             host = f"[{host}]"
         if not is_address(f"tcp://{host}:{port if port != '0' else 1}"):
             raise typer.BadParameter(f"--address takes HOST or HOST:PORT, not {text!r}")
-        found.append(f"tcp://{host}:{port}")
-    return found
+        addresses.append(f"tcp://{host}:{port}")
+    return addresses
 
 
-def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
+def _broker_address(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
     """Return the addresses and the key in the broker's answer. Raises RequestFailed if they are missing."""
     from swarm.errors import RequestFailed
 
@@ -116,7 +116,10 @@ def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
     return tuple(map(str, addresses)), str(key)
 
 
-def _chosen(places: Sequence[str], told: tuple[str, ...]) -> tuple[str, ...]:
+def _choose_addresses(requested: Sequence[str], broker_addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the requested addresses, or the broker's if there are none."""
-    port = told[0].rpartition(":")[2]
-    return tuple(place.removesuffix(":0") + f":{port}" if place.endswith(":0") else place for place in places) or told
+    port = broker_addresses[0].rpartition(":")[2]
+    return (
+        tuple(place.removesuffix(":0") + f":{port}" if place.endswith(":0") else place for place in requested)
+        or broker_addresses
+    )

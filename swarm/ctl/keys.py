@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.asking import YesOption, ask_first
+from swarm.cli.confirm import YesOption, confirm_or_exit
 from swarm.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, open_client
 
 if TYPE_CHECKING:
+    from swarm.api_keys.keys import ApiKey, KeySet
     from swarm.client.blocking import Client
     from swarm.errors import ClientError
-    from swarm.keys.keys import Key, Ring
     from swarm.wire.messages import Json
 
 keys_app = typer.Typer(
@@ -77,12 +77,12 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Create an API key and show it, only this once. Limits apply to each gateway process."""
-    from swarm.keys.file import change
-    from swarm.keys.keys import Limits, make, priority_named
+    from swarm.api_keys.file import update_keys
+    from swarm.api_keys.keys import KeyLimits, make_key, parse_priority
 
-    limits = Limits(rate, concurrency, tokens_per_day, priority_named(max_priority))
-    key, shown = make(name, limits, _now(), admin=admin)
-    change(_file(context, keys_file, config), lambda ring: ring.add(key))
+    limits = KeyLimits(rate, concurrency, tokens_per_day, parse_priority(max_priority))
+    key, shown = make_key(name, limits, _now(), admin=admin)
+    update_keys(_keys_path(context, keys_file, config), lambda ring: ring.add(key))
     _show_new(key, shown, as_json)
 
 
@@ -97,27 +97,27 @@ def list_(  # noqa: PLR0917 (options are parameters)
     as_json: JsonOption = False,
 ) -> None:
     """List keys: names, limits, roles; secrets are not stored. With --keys-file, list only that file's keys."""
-    from swarm.cli.output import console, print_json
-    from swarm.ctl import machines
+    from swarm.cli.output import make_console, print_json
+    from swarm.ctl import machine_keys
     from swarm.ctl.render_keys import keys
     from swarm.errors import RequestFailed
 
-    kinds = _kinds(api, machine, keys_file)
+    kinds = _selected_kinds(api, machine, keys_file)
     body: Json = {}
     error: ClientError | None = None
     if "api" in kinds:
-        ring = _ring(context, keys_file, config, must=kinds == {"api"})
+        ring = _read_keys(context, keys_file, config, is_required=kinds == {"api"})
         body["keys"] = [_row(key) for key in ring.keys]
     if "machine" in kinds:
         with open_client(context, url or _outer_url(context)) as client:
-            told, error = machines.told(client)
+            told, error = machine_keys.query_keys(client)
         body |= {"members": told.get("members", []), "invitations": told.get("invitations", [])}
         about = {what: told.get(what) for what in ("key", "former_key", "locked")}
         body |= {"problem": str(error)} if error else about
     if as_json:
         print_json(body)
     else:
-        console().print(keys({**body, **machines.shown(body)} if "machine" in kinds else body))
+        make_console().print(keys({**body, **machine_keys.with_ages(body)} if "machine" in kinds else body))
     if error is not None and (isinstance(error, RequestFailed) or kinds == {"machine"}):
         raise error  # A refusal is a failure; an absent broker is one only if nothing else was requested.
 
@@ -136,26 +136,26 @@ def revoke(  # noqa: PLR0917 (options are parameters)
 ) -> None:
     """Revoke a key. An API key: gateways refuse it within a second; its active requests finish. A machine's key, by its
     name or prefix: its connections end immediately. An invitation: it can't be used any more."""
-    kinds = _kinds(api, machine, keys_file)
-    ask_first(f"Revoke the key {name}?", yes=yes)
+    kinds = _selected_kinds(api, machine, keys_file)
+    confirm_or_exit(f"Revoke the key {name}?", yes=yes)
     problem = ""
     with open_client(context, url or _outer_url(context)) as client:
         if len(kinds) > 1:
-            kind, problem = _kind_of(name, _ring(context, keys_file, config, must=False), client)
+            kind, problem = _kind_of(name, _read_keys(context, keys_file, config, is_required=False), client)
             kinds = {kind}
         if kinds == {"machine"}:
             client.revoke_key(name)
-            _say({"revoked": name, "kind": "machine"}, f"revoked {name}", as_json)
+            _print_result({"revoked": name, "kind": "machine"}, f"revoked {name}", as_json)
             return
-    from swarm.keys.file import change
+    from swarm.api_keys.file import update_keys
 
-    left = len(change(_file(context, keys_file, config), lambda ring: ring.remove(name)).keys)
+    left = len(update_keys(_keys_path(context, keys_file, config), lambda ring: ring.remove(name)).keys)
     text = f"revoked {name}; {left} left" + ("" if left else ": no request is served until one is added")
     text += f"\nmachines' keys are unknown: {problem}" if problem else ""
-    _say({"revoked": name, "kind": "api", "num_left": left}, text, as_json)
+    _print_result({"revoked": name, "kind": "api", "num_left": left}, text, as_json)
 
 
-def _say(body: Json, text: str, as_json: bool) -> None:
+def _print_result(body: Json, text: str, as_json: bool) -> None:
     from swarm.cli.output import print_json
 
     if as_json:
@@ -164,15 +164,15 @@ def _say(body: Json, text: str, as_json: bool) -> None:
         print(text)
 
 
-def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
+def _kind_of(name: str, ring: KeySet, client: Client) -> tuple[str, str]:
     """Return the kind of the key with this name, and why machines' keys are unknown, if they are. Raises ConfigError if
     it may be both, or does not exist."""
-    from swarm.ctl import machines
+    from swarm.ctl import machine_keys
     from swarm.errors import ConfigError
 
-    told, error = machines.told(client)
+    told, error = machine_keys.query_keys(client)
     problem = "" if error is None else str(error)
-    is_api, is_machine = any(key.name == name for key in ring.keys), machines.has(told, name)
+    is_api, is_machine = any(key.name == name for key in ring.keys), machine_keys.has_key(told, name)
     if is_api and is_machine:
         raise ConfigError(f"{name!r} is an API key and a machine's: choose with --api or --machine")
     if not is_api and not is_machine:
@@ -189,20 +189,20 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the broker's public key, and which swarms this machine has joined. No secrets."""
-    from swarm.cli.output import console, print_json
-    from swarm.ctl import machines
-    from swarm.ctl.render_keys import joined
-    from swarm.lock.known import default_state_dir
+    from swarm.auth.memberships import default_state_dir
+    from swarm.cli.output import make_console, print_json
+    from swarm.ctl import machine_keys
+    from swarm.ctl.render_keys import memberships
 
     settings = load_settings(context, config, {})
     with open_client(context, url or _outer_url(context)) as client:
-        description, error = machines.told(client)
+        description, error = machine_keys.query_keys(client)
     body: Json = {"key": description.get("key") or "", "problem": "" if error is None else str(error)}
-    body["joined"] = machines.joined(settings.state_dir or default_state_dir())
+    body["joined"] = machine_keys.list_memberships(settings.state_dir or default_state_dir())
     if as_json:
         print_json(body)
     else:
-        console().print(joined(body))
+        make_console().print(memberships(body))
 
 
 @keys_app.command("rotate", epilog=f"Example: swarmctl keys rotate alice {_EXAMPLE}")
@@ -231,28 +231,30 @@ def rotate(  # noqa: PLR0917 (options are parameters)
         raise typer.BadParameter("--now is about the broker's key: add --broker")
     if broker:
         if now:
-            ask_first("Retire the broker's old key now? Machines without the new one are locked out.", yes=yes)
+            confirm_or_exit("Retire the broker's old key now? Machines without the new one are locked out.", yes=yes)
         _rotate_broker(context, url, now, as_json)
         return
     if machine:
-        _rotate_own(context, name, config, as_json)
+        _rotate_machine(context, name, config, as_json)
         return
     if name is None:
         raise typer.BadParameter("give a name, or --machine for this machine's own key, or --broker for the broker's")
-    ask_first(f"Change the key of {name}? The old one is refused from then on.", yes=yes)
-    if keys_file is None and _rotate_member(context, name, _ring(context, None, config, must=False), url, as_json):
+    confirm_or_exit(f"Change the key of {name}? The old one is refused from then on.", yes=yes)
+    if keys_file is None and _rotate_member(
+        context, name, _read_keys(context, None, config, is_required=False), url, as_json
+    ):
         return
-    from swarm.keys.file import change
-    from swarm.keys.keys import make
+    from swarm.api_keys.file import update_keys
+    from swarm.api_keys.keys import make_key
 
-    made: list[tuple[Key, str]] = []
+    made: list[tuple[ApiKey, str]] = []
 
-    def renew(ring: Ring) -> Ring:
-        old = ring.named(name)
-        made.append(make(name, old.limits, _now(), admin=old.admin))
+    def replace_key(ring: KeySet) -> KeySet:
+        old = ring.get(name)
+        made.append(make_key(name, old.limits, _now(), admin=old.admin))
         return ring.replace(made[-1][0])
 
-    change(_file(context, keys_file, config), renew)
+    update_keys(_keys_path(context, keys_file, config), replace_key)
     _show_new(*made[-1], as_json)
 
 
@@ -268,15 +270,15 @@ def _rotate_broker(context: typer.Context, url: str | None, now: bool, as_json: 
         print(broker_key(body))
 
 
-def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | None, as_json: bool) -> bool:
+def _rotate_member(context: typer.Context, name: str, ring: KeySet, url: str | None, as_json: bool) -> bool:
     """Order a rotation if a joined machine has this name. Return False if it may be an API key's name."""
-    from swarm.ctl import machines
+    from swarm.ctl import machine_keys
     from swarm.errors import ConfigError
 
     is_api = any(key.name == name for key in ring.keys)
     with open_client(context, url or _outer_url(context)) as client:
-        told, problem = machines.told(client)
-        if not machines.has({"members": told.get("members")}, name):
+        told, problem = machine_keys.query_keys(client)
+        if not machine_keys.has_key({"members": told.get("members")}, name):
             if not is_api and not ring.keys:
                 unknown = f" ({problem})" if problem else ""
                 raise ConfigError(f"there is no key {name!r} (swarmctl keys list){unknown}")
@@ -285,24 +287,24 @@ def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | Non
             raise ConfigError(f"{name!r} is an API key and a machine's: name the API key's file with --keys-file")
         called = client.rotate_member_key(name).get("name")
     text = f"{called} will rotate its key now, or when it connects next (swarmctl keys list)"
-    _say({"rotated": called, "kind": "machine"}, text, as_json)
+    _print_result({"rotated": called, "kind": "machine"}, text, as_json)
     return True
 
 
-def _rotate_own(context: typer.Context, name: str | None, config: Path | None, as_json: bool) -> None:
+def _rotate_machine(context: typer.Context, name: str | None, config: Path | None, as_json: bool) -> None:
+    from swarm.auth.memberships import default_state_dir
     from swarm.cli.output import print_json
-    from swarm.ctl import machines
-    from swarm.lock.known import default_state_dir
+    from swarm.ctl import machine_keys
 
     settings = load_settings(context, config, {})
-    called, key = machines.rotate(settings.state_dir or default_state_dir(), name)
+    called, key = machine_keys.rotate(settings.state_dir or default_state_dir(), name)
     if as_json:
         print_json({"rotated": called, "kind": "machine", "key": key})
     else:
         print(f"this machine ({called}) has a new key now, {key[:16]}…; the old one is refused")
 
 
-def _kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
+def _selected_kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
     if api and machine:
         raise typer.BadParameter("--api and --machine are both the default: name one of them, or none")
     if machine and keys_file is not None:
@@ -318,22 +320,22 @@ def _outer_url(context: typer.Context) -> str | None:
     return getattr(parent, "url", None)
 
 
-def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *, must: bool) -> Ring:
+def _read_keys(context: typer.Context, keys_file: Path | None, config: Path | None, *, is_required: bool) -> KeySet:
     """Return the file's keys. If ``is_required``, raises BadParameter when the file's location is not configured."""
-    from swarm.keys.file import read
-    from swarm.keys.keys import Ring
+    from swarm.api_keys.file import read_keys
+    from swarm.api_keys.keys import KeySet
 
     settings = load_settings(context, config, {})
-    if keys_file is None and settings.gateway.keys_file is None and settings.state_dir is None and not must:
-        return Ring()
-    return read(_file(context, keys_file, config)) or Ring()
+    if keys_file is None and settings.gateway.keys_file is None and settings.state_dir is None and not is_required:
+        return KeySet()
+    return read_keys(_keys_path(context, keys_file, config)) or KeySet()
 
 
-def _file(context: typer.Context, given: Path | None, config: Path | None) -> Path:
+def _keys_path(context: typer.Context, given: Path | None, config: Path | None) -> Path:
     """Return the path that gateways use, too. Raises BadParameter if it is not configured."""
     if given is not None:
         return given.expanduser()
-    from swarm.keys.file import NAME
+    from swarm.api_keys.file import NAME
 
     settings = load_settings(context, config, {})
     if settings.gateway.keys_file is not None:
@@ -349,7 +351,7 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _show_new(key: Key, shown: str, as_json: bool) -> None:
+def _show_new(key: ApiKey, shown: str, as_json: bool) -> None:
     from swarm.cli.output import print_json
 
     if as_json:
@@ -358,7 +360,7 @@ def _show_new(key: Key, shown: str, as_json: bool) -> None:
         print(f"{shown}\nThe key of {key.name}. It is shown only this once: only its hash is stored.")
 
 
-def _row(key: Key) -> Json:
+def _row(key: ApiKey) -> Json:
     limits = key.limits
     return {
         "name": key.name,

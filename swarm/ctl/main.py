@@ -17,12 +17,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    entry.end_with(run)
+    entry.run_and_exit(run)
 
 
 def _load() -> typer.Typer:
-    from swarm.cli.about.completion import prepare
+    from swarm.cli.meta.completion import handle_completion
     from swarm.ctl.commands import app
 
-    prepare("swarmctl")
+    handle_completion("swarmctl")
     return app

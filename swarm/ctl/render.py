@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.cli.output import in_bytes
-from swarm.govern.rows import held_back, layers_in_brief, lets_them, number, rows_of
+from swarm.admin.report_rows import describe_held_back, format_layers_short, get_number, read_rows, release_commands
+from swarm.cli.output import format_bytes
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -107,62 +107,73 @@ def status(body: Body) -> RenderableType:
 
 
 def nodes(body: Body) -> RenderableType:
-    workers = [_in_few_columns(worker) for worker in rows_of(body.get("workers"))]
-    table = table_of(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
-    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers), *_sent_away(body))
-    return Group(_with_rest(table, body, {"workers", "refused"}), *parts)
+    workers = [_join_columns(worker) for worker in read_rows(body.get("workers"))]
+    table = render_table(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
+    parts = (
+        *_render_evidence(workers),
+        *_render_kernels(workers, "name"),
+        *_render_doubts(workers),
+        *_render_refused(body),
+    )
+    return Group(_add_unknown_fields(table, body, {"workers", "refused"}), *parts)
 
 
 def standby(body: Body) -> RenderableType:
     """Render which worker keeps which layers warm, then the layers without a standby."""
-    rows = rows_of(body.get("workers"))
-    table = table_of(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
-    lost = _list(body.get("nobody_may_load"))
-    bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
-    told = [_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
-    if bare:
-        told.append(f"{_by_nobody(bare)}, and would have to be loaded if the holder died")
-    if lost:
-        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "there is no other worker"
-        told.append(f"{_by_nobody(lost)}, and no worker may take over if the holder dies: {held}")
+    rows = read_rows(body.get("workers"))
+    table = render_table(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
+    unrecoverable = _as_list(body.get("nobody_may_load"))
+    without_standby = [layer for layer in _as_list(body.get("not_kept")) if layer not in unrecoverable]
+    notes = [_describe_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
+    if without_standby:
+        notes.append(f"{_describe_without_standby(without_standby)}, and would have to be loaded if the holder died")
+    if unrecoverable:
+        held = (
+            f"{describe_held_back(rows)} ({release_commands(rows)})"
+            if describe_held_back(rows)
+            else "there is no other worker"
+        )
+        notes.append(
+            f"{_describe_without_standby(unrecoverable)}, and no worker may take over if the holder dies: {held}"
+        )
     if not any(row.get("layers") for row in rows):
-        told.append("no worker has layers: there is nothing to keep")
-    return Group(table, *(Text(f"· {each}") for each in told or ["every layer has a standby"]))
+        notes.append("no worker has layers: there is nothing to keep")
+    return Group(table, *(Text(f"· {each}") for each in notes or ["every layer has a standby"]))
 
 
-def _warming(row: Body, warming: Body) -> str:
-    loaded = " of ".join(value_of(name, warming[name]) for name in ("warm_bytes", "wanted_bytes"))
+def _describe_warming(row: Body, warming: Body) -> str:
+    loaded = " of ".join(format_value(name, warming[name]) for name in ("warm_bytes", "wanted_bytes"))
     ready = warming["ready_in_s"]
-    rest = "as steps leave time for it" if ready is None else f"in about {value_of('ready_in_s', ready)}"
+    rest = "as steps leave time for it" if ready is None else f"in about {format_value('ready_in_s', ready)}"
     return f"{row['name']} has loaded {loaded} of its standby layers; the rest follows {rest}"
 
 
-def _by_nobody(layers: list[object]) -> str:
-    return f"layers {words(layers)} have no standby" if len(layers) > 1 else f"layer {layers[0]} has no standby"
+def _describe_without_standby(layers: list[object]) -> str:
+    return f"layers {join_names(layers)} have no standby" if len(layers) > 1 else f"layer {layers[0]} has no standby"
 
 
 def plan(body: Body) -> RenderableType:
     parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand"})]
-    parts.append(_stages(body.get("stages")))
-    parts += _kernels(rows_of(body.get("stages")), "worker")
-    parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
+    parts.append(_render_stages(body.get("stages")))
+    parts += _render_kernels(read_rows(body.get("stages")), "worker")
+    parts += [Text(f"· {format_value('', reason)}") for reason in _as_list(body.get("why"))]
     coming = body.get("coming")
     if isinstance(coming, Mapping):
-        parts += [Text(f"\ncoming: epoch {coming.get('epoch')}"), _stages(coming.get("stages"))]
+        parts += [Text(f"\ncoming: epoch {coming.get('epoch')}"), _render_stages(coming.get("stages"))]
     return Group(*parts)
 
 
 def requests(body: Body) -> RenderableType:
     """Render requests. A request that has ended and has no reader is listed as ended, even if the broker still holds
     it."""
-    known = rows_of(body.get("requests"))
+    known = read_rows(body.get("requests"))
     over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
     rows = [row for row in known if row not in over]
-    ended = sorted([*over, *rows_of(body.get("kept"))], key=_ended_age_s)
-    parts = [table_of(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
+    ended = sorted([*over, *read_rows(body.get("kept"))], key=_ended_age_s)
+    parts = [render_table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
     if ended:
-        parts += [Text("ended, the latest first:"), table_of(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
-    return _with_rest(Group(*parts), body, {"requests", "kept"})
+        parts += [Text("ended, the latest first:"), render_table(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
+    return _add_unknown_fields(Group(*parts), body, {"requests", "kept"})
 
 
 def _ended_age_s(row: Body) -> float:
@@ -172,25 +183,25 @@ def _ended_age_s(row: Body) -> float:
 
 def recoveries(body: Body) -> RenderableType:
     """Render a paragraph for each recovery: the cause, the new plan, and a line of durations."""
-    found = rows_of(body.get("recoveries"))
-    parts = [part for each in found for part in _recovery(each)]
+    rows = read_rows(body.get("recoveries"))
+    parts = [part for recovery in rows for part in _render_recovery(recovery)]
     return Group(*parts) if parts else Text("nothing was lost since this broker was started")
 
 
-def _recovery(each: Body) -> list[RenderableType]:
-    measured, predicted = each.get("measured"), each.get("predicted")
-    ended = each.get("resumed_all_at") is not None
-    head = f"epoch {each.get('epoch')}: {each.get('evidence') or each.get('cause')}"
-    lines = [Text(head if ended else f"{head} (under way)"), Text(f"  {each.get('choice') or 'no plan yet'}")]
+def _render_recovery(recovery: Body) -> list[RenderableType]:
+    measured, predicted = recovery.get("measured"), recovery.get("predicted")
+    ended = recovery.get("resumed_all_at") is not None
+    head = f"epoch {recovery.get('epoch')}: {recovery.get('evidence') or recovery.get('cause')}"
+    lines = [Text(head if ended else f"{head} (under way)"), Text(f"  {recovery.get('choice') or 'no plan yet'}")]
     table = Table(box=box.SIMPLE)
     names = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
-    for title in ("", *(heading(name) for name in names)):
+    for title in ("", *(format_heading(name) for name in names)):
         table.add_column(title, justify="right")
     for title, row in (("predicted", predicted), ("measured", measured)):
         if isinstance(row, Mapping):
-            table.add_row(title, *(value_of(name, row.get(name)) for name in names))
-    computed, least = each.get("layer_positions"), each.get("least_layer_positions")
-    told = f"  {each.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
+            table.add_row(title, *(format_value(name, row.get(name)) for name in names))
+    computed, least = recovery.get("layer_positions"), recovery.get("least_layer_positions")
+    told = f"  {recovery.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
     return [*lines, table, Text(told)]
 
 
@@ -199,59 +210,61 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for key, value in body.items():
         if key not in (hidden or ()) and not _is_empty(value):
-            grid.add_row(Text(heading(key)), Text(value_of(key, value)))
+            grid.add_row(Text(format_heading(key)), Text(format_value(key, value)))
     return grid
 
 
 # --- their parts ------------------------------------------------------------------------------------------------------
 
 
-def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
+def _render_kernels(rows: Sequence[Body], name_key: str) -> list[RenderableType]:
     """Render one line for all workers with the same kernels."""
     users: dict[str, list[str]] = {}
     for row in rows:
         if row.get("kernels"):
-            users.setdefault(str(row["kernels"]), []).append(str(row.get(who)))
+            users.setdefault(str(row["kernels"]), []).append(str(row.get(name_key)))
     return [Text(f"· kernels of {', '.join(names)}: {kernels}") for kernels, names in users.items()]
 
 
-def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
+def _render_doubts(workers: Sequence[Body]) -> list[RenderableType]:
     """Render which workers' results were proven wrong, and which workers disagreed with others."""
-    lines, told = [], set()
+    lines, reported = [], set()
     for worker in workers:
         name, lies, others = str(worker.get("name")), worker.get("lies"), worker.get("disagreed_with")
         if lies:
-            lines.append(f"· {name} sent hidden states that are not finite, {_times(lies)}")
+            lines.append(f"· {name} sent hidden states that are not finite, {_format_times(lies)}")
         if faults := worker.get("faults"):
-            lines.append(f"· {name} could not compute its steps, or failed a test of its device, {_times(faults)}")
+            lines.append(
+                f"· {name} could not compute its steps, or failed a test of its device, {_format_times(faults)}"
+            )
         for other, count in others.items() if isinstance(others, Mapping) else ():
             pair = frozenset((name, other))
-            if pair not in told:
+            if pair not in reported:
                 lines.append(
-                    f"· {name} and {other} computed the same and differed {_times(count)}: one of them is wrong"
+                    f"· {name} and {other} computed the same and differed {_format_times(count)}: one of them is wrong"
                 )
-            told.add(pair)
+            reported.add(pair)
     return [Text(line) for line in lines]
 
 
-def _sent_away(body: Body) -> list[RenderableType]:
+def _render_refused(body: Body) -> list[RenderableType]:
     """Render refused workers, the latest last."""
     return [
         Text(
             f"· {row.get('name')} was refused {row.get('ago_s')} s ago (process {row.get('pid')} on "
             f"{row.get('host')}): {row.get('reason')}"
         )
-        for row in rows_of(body.get("refused"))
+        for row in read_rows(body.get("refused"))
     ]
 
 
-def _times(count: object) -> str:
+def _format_times(count: object) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _stages(stages: object) -> RenderableType:
-    rows = rows_of(stages)
-    return table_of(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
+def _render_stages(stages: object) -> RenderableType:
+    rows = read_rows(stages)
+    return render_table(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
@@ -260,54 +273,54 @@ def counters(stages: Mapping[str, Body]) -> RenderableType:
     for name in stages:
         table.add_column(Text(name), justify="right")
     for counter in dict.fromkeys(str(counter) for values in stages.values() for counter in values):
-        cells = [value_of(counter, values[counter]) if counter in values else "–" for values in stages.values()]
-        table.add_row(Text(heading(counter)), *map(Text, cells))
+        cells = [format_value(counter, values[counter]) if counter in values else "–" for values in stages.values()]
+        table.add_row(Text(format_heading(counter)), *map(Text, cells))
     return table
 
 
-def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
+def _render_evidence(workers: Sequence[Body]) -> list[RenderableType]:
     """Render a line for each verdict. The reason for which a worker left is usually its evidence, too."""
     lines: list[RenderableType] = []
     for worker in workers:
-        said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason", "unreachable") if worker.get(key))
-        if said:
-            lines.append(Text(f"· {worker.get('name')} is {worker.get('verdict') or 'there'}: {'; '.join(said)}"))
+        reasons = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason", "unreachable") if worker.get(key))
+        if reasons:
+            lines.append(Text(f"· {worker.get('name')} is {worker.get('verdict') or 'there'}: {'; '.join(reasons)}"))
     return lines
 
 
-def _in_few_columns(worker: Body) -> Body:
+def _join_columns(worker: Body) -> Body:
     """Return the row with related values joined into one column. A member that is cordoned or excluded has that as its
     state."""
-    capacity, resident, state = number(worker, "kv_capacity"), worker.get("resident_bytes"), worker.get("state")
-    memory = value_of("memory_bytes", worker.get("memory_bytes"))
+    capacity, resident, state = get_number(worker, "kv_capacity"), worker.get("resident_bytes"), worker.get("state")
+    memory = format_value("memory_bytes", worker.get("memory_bytes"))
     return {
         **worker,
         "state": (worker.get("steered") or state) if state == "member" else state,
         "steered": None,
-        "kv": f"{number(worker, 'kv_used') / capacity:.0%}" if capacity else None,
-        "memory": f"{value_of('resident_bytes', resident)} of {memory}" if resident else memory,
+        "kv": f"{get_number(worker, 'kv_used') / capacity:.0%}" if capacity else None,
+        "memory": f"{format_value('resident_bytes', resident)} of {memory}" if resident else memory,
         "process": f"{worker.get('pid')} on {worker.get('host')}",
     }
 
 
-def table_of(
+def render_table(
     rows: Sequence[Body], known: Sequence[Column], hidden: set[str], *, is_dense: bool = False
 ) -> RenderableType:
     """Render known columns first, then all other columns of the rows; omit columns without any value."""
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
-    columns = [*known, *((key, heading(key)) for key in unknown)]
+    columns = [*known, *((key, format_heading(key)) for key in unknown)]
     columns = [(key, title) for key, title in columns if any(not _is_empty(row.get(key)) for row in rows)]
     table = Table(box=box.SIMPLE, collapse_padding=is_dense)
     for key, title in columns:
         is_number = all(isinstance(row.get(key), int | float | None) for row in rows)
         table.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(value_of(key, row.get(key))) for key, _ in columns))
+        table.add_row(*(Text(format_value(key, row.get(key))) for key, _ in columns))
     return table
 
 
-def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableType:
+def _add_unknown_fields(part: RenderableType, body: Body, shown: set[str]) -> RenderableType:
     rest = {key: value for key, value in body.items() if key not in shown}
     return Group(part, fields(rest)) if rest else part
 
@@ -315,7 +328,7 @@ def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableT
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def heading(key: str) -> str:
+def format_heading(key: str) -> str:
     if key.endswith("_per_s"):
         return key.removesuffix("_per_s").replace("_", " ") + "/s"
     for unit in ("_bytes", "_s"):
@@ -323,36 +336,36 @@ def heading(key: str) -> str:
     return key.removeprefix("num_").replace("_", " ")
 
 
-def value_of(key: str, value: object) -> str:
+def format_value(key: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return _number(key, value)
+        return _format_number(key, value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{heading(str(name))} {value_of(str(name), item)}" for name, item in value.items())
+        return ", ".join(f"{format_heading(str(name))} {format_value(str(name), item)}" for name, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return _listed(key, value)
+        return _format_list(key, value)
     return "–" if value is None else str(value)
 
 
-def _listed(key: str, values: Sequence[object]) -> str:
+def _format_list(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
-        return layers_in_brief(values)
+        return format_layers_short(values)
     if key == "standby":
-        return ", ".join(value_of("layers", item) for item in values)
+        return ", ".join(format_value("layers", item) for item in values)
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "
-    return separator.join(value_of("", item) for item in values)
+    return separator.join(format_value("", item) for item in values)
 
 
-def _number(key: str, value: float) -> str:
+def _format_number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
-        return in_bytes(value)
+        return format_bytes(value)
     if key.endswith("_s") and not key.endswith("_per_s"):
-        return _duration(value)
+        return _format_duration(value)
     return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     steps: tuple[tuple[float, Callable[[float], str]], ...] = (
         (0.001, lambda s: f"{s * 1e6:.0f} µs" if s else "0 s"),
         (1.0, lambda s: f"{s * 1000:.1f} ms"),
@@ -364,7 +377,7 @@ def _duration(seconds: float) -> str:
     return f"-{text}" if seconds < 0 else text
 
 
-def words(names: object) -> str:
+def join_names(names: object) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list) else ""
 
 
@@ -372,5 +385,5 @@ def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
 
 
-def _list(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from swarm.ctl.render import Body, fields, table_of, words
-from swarm.govern.rows import rows_of
+from swarm.admin.report_rows import read_rows
+from swarm.ctl.render import Body, fields, join_names, render_table
 
 
 def keys(body: Body) -> RenderableType:
@@ -19,15 +19,15 @@ def keys(body: Body) -> RenderableType:
         ("members", "machines:", "no machines have joined"),
         ("invitations", "invitations:", "no invitations"),
     ):
-        rows = rows_of(body.get(what))
+        rows = read_rows(body.get(what))
         if rows:
-            parts += [Text(title), table_of(rows, (), _of_no_use(rows))]
+            parts += [Text(title), render_table(rows, (), _columns_with_normal_values(rows))]
         elif what in body and not (what != "keys" and body.get("problem")):
             parts.append(Text(none))
     if body.get("former_key"):
-        parts.append(Text(BOTH_ANSWERED))
-    elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
-        parts.append(Text(SHUT_OUT))
+        parts.append(Text(ROTATING))
+    elif any(row.get("knows_broker") is False for row in read_rows(body.get("members"))):
+        parts.append(Text(LOCKED_OUT))
     if problem := body.get("problem"):
         parts.append(Text(f"machines' keys are unknown: {problem}"))
     elif body.get("locked") is False:
@@ -35,14 +35,14 @@ def keys(body: Body) -> RenderableType:
     return Group(*parts)
 
 
-BOTH_ANSWERED = (
+ROTATING = (
     "the broker's key is being rotated: machines without the new one (knows broker: no) get it when they connect; the "
     "old one stays valid until then, or until swarmctl keys rotate --broker --now"
 )
-SHUT_OUT = "machines without the broker's key (knows broker: no) can't connect: revoke them, and invite them again"
+LOCKED_OUT = "machines without the broker's key (knows broker: no) can't connect: revoke them, and invite them again"
 
 
-def _of_no_use(rows: Sequence[Body]) -> set[str]:
+def _columns_with_normal_values(rows: Sequence[Body]) -> set[str]:
     """Return the columns in which all rows have the normal value."""
     usual = {"knows_broker": True, "expired": False}
     return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
@@ -50,7 +50,7 @@ def _of_no_use(rows: Sequence[Body]) -> set[str]:
 
 def broker_key(body: Body) -> str:
     """Describe the progress of the broker's key rotation."""
-    shut_out, behind = words(body.get("shut_out")), words(body.get("behind"))
+    shut_out, behind = join_names(body.get("shut_out")), join_names(body.get("behind"))
     lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
     if shut_out:
         lines.append(f"locked out, because they have only the old one: {shut_out}; revoke them, and invite them again")
@@ -62,11 +62,11 @@ def broker_key(body: Body) -> str:
     return "\n".join(lines)
 
 
-def joined(body: Body) -> RenderableType:
+def memberships(body: Body) -> RenderableType:
     """Render the broker's public key and the swarms that this machine has joined."""
     nothing = body.get("problem") or "this broker serves its own machine only, and has none"
     parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
-    rows = rows_of(body.get("joined"))
+    rows = read_rows(body.get("joined"))
     parts += (
         [Text("joined from here, the last first:"), *map(fields, rows)] if rows else [Text("joined from here: none")]
     )

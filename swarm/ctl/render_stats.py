@@ -24,7 +24,7 @@ def stats(body: Body) -> RenderableType:
     parts: list[RenderableType] = []
     if isinstance(pipeline, Mapping):
         parts.append(fields(pipeline, hidden=set(_KINDS)))
-        parts += [_figures(f"pipeline, {kind}", {"": pipeline.get(kind)}) for kind in _KINDS if kind in pipeline]
+        parts += [_render_figures(f"pipeline, {kind}", {"": pipeline.get(kind)}) for kind in _KINDS if kind in pipeline]
     if isinstance(stages, Mapping) and stages:
         named = {str(name): values for name, values in stages.items() if isinstance(values, Mapping)}
         plain = {name: {key: v for key, v in values.items() if key not in _KINDS} for name, values in named.items()}
@@ -32,10 +32,10 @@ def stats(body: Body) -> RenderableType:
         for kind in _KINDS:
             of_kind = {name: values[kind] for name, values in named.items() if kind in values}
             if of_kind:
-                parts.append(_figures(f"stages, {kind}", of_kind))
+                parts.append(_render_figures(f"stages, {kind}", of_kind))
     histograms = body.get("histograms")
     if isinstance(histograms, Mapping):
-        parts.append(_spread(histograms))
+        parts.append(_render_histograms(histograms))
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages", "histograms")}
     for key, value in rest.items():
         if isinstance(value, Mapping):
@@ -43,7 +43,7 @@ def stats(body: Body) -> RenderableType:
     return Group(*parts, fields({key: value for key, value in rest.items() if not isinstance(value, Mapping)}))
 
 
-def _spread(histograms: Mapping[str, object]) -> RenderableType:
+def _render_histograms(histograms: Mapping[str, object]) -> RenderableType:
     """Render a line per non-empty histogram: count, mean, and upper bounds of the median and the 95th and 99th
     percentiles."""
     table = Table("spread", "number", "average", "half below", "95 % below", "99 % below", box=box.SIMPLE)
@@ -56,12 +56,12 @@ def _spread(histograms: Mapping[str, object]) -> RenderableType:
         ):
             continue
         num = sum(counts)
-        below = [_bound(counts, bounds, part) for part in (0.5, 0.95, 0.99)]
+        below = [_quantile_bound(counts, bounds, part) for part in (0.5, 0.95, 0.99)]
         table.add_row(*map(Text, (name.replace("_", " "), str(num), f"{total / num:.4g}", *below)))
     return table
 
 
-def _bound(counts: list[int], bounds: list[float], part: float) -> str:
+def _quantile_bound(counts: list[int], bounds: list[float], part: float) -> str:
     """Return the upper end of the bucket that contains this quantile."""
     seen = 0
     for count, bound in zip(counts, bounds, strict=False):
@@ -71,19 +71,19 @@ def _bound(counts: list[int], bounds: list[float], part: float) -> str:
     return f"(above {bounds[-1]:g})"
 
 
-def rates(before: Body, now: Body, seconds: float) -> str:
+def describe_rates(before: Body, now: Body, seconds: float) -> str:
     """Describe the throughput between two pipeline reports; empty if the broker was restarted in between."""
-    found = []
+    parts = []
     for key, name in _RATES:
         first, last = before.get(key, 0), now.get(key, 0)
         if isinstance(first, int | float) and isinstance(last, int | float) and last >= first and seconds > 0:
-            found.append(f"{(last - first) / seconds:.1f} {name}/s")
-    return ", ".join(found)
+            parts.append(f"{(last - first) / seconds:.1f} {name}/s")
+    return ", ".join(parts)
 
 
-def _figures(title: str, columns: Mapping[str, object]) -> RenderableType:
+def _render_figures(title: str, columns: Mapping[str, object]) -> RenderableType:
     """Render a line per value, with its average, last, maximum and total in each column, as far as available."""
-    found = {name: dict(_flat(values)) for name, values in columns.items() if isinstance(values, Mapping)}
+    found = {name: dict(_flatten(values)) for name, values in columns.items() if isinstance(values, Mapping)}
     figures = dict.fromkeys(figure for values in found.values() for figure in values)
     kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
     table = Table("figure", box=box.SIMPLE)
@@ -105,11 +105,11 @@ def _number(value: object) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
-def _flat(values: Body, prefix: str = "") -> list[tuple[str, Body]]:
+def _flatten(values: Body, prefix: str = "") -> list[tuple[str, Body]]:
     """Flatten nested values; groups (the stages' times inside the pipeline's) get names like "group name"."""
     found: list[tuple[str, Body]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
             is_figure = any(part in value for part in _PARTS)
-            found += [(f"{prefix}{name}", value)] if is_figure else _flat(value, f"{prefix}{name} ")
+            found += [(f"{prefix}{name}", value)] if is_figure else _flatten(value, f"{prefix}{name} ")
     return found

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.ctl.render import Body, fields, value_of
-from swarm.govern.rows import rows_of
+from swarm.admin.report_rows import read_rows
+from swarm.ctl.render import Body, fields, format_value
 
 _PARTS = (
     ("queue_s", "queue", "in no step: waiting for KV capacity or its turn"),
@@ -27,19 +27,19 @@ _MOST_LINES = 32  # Tokens shown; --json has all.
 def trace(body: Body) -> RenderableType:
     """Render the whole report."""
     head = fields({key: value for key, value in body.items() if key != "sequences"})
-    return Group(head, *(part for sequence in rows_of(body.get("sequences")) for part in _sequence(sequence)))
+    return Group(head, *(part for sequence in read_rows(body.get("sequences")) for part in _sequence(sequence)))
 
 
 def _sequence(sequence: Body) -> list[RenderableType]:
     head = fields({key: v for key, v in sequence.items() if key not in ("sums", "stages", "tokens")})
-    sums, tokens = sequence.get("sums"), rows_of(sequence.get("tokens"))
+    sums, tokens = sequence.get("sums"), read_rows(sequence.get("tokens"))
     parts: list[RenderableType] = [Text(""), head]
     if isinstance(sums, Mapping) and tokens:
-        parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
+        parts += [_sums(sums), _stages(read_rows(sequence.get("stages"))), _tokens(tokens)]
         return parts
     if "tokens" in sequence:
         parts.append(Text("no token is traced: none is finished yet, or its steps were too long ago"))
-    if stages := rows_of(sequence.get("stages")):
+    if stages := read_rows(sequence.get("stages")):
         parts.append(_stages(stages))
     return parts
 
@@ -52,8 +52,8 @@ def _sums(sums: Body) -> RenderableType:
         if key not in sums:  # Unknown, which is not the same as zero.
             continue
         share = f"{100 * _number(sums.get(key)) / total:.1f} %"
-        table.add_row(name, value_of(key, sums.get(key)), share, meaning)
-    table.add_row("all tokens", value_of("total_s", sums.get("total_s")), "100 %", "")
+        table.add_row(name, format_value(key, sums.get(key)), share, meaning)
+    table.add_row("all tokens", format_value("total_s", sums.get("total_s")), "100 %", "")
     return table
 
 
@@ -63,13 +63,13 @@ def _stages(stages: Sequence[Body]) -> RenderableType:
         column.justify = "right"
     for stage in stages:
         keys = ("worker", "layers", "wait_s", "compute_s", "sample_s", "wire_bytes")
-        table.add_row(*(Text(value_of(key, stage.get(key))) for key in keys))
+        table.add_row(*(Text(format_value(key, stage.get(key))) for key in keys))
     return table
 
 
 def _tokens(tokens: Sequence[Body]) -> RenderableType:
     """Render tokens in milliseconds; of long answers, the first and the last ones."""
-    workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
+    workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in read_rows(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
     parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
     table = Table("token", "time", *(name for _, name in parts), *workers, box=box.SIMPLE)
@@ -77,7 +77,7 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
         column.justify = "right"
     for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:
         computed: dict[str, float] = dict.fromkeys(workers, 0.0)
-        for stage in rows_of(token["stages"]):
+        for stage in read_rows(token["stages"]):
             computed[str(stage.get("worker"))] += _number(stage.get("compute_s"))
         times = [token.get(key) for key in ("total_s", *(key for key, _ in parts))]
         table.add_row(str(token.get("index")), *map(_milliseconds, (*times, *computed.values())))

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from swarm.cli.asking import YesOption, ask_first
+from swarm.cli.confirm import YesOption, confirm_or_exit
 from swarm.cli.options import JsonOption, UrlOption, open_client
 from swarm.cli.output import json_line
 from swarm.errors import SwarmError, Unavailable
 
 if TYPE_CHECKING:
+    from swarm.admin.report_rows import Row
     from swarm.client.blocking import Client
-    from swarm.govern.rows import Row
     from swarm.wire.messages import Json
 
 BACK_S: Final = 120.0  # Timeout for a worker to come back: it loads its model's files first.
 LAYERS_S: Final = 15.0  # Additional timeout for a plan that gives it layers; there may be none.
-_LOOK_AGAIN_S: Final = 0.2
-_LIVES: Final = ("member", "leaving", "refused")  # States of a running process.
+_POLL_S: Final = 0.2
+_PRESENT_STATES: Final = ("member", "leaving", "refused")  # States of a running process.
 _OUT: Final = "out"
 
 
@@ -59,20 +59,20 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
     if not rolling:
         raise typer.BadParameter("add --rolling: workers are restarted (swarmctl version shows their builds)")
     outer = context.obj
-    ask_first(f"Restart {', '.join(workers) if workers else 'all workers'}, one after the other?", yes=yes)
-    in_json = as_json or outer.as_json
+    confirm_or_exit(f"Restart {', '.join(workers) if workers else 'all workers'}, one after the other?", yes=yes)
+    is_json = as_json or outer.as_json
     with open_client(context, url or outer.url) as client:
         all_done = []
-        for done in Rolling(client, force=force).run(workers or ()):
+        for done in RollingRestart(client, force=force).run(workers or ()):
             all_done.append(done)
-            print(json_line(done) if in_json else told(done), flush=True)
-        if not in_json:
-            print(summed_up(all_done))
-        demand_named(workers or (), all_done)
+            print(json_line(done) if is_json else describe_result(done), flush=True)
+        if not is_json:
+            print(describe_total(all_done))
+        check_named(workers or (), all_done)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class WorkerProcess:
     """A worker's process, as reported by the broker."""
 
     name: str
@@ -83,7 +83,7 @@ class Known:
     absence: str = ""  # Reason for which it can't be restarted.
 
 
-class Rolling:
+class RollingRestart:
     """Rolling restart of workers. ``clock`` and ``pause`` are replaced in tests."""
 
     def __init__(
@@ -97,43 +97,43 @@ class Rolling:
         self._client, self._force = client, force
         self._clock, self._pause = clock, pause
 
-    def workers(self) -> list[Known]:
+    def list_workers(self) -> list[WorkerProcess]:
         return [
-            Known(
+            WorkerProcess(
                 str(row["name"]),
                 str(row["incarnation"]),
                 str(row["build"] or "0.1.0"),
                 is_member=row["state"] == "member",
                 has_layers=row["layers"] is not None,
-                absence="" if row["state"] in _LIVES else str(row.get("reason") or "no reason given"),
+                absence="" if row["state"] in _PRESENT_STATES else str(row.get("reason") or "no reason given"),
             )
             for row in self._rows()
-            if row["state"] in (*_LIVES, _OUT)
+            if row["state"] in (*_PRESENT_STATES, _OUT)
         ]
 
     def _rows(self) -> list[Row]:
-        from swarm.govern.rows import rows_of
+        from swarm.admin.report_rows import read_rows
 
-        return rows_of(self._client.query("nodes").get("workers"))
+        return read_rows(self._client.query("nodes").get("workers"))
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
         """Restart these workers (none: all) one after the other, and yield each one's result.
 
         Raises SwarmError at the first one that can't leave or does not come back; the rest is skipped.
         """
-        there = {each.name: each for each in sorted(self.workers(), key=lambda each: not each.absence)}
+        there = {each.name: each for each in sorted(self.list_workers(), key=lambda each: not each.absence)}
         if unknown := [name for name in names if name not in there]:
-            raise Unavailable("; ".join(self._why_none(unknown, sorted(there))))
+            raise Unavailable("; ".join(self._describe_unknown(unknown, sorted(there))))
         if all(each.absence for each in there.values()):
             raise Unavailable("there is no worker to restart: swarmctl nodes shows which are out, and why")
         for name in names or sorted(there):
             worker = there[name]
-            yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
+            yield {"worker": name, "out": worker.absence} if worker.absence else self._restart(worker)
 
-    def _why_none(self, names: Sequence[str], here: Sequence[str]) -> list[str]:
+    def _describe_unknown(self, names: Sequence[str], here: Sequence[str]) -> list[str]:
         """Describe the workers that can't be restarted: those that have left, and unknown names."""
         left = {str(row["name"]): row for row in self._rows() if row["state"] == "left"}
-        said = [
+        lines = [
             f"{name} has left: {row.get('reason') or 'no reason given'}; start it again where it ran (process "
             f"{row.get('pid')} on {row.get('host')})"
             for name, row in left.items()
@@ -141,14 +141,14 @@ class Rolling:
         ]
         unknown = [name for name in names if name not in left]
         nobody = f"no worker {', '.join(unknown)}: the workers are {', '.join(here) or 'none'}"
-        return [*said, *([nobody] if unknown else [])]
+        return [*lines, *([nobody] if unknown else [])]
 
-    def _renew(self, before: Known) -> Json:
+    def _restart(self, before: WorkerProcess) -> Json:
         began = self._clock()
         self._client.stop_worker(before.name, force=self._force, again=True)
-        after = self._until_back(before)
+        after = self._wait_until_back(before)
         back_s = round(self._clock() - began, 2)
-        is_used = not before.has_layers or self._until_used(after)
+        is_used = not before.has_layers or self._wait_for_layers(after)
         return {
             "worker": before.name,
             "was": before.build,
@@ -157,10 +157,10 @@ class Rolling:
             "has_layers": is_used and before.has_layers,
         }
 
-    def _until_back(self, before: Known) -> Known:
+    def _wait_until_back(self, before: WorkerProcess) -> WorkerProcess:
         until = self._clock() + BACK_S
         while True:
-            for worker in self._looked():
+            for worker in self._list_workers_or_none():
                 if worker.name == before.name and worker.incarnation != before.incarnation and worker.is_member:
                     return worker
             if self._clock() >= until:
@@ -168,25 +168,25 @@ class Rolling:
                     f"{before.name} left and did not come back within {BACK_S:g} s: it has no supervisor, or it "
                     "can't start (see its log); the others were not restarted"
                 )
-            self._pause(_LOOK_AGAIN_S)
+            self._pause(_POLL_S)
 
-    def _until_used(self, worker: Known) -> bool:
+    def _wait_for_layers(self, worker: WorkerProcess) -> bool:
         until = self._clock() + LAYERS_S
         while self._clock() < until:
-            if any(each.incarnation == worker.incarnation and each.has_layers for each in self._looked()):
+            if any(each.incarnation == worker.incarnation and each.has_layers for each in self._list_workers_or_none()):
                 return True
-            self._pause(_LOOK_AGAIN_S)
+            self._pause(_POLL_S)
         return False
 
-    def _looked(self) -> list[Known]:
+    def _list_workers_or_none(self) -> list[WorkerProcess]:
         """Return the current workers; none while the broker is unreachable."""
         try:
-            return self.workers()
+            return self.list_workers()
         except SwarmError:
             return []
 
 
-def told(done: Json) -> str:
+def describe_result(done: Json) -> str:
     """Describe a worker that is back or was skipped, in one line."""
     if "out" in done:
         return f"{done['worker']} is out and was skipped: {done['out']}"
@@ -195,12 +195,12 @@ def told(done: Json) -> str:
     return f"{done['worker']} is back after {done['back_s']} s ({builds}){layers}"
 
 
-def summed_up(done: Sequence[Json]) -> str:
+def describe_total(done: Sequence[Json]) -> str:
     num_out = sum("out" in each for each in done)
     return f"{len(done) - num_out} upgraded" + (f", {num_out} out and skipped" if num_out else "")
 
 
-def demand_named(names: Sequence[str], done: Sequence[Json]) -> None:
+def check_named(names: Sequence[str], done: Sequence[Json]) -> None:
     """Raise Unavailable if a worker that was named was skipped."""
     left = [str(each["worker"]) for each in done if "out" in each and each["worker"] in names]
     if left:

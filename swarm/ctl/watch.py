@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from rich.console import Group
 from rich.text import Text
 
-from swarm.cli.output import console, print_json_line
+from swarm.cli.output import make_console, print_json_line
 from swarm.client.blocking import Client
-from swarm.ctl.render_stats import rates, stats
+from swarm.ctl.render_stats import describe_rates, stats
 from swarm.wire.messages import Json
 
 
@@ -26,7 +26,7 @@ def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callabl
 def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float], None]) -> None:
     before: Json = {}
     asked_at = time.monotonic()
-    screen = console()
+    screen = make_console()
     while True:
         body = client.query("stats")
         now = time.monotonic()
@@ -34,13 +34,13 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
             print_json_line(body)
         else:
             screen.clear()  # No effect if it isn't a terminal.
-            screen.print(Group(Text(_since_last(before, body, now - asked_at)), stats(body)))
+            screen.print(Group(Text(_describe_rates(before, body, now - asked_at)), stats(body)))
         before, asked_at = body, now
         pause(every_s)
 
 
-def _since_last(before: Json, body: Json, seconds: float) -> str:
+def _describe_rates(before: Json, body: Json, seconds: float) -> str:
     first, last = before.get("pipeline"), body.get("pipeline")
     if not isinstance(first, Mapping) or not isinstance(last, Mapping):
         return "counters are totals since the start; from the next refresh on, this line shows rates per second"
-    return f"since the last refresh: {rates(first, last, seconds) or 'no data'}"
+    return f"since the last refresh: {describe_rates(first, last, seconds) or 'no data'}"

@@ -7,11 +7,11 @@ from typing import Literal
 
 from swarm.client.results import Piece
 
-Reason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextPart:
     """Text of the answer. ``pieces``: the tokens that it came with, for log probabilities and hops."""
 
     choice: int
@@ -20,7 +20,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegins:
+class CallStartPart:
     """Start of a tool call, the ``number``-th one in this answer, from 0."""
 
     choice: int
@@ -30,7 +30,7 @@ class CallBegins:
 
 
 @dataclass(frozen=True, slots=True)
-class CallText:
+class CallArgumentsPart:
     """More of a call's arguments: JSON, or a custom tool's own text."""
 
     choice: int
@@ -39,7 +39,7 @@ class CallText:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnds:
+class CallEndPart:
     """End of a call's arguments."""
 
     choice: int
@@ -47,20 +47,20 @@ class CallEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ChoiceEndPart:
     """End of a choice. ``stop``: the stop string that ended it, if one did."""
 
     choice: int
-    reason: Reason
+    reason: FinishReason
     num_tokens: int = 0
     stop: str | None = None
 
 
-Part = Text | CallBegins | CallText | CallEnds | End
+AnswerPart = TextPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """Token counts of a whole answer. ``cached``: tokens of the prompt that the swarm had already computed."""
 
     prompt: int

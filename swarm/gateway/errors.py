@@ -23,7 +23,7 @@ _TYPES = {
 }
 
 
-class Problem(Exception):
+class ApiError(Exception):
     """An error response. ``param`` names the wrong field; ``code`` is a stable name for the reason."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Problem(Exception):
         self.retry_after_s = retry_after_s
         self.is_counted = False  # counted as a failed answer, so not as a refusal
 
-    def named(self, param: str) -> Problem:
+    def set_param(self, param: str) -> ApiError:
         """Set the field to the client's own name for it, and put the name into the message, the only place for it in
         Anthropic's format. Returns the same error."""
         self.param = param
@@ -48,7 +48,7 @@ class Problem(Exception):
             self.message = f"{param}: {self.message}"
         return self
 
-    def forget(self) -> None:
+    def drop_traceback(self) -> None:
         """Drop the traceback and its frames, which would keep whole bodies in memory until the next garbage
         collection."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
@@ -61,28 +61,28 @@ class Problem(Exception):
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
-    def openai(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """Return the body that OpenAI's clients expect."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def anthropic(self) -> dict[str, Any]:
+    def to_anthropic(self) -> dict[str, Any]:
         """Return the body that Anthropic's clients expect."""
         kind = {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}.get(self.status, self.type)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
-def unsupported(field: str, why: str = "") -> Problem:
+def unsupported_field(field: str, why: str = "") -> ApiError:
     """Return the error for a field that would change the answer and that this server does not support."""
     reason = f"{field} is not supported here" + (f": {why}" if why else "; leave it out")
-    return Problem(400, reason, param=field, code="unsupported_parameter")
+    return ApiError(400, reason, param=field, code="unsupported_parameter")
 
 
-def wrong(field: str, why: str) -> Problem:
+def invalid_field(field: str, why: str) -> ApiError:
     """Return the error for a field with an unusable value."""
-    return Problem(400, f"{field}: {why}", param=field, code="invalid_value")
+    return ApiError(400, f"{field}: {why}", param=field, code="invalid_value")
 
 
-def _field(code: str, text: str) -> str:
+def _field_of(code: str, text: str) -> str:
     """Return the field that an error of the client library is about. The broker's messages begin with the field's
     name."""
     if code == "invalid" and (named := re.match(r"(\w+)(?:: | is |\[)", text)) is not None:
@@ -90,15 +90,15 @@ def _field(code: str, text: str) -> str:
     return {"context": "prompt", "too_long": "prompt", "too_large": "max_tokens"}.get(code, code)
 
 
-def problem_of(error: SwarmError) -> Problem:
+def to_api_error(error: SwarmError) -> ApiError:
     """Convert an error of the client library into an error response."""
     text = str(error)
     if isinstance(error, InvalidRequest):
         if error.code == "unknown":
-            return Problem(404, text, code="not_found")
+            return ApiError(404, text, code="not_found")
         code = "context_length_exceeded" if error.code in ("context", "too_long") else error.code
-        return Problem(400, text, param=_field(error.code, text), code=code)
+        return ApiError(400, text, param=_field_of(error.code, text), code=code)
     if isinstance(error, Overloaded):
-        return Problem(429, text, code="overloaded", retry_after_s=error.retry_after_s)
+        return ApiError(429, text, code="overloaded", retry_after_s=error.retry_after_s)
     status = error.hint_status
-    return Problem(status, text, code=type(error).__name__, retry_after_s=2.0 if status == 503 else None)
+    return ApiError(status, text, code=type(error).__name__, retry_after_s=2.0 if status == 503 else None)

@@ -16,23 +16,23 @@ import uvicorn
 import uvloop
 
 from swarm import failpoints
+from swarm.auth.access import BrokerCredentials
 from swarm.client.client import AsyncClient
-from swarm.config.shown import report
+from swarm.config.display import settings_report
 from swarm.errors import ConfigError
-from swarm.gateway.console.household import STRANGERS, Household
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
-from swarm.gateway.doors.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, connections_of
-from swarm.lock.access import Access
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM, LocalSwarm
+from swarm.gateway.middleware.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, bounded_protocol
+from swarm.gateway.middleware.gateway_app import GatewayApp
 from swarm.log import get_logger
-from swarm.service import words
-from swarm.service.unit import Unit
+from swarm.systemd import status_text
+from swarm.systemd.service_context import ServiceContext
 
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings, Settings
 
 GRACE_S = 3.0  # seconds for answers in progress at shutdown
-SWITCH_S = 0.001  # seconds until a computing thread yields to the loop; Python's default is five times as long
+SWITCH_INTERVAL_S = 0.001  # seconds until a computing thread yields to the loop; Python's default is five times as long
 _OTHER_DESCRIPTORS = 1200  # connections to other servers, and a process's usual descriptors
 _RELEASE_S = 1.0  # seconds for connections to close after that
 
@@ -41,9 +41,9 @@ log = get_logger(__name__)
 
 def run(
     settings: Settings,
-    broker: Access | str | None = None,
-    unit: Unit | None = None,
-    home: Household = STRANGERS,
+    broker: BrokerCredentials | str | None = None,
+    unit: ServiceContext | None = None,
+    local_swarm: LocalSwarm = NO_LOCAL_SWARM,
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the process's exit code.
 
@@ -53,13 +53,13 @@ def run(
     failpoints.arm(os.environ)
     # the library has few threads of its own: a long prompt would block all others
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    sys.setswitchinterval(SWITCH_S)
-    _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
-    with _listener(settings.gateway) as listener:
-        return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings), home))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _raise_descriptor_limit(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
+    with _bind_listener(settings.gateway) as listener:
+        return uvloop.run(_main(settings, listener, broker, unit or ServiceContext.unmanaged(settings), local_swarm))
 
 
-def _allow_descriptors(count: int) -> None:
+def _raise_descriptor_limit(count: int) -> None:
     """Raise the limit of open files: each connection takes one, and default limits are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
@@ -69,7 +69,7 @@ def _allow_descriptors(count: int) -> None:
             log.warning("few_descriptors", most=most, wanted=count, note="raise ulimit -n, or lower max_connections")
 
 
-def _listener(own: GatewaySettings) -> socket.socket:
+def _bind_listener(own: GatewaySettings) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in own.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -83,7 +83,11 @@ def _listener(own: GatewaySettings) -> socket.socket:
 
 
 async def _main(
-    settings: Settings, listener: socket.socket, broker: Access | str | None, unit: Unit, home: Household
+    settings: Settings,
+    listener: socket.socket,
+    broker: BrokerCredentials | str | None,
+    unit: ServiceContext,
+    local_swarm: LocalSwarm,
 ) -> int:
     own = settings.gateway
 
@@ -95,11 +99,17 @@ async def _main(
         )
 
     client = make_client()
-    desk = Desk(client, own.aliases, parse_special=own.parse_special_tokens)
-    doors = Doors(settings, desk, home, make_client, lambda: report("gateway", unit.shown("gateway")))
+    service = CompletionService(client, own.aliases, parse_special=own.parse_special_tokens)
+    gateway_app = GatewayApp(
+        settings,
+        service,
+        local_swarm,
+        make_client,
+        lambda: settings_report("gateway", unit.describe_settings("gateway")),
+    )
     config = uvicorn.Config(
-        doors.app,
-        http=connections_of(own, doors.numbers.refused_connection),
+        gateway_app.app,
+        http=bounded_protocol(own, gateway_app.metrics.count_bad_connection),
         ws="none",
         log_config=None,
         access_log=False,
@@ -109,25 +119,32 @@ async def _main(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=client.url)
-    if not doors.needs_keys:
+    if not gateway_app.needs_keys:
         log.warning("no_keys", note="only this machine is served; swarmctl keys add makes a key")
-    warming = asyncio.create_task(desk.keep_warm())
+    warming = asyncio.create_task(service.keep_warm())
     try:
-        await Server(config, client, unit, f"http://{own.host}:{own.port}", doors.end_streams).serve(sockets=[listener])
+        await GatewayServer(config, client, unit, f"http://{own.host}:{own.port}", gateway_app.end_streams).serve(
+            sockets=[listener]
+        )
     finally:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
-        await doors.aclose()
+        await gateway_app.aclose()
     log.info("gateway_ended")
     return 0
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """HTTP server with its own shutdown order: a stream's reader may continue at another gateway, so no request is
     cancelled."""
 
     def __init__(
-        self, config: uvicorn.Config, client: AsyncClient, unit: Unit, url: str, end_streams: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        client: AsyncClient,
+        unit: ServiceContext,
+        url: str,
+        end_streams: Callable[[], None],
     ) -> None:
         """Create the server. ``end_streams``: ends streams that have no end of their own."""
         super().__init__(config)
@@ -135,13 +152,13 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._unit.listen(asyncio.get_running_loop())
-        self._unit.manager.ready(words.of_gateway(self._url))
+        self._unit.enable_reload(asyncio.get_running_loop())
+        self._unit.manager.send_ready(status_text.gateway_status(self._url))
 
     async def on_tick(self, counter: int) -> bool:
         if failpoints.armed:
-            failpoints.reached("gateway.turn")
-        self._unit.manager.alive()  # the loop is running
+            failpoints.hit("gateway.turn")
+        self._unit.manager.send_alive()  # the loop is running
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
@@ -149,11 +166,11 @@ class Server(uvicorn.Server):
         """End with exit code 0 after an orderly shutdown; a second signal ends immediately."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._told)
+            loop.add_signal_handler(number, self._on_signal)
         yield
 
-    def _told(self) -> None:
-        self._unit.manager.stopping("ending the answers in progress")
+    def _on_signal(self) -> None:
+        self._unit.manager.send_stopping("ending the answers in progress")
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -165,19 +182,19 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()  # closes now if the connection is idle
         self._end_streams()
-        await self._emptied(GRACE_S)
+        await self._wait_until_idle(GRACE_S)
         num_left = len(self.server_state.tasks)
         await self._client.abandon()  # before the tasks end: they would cancel their requests
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         for task in list(self.server_state.tasks):
             task.cancel()
-        await self._emptied(_RELEASE_S)
+        await self._wait_until_idle(_RELEASE_S)
         if num_left:
             log.info("gateway_let_go", num_answers=num_left)
         await self.lifespan.shutdown()
 
-    async def _emptied(self, within_s: float) -> None:
+    async def _wait_until_idle(self, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         while (self.server_state.connections or self.server_state.tasks) and loop.time() < until:

@@ -15,15 +15,15 @@ UNREACHABLE = (
     "there is no directory {name}, the cache {cache} does not hold that model, and the hub at {endpoint} can't be "
     "reached ({reason}); check the network or HF_ENDPOINT, or name a local directory"
 )
-BROKEN_OFF = "the download of {name} broke off ({reason}); run it again, whole files are kept"
-NOT_THERE = (
+INTERRUPTED = "the download of {name} broke off ({reason}); run it again, whole files are kept"
+DOWNLOAD_FAILED = (
     "the cache {cache} lacks {files} of {name}, and fetching from the hub at {endpoint} failed ({reason}); check the "
     "network or HF_ENDPOINT, or name a local directory; whole files are kept"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class HubErrors:
     """Converter of the errors that huggingface_hub raises about one model into ModelErrors."""
 
     repository: str
@@ -34,43 +34,43 @@ class Trouble:
         return f"{self.repository}@{self.revision}" if self.revision else self.repository
 
     @contextmanager
-    def explained(self, otherwise: str, files: str = "") -> Iterator[None]:
+    def converted(self, otherwise: str, files: str = "") -> Iterator[None]:
         """Convert exceptions raised inside: known kinds get their own text, others the text ``otherwise`` with their
         reason."""
         try:
             yield
         except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:
-            known = self._known(error, files)
+            known_text = self._known_error(error, files)
             reason = first_line(list(_causes(error))[-1])
             text = otherwise.format(
                 name=self.name, reason=reason, cache=constants.HF_HUB_CACHE, endpoint=constants.ENDPOINT, files=files
             )
-            raise ModelError(known or text) from None
+            raise ModelError(known_text or text) from None
 
-    def no_name(self, error: ValueError) -> ModelError:
+    def invalid_name(self, error: ValueError) -> ModelError:
         return ModelError(f"{self.name} is no name of a model on a hub: {first_line(error)}")
 
-    def no_room(self, num_bytes: int, free: int) -> ModelError:
+    def no_space(self, num_bytes: int, free: int) -> ModelError:
         return ModelError(
             f"{self.name} needs {gigabytes(num_bytes)} more in the cache {constants.HF_HUB_CACHE}, but only "
             f"{gigabytes(free)} are free there; make room, or have HF_HUB_CACHE name another disk"
         )
 
-    def no_shard(self, file: str) -> ModelError:
+    def missing_shard(self, file: str) -> ModelError:
         return ModelError(
             f"{self.name} is incomplete at the hub at {constants.ENDPOINT}: it lacks {file}, which its index of shards "
             "names"
         )
 
-    def _known(self, error: Exception, files: str) -> str | None:
+    def _known_error(self, error: Exception, files: str) -> str | None:
         for cause in _causes(error):
             if isinstance(cause, errors.OfflineModeIsEnabled):
-                return self._forbidden(files)
+                return self._offline_error(files)
             if isinstance(cause, errors.HfHubHTTPError):
-                return self._refusal(cause)
-        return self._disk(error) if isinstance(error, OSError) else None
+                return self._http_error(cause)
+        return self._disk_error(error) if isinstance(error, OSError) else None
 
-    def _forbidden(self, files: str) -> str:
+    def _offline_error(self, files: str) -> str:
         forbids = "and HF_HUB_OFFLINE forbids to ask the hub; unset it, or name a local directory"
         if files:
             return f"the cache {constants.HF_HUB_CACHE} lacks {files} of {self.name}, {forbids}"
@@ -79,7 +79,7 @@ class Trouble:
             f"complete, {forbids}"
         )
 
-    def _refusal(self, error: errors.HfHubHTTPError) -> str:
+    def _http_error(self, error: errors.HfHubHTTPError) -> str:
         """Return the text for an HTTP error of the hub."""
         status = error.response.status_code
         hub = f"the hub at {constants.ENDPOINT}"
@@ -102,7 +102,7 @@ class Trouble:
             return f"{hub} refuses access to {self.name} ({status}); set HF_TOKEN to a token that may read it"
         return f"{hub} can't provide {self.name} now: it answers {status}; try again later, or name a local directory"
 
-    def _disk(self, error: OSError) -> str | None:
+    def _disk_error(self, error: OSError) -> str | None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return (
                 f"the disk is full: the cache {constants.HF_HUB_CACHE} has no room for {self.name}; make room, or have "
@@ -115,10 +115,10 @@ class Trouble:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and its causes, back to the first."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def first_line(error: BaseException) -> str:

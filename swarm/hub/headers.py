@@ -27,7 +27,7 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20  # The format's own limit.
 
 # Stored dtype -> dtype of the computation.
-FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOAT_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -56,7 +56,7 @@ class StoredTensor:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in FLOATS
+        return self.dtype in FLOAT_DTYPES
 
 
 def read_header(path: Path) -> Iterator[StoredTensor]:
@@ -72,41 +72,41 @@ def read_header(path: Path) -> Iterator[StoredTensor]:
         raise ModelError(f"{path} is missing; download it again") from None
     except OSError as error:
         raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
-    yield from _tensors(path, header, size)
+    yield from _parse_header(path, header, size)
 
 
 def remote_header(path: Path, described: RemoteFile) -> Iterator[StoredTensor]:
     """Yield the tensors of a file that is not downloaded yet; ``path`` is its future location."""
-    yield from _tensors(path, described.header.encode(), described.num_bytes)
+    yield from _parse_header(path, described.header.encode(), described.num_bytes)
 
 
-def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
+def _parse_header(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
     try:
-        header = json.loads(text, object_pairs_hook=_without_doubles)
+        header = json.loads(text, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
     if not isinstance(header, dict):
         raise ModelError(f"{path} has a damaged header; download it again")
-    found = [
+    tensors = [
         _stored_tensor(path, name, entry, LENGTH_BYTES + len(text), file_size)
         for name, entry in header.items()
         if name != "__metadata__"
     ]
-    _check_apart(path, found)
-    yield from found
+    _check_no_overlap(path, tensors)
+    yield from tensors
 
 
-def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build a JSON object from its pairs. Raises ValueError for a duplicate name, which parsers treat differently."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError("a name comes twice")
-    for name in made:
+    for name in result:
         name.encode()  # Raises UnicodeEncodeError, a ValueError, for a lone surrogate.
-    return made
+    return result
 
 
-def _check_apart(path: Path, tensors: list[StoredTensor]) -> None:
+def _check_no_overlap(path: Path, tensors: list[StoredTensor]) -> None:
     """Raise ModelError if two tensors overlap: the format forbids it, and the sizes would exceed the file's."""
     stop = 0
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):

@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 NUM_RETRIES = 2
 
 
-def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> bytes | None:
+def read_range(repository: str, commit: str, file: str, first: int, stop: int) -> bytes | None:
     """Return bytes ``first`` to ``stop`` of a file, fewer if it is shorter; None if the hub does not support range
     requests.
 
@@ -33,15 +33,15 @@ def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> 
         hf_raise_for_status(response)
         if response.status_code != 206:
             return None
-        found = bytearray()
+        received = bytearray()
         for piece in response.iter_bytes():
-            found += piece
-            if len(found) >= stop - first:
+            received += piece
+            if len(received) >= stop - first:
                 break
-        return bytes(found[: stop - first])
+        return bytes(received[: stop - first])
 
 
-def counting_bar(came: Callable[[int], None]) -> type:
+def counting_bar(on_bytes: Callable[[int], None]) -> type:
     """Return a progress bar class that displays nothing and calls ``on_bytes`` with the number of bytes of a file so
     far.
 
@@ -56,14 +56,14 @@ def counting_bar(came: Callable[[int], None]) -> type:
 
         def update(self, n: float | None = 1) -> bool | None:
             self.num_came += int(n or 0)
-            came(self.num_came)
+            on_bytes(self.num_came)
             return None
 
     return CountingBar
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_package() -> Iterator[None]:
     """Silence the package's progress bars and warnings, which would interleave with our own progress lines."""
     logger = logging.getLogger("huggingface_hub")
     level, chosen = logger.level, constants.HF_HUB_DISABLE_PROGRESS_BARS is not None

@@ -35,9 +35,9 @@ from huggingface_hub import try_to_load_from_cache as find_in_cache
 from huggingface_hub.hf_api import RepoSibling
 
 from swarm.errors import ModelError
-from swarm.hub.errors import BROKEN_OFF, NOT_THERE, UNREACHABLE, Trouble, gigabytes
+from swarm.hub.errors import DOWNLOAD_FAILED, INTERRUPTED, UNREACHABLE, HubErrors, gigabytes
 from swarm.hub.headers import INDEX, LENGTH_BYTES, MAX_HEADER_BYTES, SINGLE, Progress, RemoteFile, Report, remote_header
-from swarm.hub.http import counting_bar, quiet, range_of
+from swarm.hub.http import counting_bar, read_range, silence_package
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -56,28 +56,28 @@ SMALL_FILES = (
 )
 
 TIMEOUT_S = 20.0  # For the hub's first answer; a busy hub takes a few seconds, and a person is waiting.
-TICK_S = 1.0  # Between two progress reports while no bytes arrive: far below any watchdog's timeout.
-FIRST_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.
-HEADERS_AT_A_TIME = 8
-DESCRIPTIONS = "swarm"  # Our folder in the model's cache; deleting the model deletes it, too.
+PROGRESS_INTERVAL_S = 1.0  # Between two progress reports while no bytes arrive: far below any watchdog's timeout.
+FIRST_READ_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.
+MAX_PARALLEL_HEADERS = 8
+DESCRIPTIONS_FOLDER = "swarm"  # Our folder in the model's cache; deleting the model deletes it, too.
 
 
-def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> Snapshot:
+def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> ModelSnapshot:
     """Return a model's small files, in the cache's folder, and descriptions of its weights.
 
     The cache has priority: if it has all of that, whichever weights are present, no request is made. ``report`` gets a
     line before each file of weights that must be downloaded now. Raises ModelError.
     """
-    return _LookUp(repository, revision, report or (lambda _: None)).snapshot()
+    return _Lookup(repository, revision, report or (lambda _: None)).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ModelSnapshot:
     """A model at one commit. Every file of weights is in the folder or described."""
 
     repository: str
     folder: Path
-    described: Mapping[str, RemoteFile]
+    descriptions: Mapping[str, RemoteFile]
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class Snapshot:
         return shards_of(self.folder)
 
     def describe(self, file: str) -> RemoteFile | None:
-        return self.described.get(file)
+        return self.descriptions.get(file)
 
     def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
         """Download the missing ones of these files of weights, one after the other.
@@ -98,7 +98,7 @@ class Snapshot:
         even on a stalled connection, because huggingface_hub times out. Raises ModelError: one sentence with what was
         tried, why it failed, and what to do.
         """
-        sizes = {file: described.num_bytes for file, described in self.described.items()}
+        sizes = {file: described.num_bytes for file, described in self.descriptions.items()}
         _Download(self.repository, self.folder, sizes, progress or (lambda *_: None), report or (lambda _: None)).run(
             files
         )
@@ -108,7 +108,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _LookUp:
+class _Lookup:
     """One lookup. All exceptions of huggingface_hub become ModelErrors here."""
 
     repository: str
@@ -116,49 +116,49 @@ class _LookUp:
     report: Report
 
     @property
-    def trouble(self) -> Trouble:
-        return Trouble(self.repository, self.revision)
+    def errors(self) -> HubErrors:
+        return HubErrors(self.repository, self.revision)
 
-    def snapshot(self) -> Snapshot:
-        cached = self._cached()
+    def snapshot(self) -> ModelSnapshot:
+        cached = self._read_cache()
         if cached is not None and _is_complete(cached.folder):
             return cached
         try:
-            with quiet():
-                return self._ask(self._files())
+            with silence_package():
+                return self._query_hub(self._list_files())
         except ModelError:
             # Weights without a tokenizer: use them, because the hub can't be asked whether there is one.
             if cached is not None:
                 return cached
             raise
 
-    def _cached(self) -> Snapshot | None:
+    def _read_cache(self) -> ModelSnapshot | None:
         """Return the cached description, if it covers every file."""
         try:
             config = find_in_cache(self.repository, CONFIG, revision=self.revision)
         except ValueError as error:  # huggingface_hub accepts fewer names than our own check.
-            raise self.trouble.no_name(error) from None
+            raise self.errors.invalid_name(error) from None
         if not isinstance(config, str):
             return None
         folder = Path(config).parent
-        found = Snapshot(self.repository, folder, _remembered(folder))
-        known = ((folder / file).is_file() or file in found.described for file in found.files)
-        return found if all(known) else None
+        snapshot = ModelSnapshot(self.repository, folder, _read_descriptions(folder))
+        known = ((folder / file).is_file() or file in snapshot.descriptions for file in snapshot.files)
+        return snapshot if all(known) else None
 
-    def _files(self) -> dict[str, RepoSibling]:
+    def _list_files(self) -> dict[str, RepoSibling]:
         """Return the files of the repository. Rejects an unusable repository before anything is downloaded."""
-        files = {file.rfilename: file for file in self._info().siblings or []}
+        files = {file.rfilename: file for file in self._model_info().siblings or []}
         if CONFIG not in files:
-            raise ModelError(f"{self.trouble.name} has no {CONFIG}; is it a language model in Hugging Face form?")
+            raise ModelError(f"{self.errors.name} has no {CONFIG}; is it a language model in Hugging Face form?")
         if INDEX not in files and SINGLE not in files:
             raise ModelError(
-                f"{self.trouble.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: "
+                f"{self.errors.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: "
                 "choose a repository that has safetensors, or convert it and name the local directory"
             )
         return files
 
-    def _info(self) -> ModelInfo:
-        with self.trouble.explained(UNREACHABLE):
+    def _model_info(self) -> ModelInfo:
+        with self.errors.converted(UNREACHABLE):
             try:
                 return HfApi().model_info(
                     self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
@@ -166,48 +166,48 @@ class _LookUp:
             except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
                 raise ModelError(f"{constants.ENDPOINT} is not a model hub; correct HF_ENDPOINT") from None
 
-    def _ask(self, files: dict[str, RepoSibling]) -> Snapshot:
-        with self.trouble.explained(BROKEN_OFF):
-            small = [file for file in SMALL_FILES if file in files]
-            folder = Path(snapshot_download(self.repository, revision=self.revision, allow_patterns=small))
-            absent = [file for file in shards_of(folder) if not (folder / file).is_file()]
-            for file in absent:
+    def _query_hub(self, files: dict[str, RepoSibling]) -> ModelSnapshot:
+        with self.errors.converted(INTERRUPTED):
+            small_files = [file for file in SMALL_FILES if file in files]
+            folder = Path(snapshot_download(self.repository, revision=self.revision, allow_patterns=small_files))
+            missing = [file for file in shards_of(folder) if not (folder / file).is_file()]
+            for file in missing:
                 if file not in files:
-                    raise self.trouble.no_shard(file)
-            described = self._describe_all(folder, [files[file] for file in absent])
-            _remember(folder, described)
-        sizes = {file: files[file].size or 0 for file in absent}
-        opaque = [file for file in absent if file not in described]
+                    raise self.errors.missing_shard(file)
+            described = self._describe_all(folder, [files[file] for file in missing])
+            _store_descriptions(folder, described)
+        sizes = {file: files[file].size or 0 for file in missing}
+        opaque = [file for file in missing if file not in described]
         _Download(self.repository, folder, sizes, lambda *_: None, self.report).run(opaque)
-        return Snapshot(self.repository, folder, described)
+        return ModelSnapshot(self.repository, folder, described)
 
     def _describe_all(self, folder: Path, files: list[RepoSibling]) -> dict[str, RemoteFile]:
         """Return descriptions of the files that can be described."""
-        with ThreadPoolExecutor(HEADERS_AT_A_TIME) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_HEADERS) as pool:
             described = pool.map(lambda file: self._describe(folder, file), files)
             return {file.rfilename: found for file, found in zip(files, described, strict=True) if found is not None}
 
     def _describe(self, folder: Path, file: RepoSibling) -> RemoteFile | None:
         if file.lfs is None or not file.size:
             return None
-        header = self._header(folder.name, file.rfilename)
+        header = self._read_header(folder.name, file.rfilename)
         if header is None:
             return None
-        found = RemoteFile(file.size, file.lfs.sha256, header)
-        tuple(remote_header(folder / file.rfilename, found))  # Reject a damaged header now, not after the download.
-        return found
+        described = RemoteFile(file.size, file.lfs.sha256, header)
+        tuple(remote_header(folder / file.rfilename, described))  # Reject a damaged header now, not after the download.
+        return described
 
-    def _header(self, commit: str, file: str) -> str | None:
+    def _read_header(self, commit: str, file: str) -> str | None:
         """Return the file's header; None if the hub does not support range requests."""
-        start = range_of(self.repository, commit, file, 0, FIRST_BYTES)
+        start = read_range(self.repository, commit, file, 0, FIRST_READ_BYTES)
         if start is None:
             return None
         length = int.from_bytes(start[:LENGTH_BYTES], "little")
         stop = LENGTH_BYTES + length
         if length > MAX_HEADER_BYTES:
-            raise ModelError(f"{file} of {self.trouble.name} is no safetensors file: its header would have {length} B")
+            raise ModelError(f"{file} of {self.errors.name} is no safetensors file: its header would have {length} B")
         if stop > len(start):
-            rest = range_of(self.repository, commit, file, len(start), stop)
+            rest = read_range(self.repository, commit, file, len(start), stop)
             if rest is None:
                 return None
             start += rest
@@ -223,46 +223,46 @@ def shards_of(folder: Path) -> list[str]:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{index} can't be read as an index of shards; remove it, and it is fetched again") from None
-    strange = [name for name in names if not isinstance(name, str) or not name.endswith(".safetensors")]
-    strange += [name for name in names if isinstance(name, str) and Path(name).name != name]
-    if strange:
-        raise ModelError(f"{index} names {strange[0]!r}, which is not a safetensors file in the same folder")
+    invalid = [name for name in names if not isinstance(name, str) or not name.endswith(".safetensors")]
+    invalid += [name for name in names if isinstance(name, str) and Path(name).name != name]
+    if invalid:
+        raise ModelError(f"{index} names {invalid[0]!r}, which is not a safetensors file in the same folder")
     return sorted(names)
 
 
 # --- descriptions in the cache ----------------------------------------------------------------------------------------
 
 
-def _place_of(folder: Path) -> Path:
+def _descriptions_path(folder: Path) -> Path:
     """Return the path of the descriptions: outside the commit's folder, which belongs to the repository's own files.
 
     A commit never changes, so the descriptions never become outdated.
     """
-    return folder.parent.parent / DESCRIPTIONS / f"{folder.name}.json"
+    return folder.parent.parent / DESCRIPTIONS_FOLDER / f"{folder.name}.json"
 
 
 def _is_complete(folder: Path) -> bool:
     """Whether all small files of the hub are here: either we downloaded them, or there are more than a library would
     download that needs only the weights."""
-    return (folder / TOKENIZER).is_file() or _place_of(folder).is_file()
+    return (folder / TOKENIZER).is_file() or _descriptions_path(folder).is_file()
 
 
-def _remembered(folder: Path) -> dict[str, RemoteFile]:
+def _read_descriptions(folder: Path) -> dict[str, RemoteFile]:
     try:
-        return msgspec.json.decode(_place_of(folder).read_bytes(), type=dict[str, RemoteFile])
+        return msgspec.json.decode(_descriptions_path(folder).read_bytes(), type=dict[str, RemoteFile])
     except (OSError, msgspec.DecodeError):
         return {}  # The hub is asked again.
 
 
-def _remember(folder: Path, described: dict[str, RemoteFile]) -> None:
+def _store_descriptions(folder: Path, described: dict[str, RemoteFile]) -> None:
     """Store the descriptions atomically, because other processes may read at the same time."""
-    place = _place_of(folder)
-    place.parent.mkdir(exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
+    path = _descriptions_path(folder)
+    path.parent.mkdir(exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(_remembered(folder) | described))
-        os.replace(name, place)
+            file.write(msgspec.json.encode(_read_descriptions(folder) | described))
+        os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -279,27 +279,27 @@ class _Download:
     sizes: Mapping[str, int]
     progress: Progress
     report: Report
-    num_came: int = 0  # Bytes of finished files and of the current one.
+    num_received: int = 0  # Bytes of finished files and of the current one.
 
     @property
-    def trouble(self) -> Trouble:
-        return Trouble(self.repository, self.folder.name)
+    def errors(self) -> HubErrors:
+        return HubErrors(self.repository, self.folder.name)
 
     def run(self, files: Collection[str]) -> None:
         missing = [file for file in sorted(files) if not (self.folder / file).is_file()]
         total = sum(self.sizes.get(file, 0) for file in missing)
-        with self.trouble.explained(NOT_THERE, ", ".join(missing)), quiet():
-            self._check_room(total)
+        with self.errors.converted(DOWNLOAD_FAILED, ", ".join(missing)), silence_package():
+            self._check_space(total)
             for number, file in enumerate(missing, 1):
                 size = gigabytes(self.sizes.get(file, 0))
                 self.report(f"fetching {self.repository}: {file} ({number} of {len(missing)}, {size})")
                 self._fetch(file, total)
 
     def _fetch(self, file: str, total: int) -> None:
-        before = self.num_came
+        before = self.num_received
 
-        def came(num_bytes: int) -> None:
-            self.num_came = max(self.num_came, before + num_bytes)
+        def on_bytes(num_bytes: int) -> None:
+            self.num_received = max(self.num_received, before + num_bytes)
 
         future = _in_background(
             lambda: hf_hub_download(
@@ -307,19 +307,19 @@ class _Download:
                 file,
                 revision=self.folder.name,  # The commit of the small files, because the branch may have moved since.
                 etag_timeout=TIMEOUT_S,
-                tqdm_class=counting_bar(came),
+                tqdm_class=counting_bar(on_bytes),
             )
         )
-        while not wait_for([future], TICK_S).done:
-            self.progress(min(self.num_came, total), total)
+        while not wait_for([future], PROGRESS_INTERVAL_S).done:
+            self.progress(min(self.num_received, total), total)
         future.result()
-        self.num_came = before + self.sizes.get(file, 0)  # Another process may have downloaded it.
-        self.progress(min(self.num_came, total), total)
+        self.num_received = before + self.sizes.get(file, 0)  # Another process may have downloaded it.
+        self.progress(min(self.num_received, total), total)
 
-    def _check_room(self, num_bytes: int) -> None:
+    def _check_space(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if num_bytes > free:
-            raise self.trouble.no_room(num_bytes, free)
+            raise self.errors.no_space(num_bytes, free)
 
 
 def _in_background(work: Callable[[], object]) -> Future[object]:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def garbled(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
+def garble_step(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
     """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
     spec, data = tensors.pack(hidden)
     header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
-    spoilt = bytearray(payload)
+    damaged = bytearray(payload)
     if chance.random() < 0.2:
-        del spoilt[-chance.randint(1, len(spoilt)) :]
+        del damaged[-chance.randint(1, len(damaged)) :]
     else:
-        spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
     try:
-        message, _ = DATA.decode([header, spoilt])
+        message, _ = DATA.decode([header, damaged])
     except WireError as error:
         return str(error)
     return message if isinstance(message, Step) else "no step"

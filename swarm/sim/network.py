@@ -22,12 +22,12 @@ from typing import Literal
 from swarm.sim.world import World
 
 # delay of heartbeats: a worker with regular heartbeats is declared silent when they are later than that
-LATE_BEAT_S = 0.25
+LATE_HEARTBEAT_S = 0.25
 Kind = Literal["data", "control", "beats", "client"]
-ANYBODY = "*"
+ANY_NODE = "*"
 OVERTAKEN = 4  # number of messages that may overtake a late one
-KNOCK_AGAIN_S = 0.1
-COME_AGAIN_S = (0.0, 0.4)  # delay of the second arrival
+RETRY_S = 0.1
+DUPLICATE_DELAY_S = (0.0, 0.4)  # delay of the second arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Network:
         self.world = world
         self.weather = weather
         self._blocked: list[tuple[str, str]] = []
-        self._waiting: dict[Link, None] = {}  # links on which messages wait for a free route
+        self._waiting: dict[SimLink, None] = {}  # links on which messages wait for a free route
 
     def link(
         self,
@@ -61,13 +61,13 @@ class Network:
         opens: Callable[[], bool] | None = None,
         *,
         via: str = "",
-    ) -> Link:
+    ) -> SimLink:
         """Return a new link.
 
         ``opens``: whether the other end's listener accepts this sender now; None: it accepts every sender. ``via``: a
         machine that relays the messages.
         """
-        return Link(self, source, target, kind, delay, opens=opens, via=via)
+        return SimLink(self, source, target, kind, delay, opens=opens, via=via)
 
     def block(self, source: str, target: str) -> None:
         """Block the route from one node to another; ``ANY_NODE`` stands for every node."""
@@ -76,28 +76,28 @@ class Network:
     def unblock(self, source: str, target: str) -> None:
         if (source, target) in self._blocked:
             self._blocked.remove((source, target))
-        self._flow()
+        self._resume_links()
 
     def heal(self) -> None:
         """Free all routes and end bad weather."""
         self.weather = CALM
         self._blocked.clear()
-        self._flow()
+        self._resume_links()
 
     def is_blocked(self, source: str, target: str) -> bool:
-        return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in self._blocked)
+        return any(s in (source, ANY_NODE) and t in (target, ANY_NODE) for s, t in self._blocked)
 
-    def wait_for(self, link: Link) -> None:
+    def wait_for(self, link: SimLink) -> None:
         self._waiting[link] = None
 
-    def _flow(self) -> None:
+    def _resume_links(self) -> None:
         for link in list(self._waiting):
             if not link.is_blocked:
                 del self._waiting[link]
-                link.flow()
+                link.resume()
 
 
-class Link:
+class SimLink:
     """One direction of one connection, until it is closed."""
 
     __slots__ = ("_delay", "_is_down", "_is_in", "_kind", "_knocks", "_last", "_network", "_opens", "_queue",
@@ -144,36 +144,36 @@ class Link:
         is_refused = self._is_down or self._knocks
         return is_refused or (not self.connected and self.is_blocked)
 
-    def carry(self, deliver: Callable[[], None]) -> None:
+    def send(self, deliver: Callable[[], None]) -> None:
         """Deliver something at the other end, after everything sent before."""
         if self.is_cut:
             return
         world, weather = self._world, self._network.weather
         arrival = world.now + world.draw(self._delay)
         if weather.late and world.random.random() < weather.late:
-            latest_s = min(weather.jitter_s, LATE_BEAT_S) if self._kind == "beats" else weather.jitter_s
+            latest_s = min(weather.jitter_s, LATE_HEARTBEAT_S) if self._kind == "beats" else weather.jitter_s
             arrival += world.draw((0.0, latest_s))
         arrival = max(arrival, self._last)
         self._last = arrival
         self._queue.append(deliver)
-        world.at(arrival - world.now, self._arrive)
+        world.schedule(arrival - world.now, self._arrive)
 
-    def cut(self) -> None:
+    def close(self) -> None:
         """Close the link: a random number of the last messages in flight are lost."""
-        self._lose()
+        self._lose_last()
         if self._is_down or self._knocks or self.is_blocked:
             self._queue.clear()
         self.is_cut = True
 
     def drop(self, for_s: float, *, keeps: bool) -> None:
         """Break the connection between two living ends for a while. ``keeps``: the sender keeps messages meanwhile."""
-        self._lose()
+        self._lose_last()
         if not keeps:
             self.is_cut = True
         self._is_down = True
-        self._world.at(for_s, self.come_back)
+        self._world.schedule(for_s, self.restore)
 
-    def break_off(self) -> None:
+    def kill(self) -> None:
         """Drop everything: an end died with all that it had not read or sent. Nothing arrives before ``reconnect``."""
         self._queue.clear()
         self._stalled = 0
@@ -185,23 +185,23 @@ class Link:
 
     def go_down(self) -> None:
         """Mark the other end as dead; the sender keeps its messages until ``restore``."""
-        self._lose()
+        self._lose_last()
         self._is_down = True
 
-    def flow(self) -> None:
+    def resume(self) -> None:
         """Deliver the waiting messages one after the other: the route is free."""
         self.connected = True
         num, self._stalled = self._stalled, 0
         for _ in range(num):
-            self._world.at(self._world.draw(self._delay), self._arrive)
+            self._world.schedule(self._world.draw(self._delay), self._arrive)
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Restore the connection; waiting messages arrive."""
         self.is_cut = self._is_down = False
         if not self.is_blocked:
-            self.flow()
+            self.resume()
 
-    def _lose(self) -> None:
+    def _lose_last(self) -> None:
         for _ in range(self._world.random.randint(0, len(self._queue))):
             self._queue.pop()
 
@@ -214,14 +214,14 @@ class Link:
         elif network._blocked and self.is_blocked:
             self._stalled += 1
             network.wait_for(self)
-        elif self._opens is not None and not self._is_let_in(self._opens):
+        elif self._opens is not None and not self._is_accepted(self._opens):
             self._stalled += 1
         elif network.weather is CALM or self._kind in ("client", "beats"):
             queue.popleft()()
         else:
             self._arrive_in_bad_weather(network.weather)
 
-    def _is_let_in(self, opens: Callable[[], bool]) -> bool:
+    def _is_accepted(self, opens: Callable[[], bool]) -> bool:
         """Return whether the listener accepts the sender.
 
         A sender that was accepted and is no more loses a part of its messages in flight, and keeps the unsent ones.
@@ -230,21 +230,21 @@ class Link:
             self._is_in = True
             return True
         if not self._knocks:
-            for _ in range(self._world.at_doors.randint(0, len(self._queue)) if self._is_in else 0):
+            for _ in range(self._world.listener_random.randint(0, len(self._queue)) if self._is_in else 0):
                 self._queue.popleft()
             self._is_in, self._knocks = False, True
-            self._world.at(KNOCK_AGAIN_S, lambda: self._knock(opens))
+            self._world.schedule(RETRY_S, lambda: self._retry(opens))
         if self.is_cut:
             self._queue.clear()  # the sender is gone and can't repeat the message
         return False
 
-    def _knock(self, opens: Callable[[], bool]) -> None:
+    def _retry(self, opens: Callable[[], bool]) -> None:
         if self._queue and not opens():
-            self._world.at(KNOCK_AGAIN_S, lambda: self._knock(opens))
+            self._world.schedule(RETRY_S, lambda: self._retry(opens))
             return
         self._knocks = False
         if not (self._is_down or self.is_blocked):
-            self.flow()
+            self.resume()
 
     def _arrive_in_bad_weather(self, weather: Weather) -> None:
         chance, queue = self._world.random, self._queue
@@ -253,40 +253,40 @@ class Link:
         deliver = queue.popleft()
         if chance.random() < weather.twice:
             queue.append(deliver)
-            self._world.at(self._world.draw(COME_AGAIN_S), self._arrive)
+            self._world.schedule(self._world.draw(DUPLICATE_DELAY_S), self._arrive)
         deliver()
 
 
-class LinksOfBroker:
+class BrokerLinks:
     """Links from the broker to each of its peers, and those of the former broker process, on which messages may still
     arrive."""
 
     def __init__(self, network: Network, world: World) -> None:
         self._network, self._world = network, world
-        self._open: dict[bytes, Link] = {}
-        self._former: list[Link] = []
+        self._open: dict[bytes, SimLink] = {}
+        self._former: list[SimLink] = []
 
-    def to(self, peer: bytes, name: str, kind: Literal["client", "control"]) -> Link:
+    def get_or_open(self, peer: bytes, name: str, kind: Literal["client", "control"]) -> SimLink:
         link = self._open.get(peer)
         if link is None:
             link = self._open[peer] = self._network.link("broker", name, kind, self._world.pace.control)
         return link
 
-    def get(self, peer: bytes) -> Link | None:
+    def get(self, peer: bytes) -> SimLink | None:
         return self._open.get(peer)
 
-    def cut(self, peer: bytes) -> None:
+    def close(self, peer: bytes) -> None:
         link = self._open.pop(peer, None)
         if link is not None:
-            link.cut()
+            link.close()
 
-    def broker_gone(self) -> None:
+    def on_broker_gone(self) -> None:
         for link in self._open.values():
-            link.cut()
+            link.close()
         self._former += self._open.values()
         self._open.clear()
 
-    def broker_back(self) -> None:
+    def on_broker_back(self) -> None:
         for link in self._former:
-            link.break_off()
+            link.kill()
         self._former.clear()

@@ -6,26 +6,26 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.client.events import Leave, Revoke
+from swarm.client.events import CancelForeignRequest, LeaveRequest
 from swarm.errors import IllegalMove
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.cluster import Cluster
-from swarm.sim.actors.onlooker import Onlooker
-from swarm.sim.actors.reader import Reader
+from swarm.sim.actors.lookup_client import LookupClient
+from swarm.sim.actors.reader import AttachedReader
 from swarm.sim.checks.audit import Violation
-from swarm.sim.schedules.faults import strike
-from swarm.sim.schedules.habits import whole_schedule
-from swarm.sim.schedules.schedule import RequestSpec, Schedule
+from swarm.sim.schedules.faults import apply_fault
+from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
+from swarm.sim.schedules.variations import make_full_schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
 # after the last fault: without progress for this long, there will be none. Clients may be waited for that long
-STILL_S = 80.0
+STALLED_S = 80.0
 RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
 # the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
 PAUSED_S = 40.0
 PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
-LOOK_S = 0.1  # between two checks whether everything has ended
+CHECK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
 MAX_EVENTS = 400_000
@@ -64,12 +64,12 @@ def run(seed: int, *, faults: bool = True) -> Outcome:
 
 
 def _run(seed: int, *, faults: bool) -> Outcome:
-    schedule = whole_schedule(seed, faults=faults)
+    schedule = make_full_schedule(seed, faults=faults)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None
     try:
-        cluster = _set_up(world, schedule)
+        cluster = _build_cluster(world, schedule)
         _play(world, cluster, schedule)
     except (Violation, IllegalMove) as error:
         failure = f"{type(error).__name__}: {error}"
@@ -88,10 +88,10 @@ def _run(seed: int, *, faults: bool) -> Outcome:
         num_too_late=int(counters.get("sequences_too_late", 0)),
         num_replayed=int(counters.get("replayed_layer_positions", 0)),
         num_brokers=cluster.broker.life if cluster is not None else 0,
-        num_kept=cluster.promises.num_kept if cluster is not None else 0,
-        faults=dict(sorted(cluster.struck.items())) if cluster is not None else {},
+        num_kept=cluster.promise_check.num_adopted if cluster is not None else 0,
+        faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
-        story=world.retell() if failure else (),
+        story=world.last_lines() if failure else (),
     )
 
 
@@ -100,73 +100,73 @@ def run_many(first_seed: int, count: int, *, faults: bool = True) -> Iterator[Ou
         yield run(seed, faults=faults)
 
 
-def _set_up(world: World, schedule: Schedule) -> Cluster:
+def _build_cluster(world: World, schedule: Schedule) -> Cluster:
     cluster = Cluster(world, schedule)
     for spec in schedule.workers:
-        world.at(spec.joins_at, lambda s=spec: cluster.join(s))  # type: ignore[misc]
+        world.schedule(spec.joins_at, lambda s=spec: cluster.join(s))  # type: ignore[misc]
     clients = [ClientNode(cluster, f"c{i}", consume_s) for i, consume_s in enumerate(schedule.clients)]
     for request in schedule.requests:
-        _plan_request(world, cluster, clients[request.client], request)
+        _schedule_request(world, cluster, clients[request.client], request)
     if schedule.looks:
-        onlooker = Onlooker(cluster, "onlooker")
+        onlooker = LookupClient(cluster, "onlooker")
         for look in schedule.looks:
-            world.at(look.at, lambda plan=look: onlooker.look(plan))  # type: ignore[misc]
+            world.schedule(look.at, lambda plan=look: onlooker.look_up(plan))  # type: ignore[misc]
     for fault in schedule.faults:
-        world.at(fault.at, lambda f=fault: strike(cluster, clients, f))  # type: ignore[misc]
-    world.at(schedule.quiet_from, cluster.heal)
+        world.schedule(fault.at, lambda f=fault: apply_fault(cluster, clients, f))  # type: ignore[misc]
+    world.schedule(schedule.quiet_from, cluster.heal)
     return cluster
 
 
-def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: RequestSpec) -> None:
+def _schedule_request(world: World, cluster: Cluster, client: ClientNode, spec: ScheduledRequest) -> None:
     request_id = spec.submit.request_id
 
     def leave() -> None:
-        cluster.audit.to_leave.discard(request_id)
-        client.feed(Leave(request_id))
+        cluster.audit.leaving.discard(request_id)
+        client.feed(LeaveRequest(request_id))
 
     def submit() -> None:
         if cluster.broker.core.state.manifest is None:
-            world.at(0.5, submit)  # no worker has joined yet: the broker would reject the request
+            world.schedule(0.5, submit)  # no worker has joined yet: the broker would reject the request
             return
         cluster.audit.expect(spec.submit, spec.stops)
         for index, stop_at in spec.stops.items():
             client.stop_at[request_id, index] = stop_at
         client.submit(spec.submit)
         if spec.read_after is not None:
-            reader = Reader(cluster, f"r-{request_id}", client.pace, spec.submit)
-            world.at(spec.read_after, reader.begin)
+            reader = AttachedReader(cluster, f"r-{request_id}", client.pace, spec.submit)
+            world.schedule(spec.read_after, reader.attach)
         if spec.revoked_after is not None:
-            world.at(spec.revoked_after, lambda: _revoke(cluster, spec.submit))
+            world.schedule(spec.revoked_after, lambda: _revoke(cluster, spec.submit))
         if spec.leaves_after is not None:
-            cluster.audit.left.add(request_id)
-            cluster.audit.to_leave.add(request_id)
-            world.at(spec.leaves_after, leave)
+            cluster.audit.abandoned.add(request_id)
+            cluster.audit.leaving.add(request_id)
+            world.schedule(spec.leaves_after, leave)
 
-    world.at(spec.at, submit)
+    world.schedule(spec.at, submit)
 
 
 def _revoke(cluster: Cluster, submit: Submit) -> None:
     """Cancel a request from another client. Its submitter is notified, or finds that the request is gone."""
-    cluster.struck["revoked"] += 1
+    cluster.fault_counts["revoked"] += 1
     cluster.audit.may_fail.add(submit.request_id)
-    ClientNode(cluster, f"k-{submit.request_id}", (0.0, 0.0)).feed(Revoke(submit))
+    ClientNode(cluster, f"k-{submit.request_id}", (0.0, 0.0)).feed(CancelForeignRequest(submit))
 
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
     quiet_from = schedule.quiet_from
     recover_by = quiet_from + (PAUSED_S if any(f.kind in PAUSED for f in schedule.faults) else RECOVERED_S)
-    recovered, moved, moved_at = False, 0.0, quiet_from
-    look_at = quiet_from + LOOK_S
+    recovered, progress, progressed_at = False, 0.0, quiet_from
+    look_at = quiet_from + CHECK_S
     while world.play_until(look_at, MAX_EVENTS):
-        look_at += LOOK_S
+        look_at += CHECK_S
         recovered |= cluster.has_recovered
         if not recovered and world.now > recover_by:
             cluster.check_members()  # raises, and names what is missing
         if cluster.has_recovered and _all_ended(cluster, schedule):
             break
-        if moved != (moved := cluster.progress):
-            moved_at = world.now
-        if world.now - moved_at > STILL_S or world.num_events >= MAX_EVENTS:
+        if progress != (progress := cluster.progress):
+            progressed_at = world.now
+        if world.now - progressed_at > STALLED_S or world.num_events >= MAX_EVENTS:
             break  # the final check names what has not ended
     until, latest = world.now + SETTLE_S, world.now + UNSETTLED_S
     while world.now < until and world.step():
@@ -183,10 +183,10 @@ def _all_ended(cluster: Cluster, schedule: Schedule) -> bool:
     waited_for = (
         case.end
         for (request, _), case in cluster.audit.expected.items()
-        if request not in cluster.audit.left | cluster.audit.orphans
+        if request not in cluster.audit.abandoned | cluster.audit.orphans
     )
-    under_way = cluster.audit.to_leave or state.running or state.waiting or state.flights
-    comes = state.archive.num_asked or not all(request.accepted for request in state.requests.values())
+    under_way = cluster.audit.leaving or state.running or state.waiting or state.in_flight
+    comes = state.journal_lookups.num_waiting or not all(request.accepted for request in state.requests.values())
     goes = state.to_release or state.to_retire
-    served = cluster.broker.alive and not (under_way or comes or goes) and state.book.serving
+    served = cluster.broker.is_alive and not (under_way or comes or goes) and state.plans.is_serving
     return served and all(waited_for) and all(reader.is_done for reader in cluster.readers)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-STORY = 400  # lines of the story that are kept for a failure report
+STORY_LINES = 400  # lines of the story that are kept for a failure report
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Durations:
     """Durations in seconds: (least, most)."""
 
     control: tuple[float, float] = (0.0001, 0.003)
@@ -26,47 +26,48 @@ class World:
     """Queue of scheduled callbacks, random numbers, and the story. Everything happens in the order of the virtual
     clock."""
 
-    def __init__(self, seed: int, pace: Pace) -> None:
+    def __init__(self, seed: int, pace: Durations) -> None:
         self.random = Random(seed)
-        self.at_doors = Random(f"doors {seed}")  # separate, so that the rest of a story doesn't depend on listeners
+        # separate, so that the rest of a story doesn't depend on listeners
+        self.listener_random = Random(f"doors {seed}")
         self.pace = pace
         self.now = 0.0
         self.num_events = 0
-        self._story: deque[tuple[float, str, object]] = deque(maxlen=STORY)
+        self._story: deque[tuple[float, str, object]] = deque(maxlen=STORY_LINES)
         # heap of (time, number, callback); the number keeps the order of equal times
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
-    def at(self, delay: float, what: Callable[[], None]) -> None:
+    def schedule(self, delay: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` in ``delay`` seconds of virtual time."""
         self._count += 1
-        heapq.heappush(self._due, (self.now + delay, self._count, what))
+        heapq.heappush(self._due, (self.now + delay, self._count, callback))
 
     def step(self) -> bool:
         """Run the next callback; return False if there is none."""
         if not self._due:
             return False
-        self.now, _, what = heapq.heappop(self._due)
+        self.now, _, callback = heapq.heappop(self._due)
         self.num_events += 1
-        what()
+        callback()
         return True
 
-    def play_until(self, moment: float, most: int) -> bool:
+    def play_until(self, moment: float, max_events: int) -> bool:
         """Run all callbacks due by ``moment``, up to ``max_events`` events in total; return False if none is left."""
         due = self._due
-        while due and due[0][0] <= moment and self.num_events < most:
-            self.now, _, what = heapq.heappop(due)
+        while due and due[0][0] <= moment and self.num_events < max_events:
+            self.now, _, callback = heapq.heappop(due)
             self.num_events += 1
-            what()
+            callback()
         return bool(due)
 
-    def draw(self, between: tuple[float, float]) -> float:
-        return self.random.uniform(*between)
+    def draw(self, bounds: tuple[float, float]) -> float:
+        return self.random.uniform(*bounds)
 
-    def tell(self, who: str, what: object) -> None:
+    def tell(self, actor: str, item: object) -> None:
         """Add a line to the story. It is formatted only on demand: nearly every story ends well."""
-        self._story.append((self.now, who, what))
+        self._story.append((self.now, actor, item))
 
-    def retell(self) -> tuple[str, ...]:
+    def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of the story."""
-        return tuple(f"{now:9.4f}  {who:<10}  {what}" for now, who, what in self._story)
+        return tuple(f"{now:9.4f}  {actor:<10}  {item}" for now, actor, item in self._story)

@@ -22,19 +22,19 @@ EX_CONFIG = 78  # exit code for "starting again will not help"
 
 
 @dataclass(frozen=True, slots=True)
-class Introduce:
+class SendHello:
     """Send Hello to the broker, with the stored sequences. The shell adds the facts about the machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToBroker:
     """Send a message over the control connection."""
 
     message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True)
-class StartBeats:
+class StartHeartbeats:
     """Start sending heartbeats to this endpoint, or move them there."""
 
     endpoint: str
@@ -42,7 +42,7 @@ class StartBeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AllowSenders:
     """Accept steps only from peers with one of these keys, from now on."""
 
     keys: frozenset[str]
@@ -57,7 +57,7 @@ class SendAssets:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLayers:
     """Load and warm these layers in the background.
 
     The shell first checks that it can connect to the next stage's listener and, if steps are to arrive by relay, to the
@@ -102,7 +102,7 @@ class OpenEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
+class DisconnectKey:
     """Send nothing more to the peer whose listener has this key, including messages that are already queued."""
 
     key: str
@@ -161,7 +161,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class DropSpare:
+class FreeSpareMemory:
     """Free the standby layers and the memory of a recheck: the device is short of memory."""
 
 
@@ -171,7 +171,7 @@ class TestDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeAside:
+class ComputeRecheck:
     """Compute one chunk of a recheck. Answered by RecheckComputed or RecheckFailed."""
 
     epoch: int
@@ -181,7 +181,7 @@ class ComputeAside:
 
 
 @dataclass(frozen=True, slots=True)
-class SendAside:
+class SendRecheck:
     """Send a recheck to another stage, over a connection that is used for this message only."""
 
     edge: Edge
@@ -213,7 +213,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Recast:
+class RestartWithDtype:
     """Restart the worker with weights of another type: the type in which the swarm computes."""
 
     dtype: str
@@ -221,7 +221,7 @@ class Recast:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WriteStageLog:
     """Write an event to the log."""
 
     event: str
@@ -230,12 +230,12 @@ class Note:
 
 
 # actions that change a sequence's memory
-Room = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence
+SequenceAction = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence
 
 
-def arrange(executor: Executor, room: Room) -> None:
+def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
     """Apply the action to the executor."""
-    match room:
+    match action:
         case OpenSequence(sequence, limit):
             executor.open(sequence, limit)
         case ForkSequence(sequence, source, position, limit):
@@ -249,26 +249,26 @@ def arrange(executor: Executor, room: Room) -> None:
 
 
 Action = (
-    Introduce
-    | Tell
-    | StartBeats
-    | Admit
+    SendHello
+    | SendToBroker
+    | StartHeartbeats
+    | AllowSenders
     | SendAssets
-    | Load
+    | LoadLayers
     | LoadStandby
     | StopStandby
     | UseLayers
     | OpenEdge
-    | CutOff
-    | Room
+    | DisconnectKey
+    | SequenceAction
     | Compute
-    | DropSpare
+    | FreeSpareMemory
     | TestDevice
-    | ComputeAside
-    | SendAside
+    | ComputeRecheck
+    | SendRecheck
     | SendStep
     | SendDone
     | Exit
-    | Recast
-    | Note
+    | RestartWithDtype
+    | WriteStageLog
 )

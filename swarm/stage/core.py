@@ -30,58 +30,58 @@ import msgspec
 from swarm.stage.actions import (
     Action,
     Compute,
-    Note,
-    Tell,
+    SendToBroker,
+    WriteStageLog,
 )
-from swarm.stage.epochs import Epochs, Heard
+from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
-    AsideComputed,
-    AsideFailed,
     BrokerConnected,
     Computed,
     ComputeFailed,
     ComputeFenced,
     DeviceTested,
     Event,
-    Leisure,
+    Idle,
     Loaded,
     LoadFailed,
     OrderArrived,
+    RecheckComputed,
+    RecheckFailed,
+    StageTick,
     StandbyLoaded,
     StandbyProgressed,
     StepArrived,
     StepRefused,
-    Tick,
 )
-from swarm.stage.executor import Forwarded
-from swarm.stage.faults import Faults
+from swarm.stage.executor import ForwardResult
+from swarm.stage.faults import FaultHandler
 from swarm.stage.log import ActivationLog
-from swarm.stage.membership import Membership
-from swarm.stage.order import StepOrder, Turn
-from swarm.stage.preparation import Preparation
-from swarm.stage.recheck import Rechecks
-from swarm.stage.replay import Replays
-from swarm.stage.sequences import HeldTokens, Holdings
+from swarm.stage.membership import BrokerMembership
+from swarm.stage.pending_plan import PendingPlan
+from swarm.stage.recheck import RecheckQueue
+from swarm.stage.replay import ReplayQueue
+from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.stage.statistics import StageStatistics
+from swarm.stage.step_order import StepOrder, StepRunner
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
-    Dismiss,
-    Expect,
+    AllowKey,
+    BlockKey,
     Fence,
+    GetDigest,
     HeldSequence,
-    Keep,
+    KeepWarm,
     LayerRange,
     Lineage,
     Order,
     Prepare,
     Recheck,
     Replay,
-    Shun,
-    TellDigest,
+    Unassign,
     Welcome,
 )
-from swarm.wire.tensors import not_finite
+from swarm.wire.tensors import find_not_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,39 +101,39 @@ class StageCore:
     """Deciding part of a stage; the rules are in the module's docstring."""
 
     settings: StageSettings
-    epochs: Epochs = field(init=False)
-    preparation: Preparation = field(init=False)
-    holdings: Holdings = field(init=False)
-    replays: Replays = field(init=False)
-    rechecks: Rechecks = field(init=False)
+    epochs: EpochManager = field(init=False)
+    pending_plan: PendingPlan = field(init=False)
+    store: SequenceStore = field(init=False)
+    replays: ReplayQueue = field(init=False)
+    rechecks: RecheckQueue = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
-    turn: Turn = field(init=False)
-    membership: Membership = field(init=False)
-    faults: Faults = field(init=False)
+    runner: StepRunner = field(init=False)
+    membership: BrokerMembership = field(init=False)
+    faults: FaultHandler = field(init=False)
     counters: dict[str, float] = field(default_factory=dict)
     _cause: str = ""  # the broker's event that caused the current order or step; for logs
     # actions of the current ``handle`` call; shared with the parts below
-    _out: list[Action] = field(default_factory=list)
+    _actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         own = self.settings
-        self.preparation = Preparation(own.incarnation)
-        self.faults = Faults(own.incarnation, self.preparation, self._out, self._note, self._count)
-        self.membership = Membership(self._out, self._note, self.faults.holds_back, own.dtypes)
-        self.holdings = Holdings(ActivationLog(own.log_bytes), self._out)
-        self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
-        self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
-        self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
-        self.epochs = Epochs(
+        self.pending_plan = PendingPlan(own.incarnation)
+        self.faults = FaultHandler(own.incarnation, self.pending_plan, self._actions, self._write_log, self._count)
+        self.membership = BrokerMembership(self._actions, self._write_log, self.faults.defer_hello, own.dtypes)
+        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions)
+        self.runner = StepRunner(own.name, own.num_layers, own.profile_every, self.store, self._actions, self._count)
+        self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
+        self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
+        self.epochs = EpochManager(
             own.incarnation,
-            self.preparation,
-            self.holdings,
+            self.pending_plan,
+            self.store,
             self.steps,
-            self.turn,
+            self.runner,
             self.replays,
             self.rechecks,
-            self._out,
-            self._note,
+            self._actions,
+            self._write_log,
             self._count,
         )
 
@@ -154,88 +154,88 @@ class StageCore:
         return self.epochs.layers
 
     @property
-    def heard(self) -> Heard:
-        return self.epochs.heard
+    def allowed(self) -> AllowedSenders:
+        return self.epochs.allowed
 
     @property
     def statistics(self) -> StageStatistics:
-        return self.turn.statistics
+        return self.runner.statistics
 
     @property
     def welcome(self) -> Welcome | None:
         return self.membership.welcome
 
     @property
-    def parked(self) -> bool:
-        return self.membership.parked
+    def is_parked(self) -> bool:
+        return self.membership.is_parked
 
     @property
-    def sequences(self) -> dict[int, HeldTokens]:
-        return self.holdings.sequences
+    def sequences(self) -> dict[int, StoredSequence]:
+        return self.store.sequences
 
     @property
     def log(self) -> ActivationLog:
-        return self.holdings.log
+        return self.store.log
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply one event and return the actions to carry out, in order."""
         match event:
             case StepArrived():
-                self._step_arrived(event, now)
+                self._on_step(event, now)
             case StepRefused():
-                self._step_refused(event)
+                self._on_step_refused(event)
             case Computed(epoch, step, forwarded):
-                self._computed(epoch, step, forwarded, now)
+                self._on_computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
-                self._stop_work("fenced", now)
+                self._abandon_work("fenced", now)
             case ComputeFailed():
-                self._compute_failed(event, now)
+                self._on_compute_failed(event, now)
             case DeviceTested():
-                if self.faults.tested(event, now):
-                    self.membership.introduce(now)
-            case Leisure() | AsideComputed() | AsideFailed():
-                self._out.extend(self.rechecks.handle(event, is_idle=self._is_idle))
+                if self.faults.on_device_tested(event, now):
+                    self.membership.send_hello(now)
+            case Idle() | RecheckComputed() | RecheckFailed():
+                self._actions.extend(self.rechecks.handle_event(event, is_idle=self._is_idle))
             case OrderArrived(order):
                 self._cause = order.cause
-                self.membership.heard(now)
-                self._take_order(order, now)
-                self.epochs.tell_door()
+                self.membership.on_order_received(now)
+                self._handle_order(order, now)
+                self.epochs.publish_allowed()
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
-                self._loaded(event)
+                self._on_loading_event(event)
             case BrokerConnected():
-                self.membership.connected(now)
-            case Tick():
+                self.membership.on_connected(now)
+            case StageTick():
                 self._tick(now)
         self._start_work(now)
-        actions = [self._of_this_life(action) for action in self._out]
-        self._out.clear()
+        actions = [self._stamp_lineage(action) for action in self._actions]
+        self._actions.clear()
         return actions
 
-    def _loaded(self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded) -> None:
+    def _on_loading_event(self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded) -> None:
         match event:
             case Loaded(epoch, capacity):
-                self._out.extend(self.preparation.loaded(epoch, capacity))
+                self._actions.extend(self.pending_plan.on_loaded(epoch, capacity))
             case LoadFailed(epoch, reason, cant_reach):
-                self._out.extend(self.preparation.failed(epoch, reason, cant_reach))
+                self._actions.extend(self.pending_plan.on_load_failed(epoch, reason, cant_reach))
             case StandbyProgressed(layers, load_s):
-                self._out.extend(self.preparation.standby_progressed(layers, load_s))
+                self._actions.extend(self.pending_plan.on_standby_progressed(layers, load_s))
             case StandbyLoaded(layers, load_s, problem):
-                self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
-        self.epochs.tell_door()
+                self._actions.extend(self.pending_plan.on_standby_loaded(layers, load_s, problem))
+        self.epochs.publish_allowed()
 
-    def _of_this_life(self, action: Action) -> Action:
+    def _stamp_lineage(self, action: Action) -> Action:
         """Add the broker's current lineage to a message."""
-        if isinstance(action, Tell):
-            return Tell(msgspec.structs.replace(action.message, lineage=self.lineage))
+        if isinstance(action, SendToBroker):
+            return SendToBroker(msgspec.structs.replace(action.message, lineage=self.lineage))
         return action
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def _take_order(self, order: Order, now: float) -> None:
+    def _handle_order(self, order: Order, now: float) -> None:
         if isinstance(order, Welcome):
-            self._welcome(order)
+            self._on_welcome(order)
             return
-        if self.membership.take(order):
+        if self.membership.handle_order(order):
             return
         if order.lineage != self.lineage:
             self._count("stale_orders")
@@ -243,141 +243,143 @@ class StageCore:
         match order:
             case Prepare():
                 self.epochs.prepare(order)
-            case Keep():
-                self._out.extend(self.preparation.keep(order))
-            case Expect() | Shun():
-                self.epochs.whom_to_hear(order)
+            case KeepWarm():
+                self._actions.extend(self.pending_plan.load_standby(order))
+            case AllowKey() | BlockKey():
+                self.epochs.update_allowed(order)
             case Fence(epoch=epoch):
                 self.epochs.raise_fence(epoch)
             case Activate():
                 self.epochs.activate(order, now)
-            case Dismiss(epoch=epoch):
-                self.epochs.dismiss(epoch)
+            case Unassign(epoch=epoch):
+                self.epochs.unassign(epoch)
             case Replay():
                 self._replay(order)
-            case Recheck() | TellDigest():
+            case Recheck() | GetDigest():
                 self._recheck(order)
             case _:
                 self._count("unexpected_orders")
 
-    def _welcome(self, order: Welcome) -> None:
-        self.epochs.welcome(order)
-        self.membership.begin(order)
+    def _on_welcome(self, order: Welcome) -> None:
+        self.epochs.on_welcome(order)
+        self.membership.on_welcome(order)
 
     def _replay(self, order: Replay) -> None:
         if order.epoch != self.active or self.layers is None:
             self._count("stale_orders")
         else:
-            self._out.extend(self.replays.take_order(order, self.layers))
+            self._actions.extend(self.replays.send_logged(order, self.layers))
 
-    def _recheck(self, order: Recheck | TellDigest) -> None:
+    def _recheck(self, order: Recheck | GetDigest) -> None:
         if order.epoch < self.fence:
             self._count("stale_orders")
         else:
-            self._out.extend(self.rechecks.obey(order))
+            self._actions.extend(self.rechecks.handle_order(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated."""
-        return self.holdings.inventory()
+        return self.store.inventory()
 
-    def introduction(self) -> tuple[HeldSequence, ...]:
+    def hello_inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences with their digests, for Hello."""
-        return self.holdings.introduction()
+        return self.store.hello_inventory()
 
     # --- steps in --------------------------------------------------------------------------------------------------
 
-    def _step_arrived(self, event: StepArrived, now: float) -> None:
+    def _on_step(self, event: StepArrived, now: float) -> None:
         step = event.step
         if step.lineage != self.lineage:
             self._count("stale_steps")
             return
         if step.trial is not None and step.epoch >= self.fence:  # workers without a part in the plan take rechecks, too
-            self._out.extend(self.rechecks.arrived(step, event.hidden))
+            self._actions.extend(self.rechecks.add(step, event.hidden))
             return
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
             return
-        if not self.heard.sends_steps(event.sender):
+        if not self.allowed.may_send_steps(event.sender):
             self._count("foreign_steps")
             return
-        rows = not_finite(step, event.hidden)
+        rows = find_not_finite(step, event.hidden)
         if rows:
-            self.faults.not_finite(step.epoch, step, rows)
+            self.faults.refuse_not_finite(step.epoch, step, rows)
             return
         if step.replay:
-            problem = self.replays.arrived(step, event.hidden)
+            problem = self.replays.add(step, event.hidden)
             if problem is not None:
-                self._trouble(problem)
+                self._report_error(problem)
             return
-        dropped = self.steps.take(event, now)
+        dropped = self.steps.add(event, now)
         if dropped is not None:
             self._count(dropped)
 
-    def _step_refused(self, event: StepRefused) -> None:
+    def _on_step_refused(self, event: StepRefused) -> None:
         """Report a step that was damaged on its way. It may have been the only one, with no later step to reveal the
         gap."""
         self._count("refused_frames")
-        if self.active is not None and self.heard.sends_steps(event.sender):
-            self._trouble(f"a step was damaged on its way: {event.reason}", damaged=True)
+        if self.active is not None and self.allowed.may_send_steps(event.sender):
+            self._report_error(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _start_work(self, now: float) -> None:
         """Start the next step if none is running, or the next replay if no step is due."""
-        while self.turn.work is None and self.replays.current is None and self.steps.ready and not self.parked:
+        while self.runner.running is None and self.replays.current is None and self.steps.ready and not self.is_parked:
             assert self.layers is not None
-            step = self.turn.begin(self.steps, now)
+            step = self.runner.take_next(self.steps, now)
             self._cause = step.cause
-            self.replays.forget(step.release)
-            self.replays.resumed(step.rows)
-            problem = self.turn.go_on(self.layers, now)
+            self.replays.drop_released(step.release)
+            self.replays.mark_resumed(step.rows)
+            problem = self.runner.start(self.layers, now)
             if problem is not None:
-                self._stop_work("refused", now)
-                self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
+                self._abandon_work("refused", now)
+                self._report_error(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
-        if self.turn.work is None and self.layers is not None and not self.parked:
-            found = self.replays.start(self.layers)
-            if isinstance(found, Compute):
-                self._out.append(found)
-            elif found is not None:
-                self._trouble(found)
+        if self.runner.running is None and self.layers is not None and not self.is_parked:
+            result = self.replays.start(self.layers)
+            if isinstance(result, Compute):
+                self._actions.append(result)
+            elif result is not None:
+                self._report_error(result)
 
     @property
-    def wants_time(self) -> bool:
+    def has_idle_work(self) -> bool:
         """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
-        return self.rechecks.wants_time and not self.parked
+        return self.rechecks.has_work and not self.is_parked
 
     @property
     def _is_idle(self) -> bool:
         """Whether nothing runs, nothing is due, and the worker is not parked."""
-        return self.turn.work is None and self.replays.current is None and not self.steps.ready and not self.parked
+        return (
+            self.runner.running is None and self.replays.current is None and not self.steps.ready and not self.is_parked
+        )
 
     # --- steps out -------------------------------------------------------------------------------------------------
 
-    def _computed(self, epoch: int, step: int, forwarded: Forwarded, now: float) -> None:
-        self.faults.computed()
+    def _on_computed(self, epoch: int, step: int, forwarded: ForwardResult, now: float) -> None:
+        self.faults.record_success()
         replayed = self.replays.current
         if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
             assert self.layers is not None
-            self._out.extend(self.replays.computed(forwarded, self.layers))
+            self._actions.extend(self.replays.on_computed(forwarded, self.layers))
             return
-        if self.turn.is_of(step) and epoch == self.active:
+        if self.runner.is_running(step) and epoch == self.active:
             assert self.layers is not None
-            self.turn.computed(forwarded, self.layers, now)
+            self.runner.on_computed(forwarded, self.layers, now)
         else:
-            self._stop_work("fenced", now)
+            self._abandon_work("fenced", now)
 
-    def _compute_failed(self, event: ComputeFailed, now: float) -> None:
+    def _on_compute_failed(self, event: ComputeFailed, now: float) -> None:
         compute = event.compute
-        counts = compute.epoch == self.active and self.layers is not None
-        if counts and self.faults.tries_again(event, self.fence):
+        is_current = compute.epoch == self.active and self.layers is not None
+        if is_current and self.faults.retry_in_pieces(event, self.fence):
             return
-        self._stop_work("failed", now)
+        self._abandon_work("failed", now)
         reason = f"step {compute.step} of epoch {compute.epoch} failed: {event.reason}"
         if self.layers is not None:
-            failed = self.faults.failed(event, self.layers)
-            self.faults.trouble(compute.epoch, reason, failed=failed, step=compute.step)
+            failed = self.faults.record_failure(event, self.layers)
+            self.faults.report_error(compute.epoch, reason, failed=failed, step=compute.step)
 
-    def _stop_work(self, why: str, now: float) -> None:
-        self.turn.stop(why, now)
+    def _abandon_work(self, outcome: str, now: float) -> None:
+        self.runner.abandon(outcome, now)
         self.replays.current = None
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -385,16 +387,16 @@ class StageCore:
     def _tick(self, now: float) -> None:
         self.membership.tick(now)
         self.faults.tick(now)
-        missing = self.steps.missing(now)
+        missing = self.steps.report_gap(now)
         if missing is not None:
-            self._trouble(missing, damaged=True)
+            self._report_error(missing, damaged=True)
 
-    def _trouble(self, reason: str, *, damaged: bool = False, step: int | None = None) -> None:
+    def _report_error(self, reason: str, *, damaged: bool = False, step: int | None = None) -> None:
         epoch = self.active if self.active is not None else self.fence
-        self.faults.trouble(epoch, reason, damaged=damaged, step=step)
+        self.faults.report_error(epoch, reason, damaged=damaged, step=step)
 
     def _count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount
 
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields | ({"cause": self._cause} if self._cause else {})))
+    def _write_log(self, event: str, level: str = "info", **fields: object) -> None:
+        self._actions.append(WriteStageLog(event, level, fields | ({"cause": self._cause} if self._cause else {})))

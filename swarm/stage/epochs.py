@@ -18,219 +18,231 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swarm.stage.actions import Action, Admit, CutOff, OpenEdge, Tell, UseLayers
-from swarm.stage.membership import Notes
-from swarm.stage.order import StepOrder, Turn
-from swarm.stage.preparation import Preparation
-from swarm.stage.recheck import Rechecks
-from swarm.stage.replay import Replays
-from swarm.stage.sequences import Holdings
-from swarm.wire.door.keys import address_and_key, public_key_in
-from swarm.wire.messages import NOBODYS, Activate, Activated, Expect, LayerRange, Lineage, Prepare, Shun, Welcome
+from swarm.stage.actions import Action, AllowSenders, DisconnectKey, OpenEdge, SendToBroker, UseLayers
+from swarm.stage.membership import LogWriter
+from swarm.stage.pending_plan import PendingPlan
+from swarm.stage.recheck import RecheckQueue
+from swarm.stage.replay import ReplayQueue
+from swarm.stage.sequences import SequenceStore
+from swarm.stage.step_order import StepOrder, StepRunner
+from swarm.wire.messages import (
+    NO_LINEAGE,
+    Activate,
+    Activated,
+    AllowKey,
+    BlockKey,
+    LayerRange,
+    Lineage,
+    Prepare,
+    Welcome,
+)
+from swarm.wire.transport.keys import address_and_key, public_key_in
 
-MAX_SHUNNED = 64  # keys; later plans do not name them
-MAX_EXPECTED = 64  # keys; rechecks run one after the other, and each needs at most one key here
+MAX_BLOCKED = 64  # keys; later plans do not name them
+MAX_RECHECK_KEYS = 64  # keys; rechecks run one after the other, and each needs at most one key here
 
 
 @dataclass(slots=True)
-class Heard:
+class AllowedSenders:
     """Keys whose connections and steps are accepted.
 
     As long as no order names a key, listeners do not check keys, and nothing is published.
     """
 
-    before: str | None = None  # key of the upstream stage in the plan in force
+    upstream_key: str | None = None  # key of the upstream stage in the plan in force
     relay: str = ""  # relay of the plan in force; empty: none
     # keys announced for rechecks, each with the epoch of its order
-    expected: dict[str, int] = field(default_factory=dict)
-    shunned: tuple[str, ...] = ()  # blocked keys, the latest last
-    told: Admit | None = None  # the action published last
+    recheck_keys: dict[str, int] = field(default_factory=dict)
+    blocked: tuple[str, ...] = ()  # blocked keys, the latest last
+    published: AllowSenders | None = None  # the action published last
 
-    def begin(self, plan: Prepare) -> None:
+    def activate_plan(self, plan: Prepare) -> None:
         """Accept the upstream stage of a plan that is now in force."""
-        self.before, self.relay = plan.before, plan.relay
-        self.fence(plan.epoch)
+        self.upstream_key, self.relay = plan.before, plan.relay
+        self.drop_before(plan.epoch)
 
-    def leave(self) -> None:
+    def deactivate_plan(self) -> None:
         """Stop accepting the upstream stage: no plan is in force any more."""
-        self.before, self.relay = None, ""
+        self.upstream_key, self.relay = None, ""
 
-    def sends_steps(self, key: str) -> bool:
+    def may_send_steps(self, key: str) -> bool:
         """Return whether the sender with this key may send steps of the plan in force.
 
         That is the plan's upstream stage, or any sender (an empty key) where listeners check no keys. Other accepted
         keys send rechecks, or steps of a plan that is not in force yet.
         """
-        return not key or key == self.before
+        return not key or key == self.upstream_key
 
-    def expect(self, key: str, epoch: int) -> None:
-        self.expected.pop(key, None)
-        self.expected[key] = epoch
-        if len(self.expected) > MAX_EXPECTED:
-            del self.expected[next(iter(self.expected))]
+    def allow(self, key: str, epoch: int) -> None:
+        self.recheck_keys.pop(key, None)
+        self.recheck_keys[key] = epoch
+        if len(self.recheck_keys) > MAX_RECHECK_KEYS:
+            del self.recheck_keys[next(iter(self.recheck_keys))]
 
-    def shun(self, key: str) -> None:
-        self.shunned = (*self.shunned, key)[-MAX_SHUNNED:]
+    def block(self, key: str) -> None:
+        self.blocked = (*self.blocked, key)[-MAX_BLOCKED:]
 
-    def fence(self, epoch: int) -> None:
+    def drop_before(self, epoch: int) -> None:
         """Drop the recheck keys announced before this epoch. (The same fence may arrive twice.)"""
-        self.expected = {key: since for key, since in self.expected.items() if since >= epoch}
+        self.recheck_keys = {key: since for key, since in self.recheck_keys.items() if since >= epoch}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop all keys of plans: another broker's plans begin."""
-        self.leave()
-        self.expected = {}
+        self.deactivate_plan()
+        self.recheck_keys = {}
 
-    def change(self, prepared: Prepare | None) -> Admit | None:
+    def build_update(self, prepared: Prepare | None) -> AllowSenders | None:
         """Return an action that publishes the accepted keys and the relay, or None if they have not changed.
 
         ``prepared`` is the plan in preparation.
         """
-        before, relay = (None, "") if prepared is None else (prepared.before, prepared.relay)
-        named = (before, self.before, *self.expected)
-        keys = frozenset(key for key in named if key is not None and key not in self.shunned)
-        heard = Admit(keys, relay or self.relay)
-        if heard == (self.told or Admit(frozenset())):
+        upstream_key, relay = (None, "") if prepared is None else (prepared.before, prepared.relay)
+        named = (upstream_key, self.upstream_key, *self.recheck_keys)
+        keys = frozenset(key for key in named if key is not None and key not in self.blocked)
+        update = AllowSenders(keys, relay or self.relay)
+        if update == (self.published or AllowSenders(frozenset())):
             return None
-        self.told = heard
-        return heard
+        self.published = update
+        return update
 
 
 @dataclass(slots=True)
-class Epochs:
+class EpochManager:
     """Epoch in force, and the plan that belongs to it.
 
     Handles the orders that begin and end a plan, and appends actions to ``actions``.
     """
 
     incarnation: str
-    preparation: Preparation
-    holdings: Holdings
+    pending_plan: PendingPlan
+    store: SequenceStore
     steps: StepOrder
-    turn: Turn
-    replays: Replays
-    rechecks: Rechecks
-    out: list[Action]  # output list, shared with the core
-    note: Notes
+    runner: StepRunner
+    replays: ReplayQueue
+    rechecks: RecheckQueue
+    actions: list[Action]  # output list, shared with the core
+    write_log: LogWriter
     count: Callable[[str], None]
-    lineage: Lineage = NOBODYS  # of the broker that welcomed this worker last
+    lineage: Lineage = NO_LINEAGE  # of the broker that welcomed this worker last
     fence: int = 0  # highest epoch received
     active: int | None = None  # epoch in force; None: none
     # key of the listener to which the steps of the epoch in force go, where listeners check keys
-    after: str | None = None
+    downstream_key: str | None = None
     layers: LayerRange | None = None  # layers of the last active plan
-    heard: Heard = field(default_factory=Heard)
+    allowed: AllowedSenders = field(default_factory=AllowedSenders)
 
-    def welcome(self, order: Welcome) -> None:
+    def on_welcome(self, order: Welcome) -> None:
         """Adopt the epoch of the broker that welcomes this worker, and its lineage if it is another one."""
         if order.lineage != self.lineage:
-            self._begin_anew(order)
+            self._switch_lineage(order)
         self.fence = max(self.fence, order.epoch)
 
-    def _begin_anew(self, order: Welcome) -> None:
+    def _switch_lineage(self, order: Welcome) -> None:
         """Adopt another lineage and its epochs.
 
         If the journal is the same, the broker has compared the stored sequences with its own and states with the next
         plan which ones stay. If it is another journal, they are dropped.
         """
-        self._leave()
-        self.heard.forget()
-        self.preparation.forget_plans()
-        if order.lineage.journal != self.lineage.journal and self.holdings.sequences:
-            self.note("holdings_dropped", "warning", sequences=len(self.holdings.sequences), reason="another journal's")
-            self.holdings.clear()
+        self._deactivate()
+        self.allowed.reset()
+        self.pending_plan.forget_plans()
+        if order.lineage.journal != self.lineage.journal and self.store.sequences:
+            self.write_log(
+                "holdings_dropped", "warning", sequences=len(self.store.sequences), reason="another journal's"
+            )
+            self.store.clear()
         self.lineage, self.fence = order.lineage, order.epoch
 
     def prepare(self, order: Prepare) -> None:
-        if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
+        if order.epoch < self.fence or self.pending_plan.has_newer_than(order.epoch):
             self.count("stale_orders")
         else:
             # Where a plan is still in force, the broker asks for the next one before it raises the fence: a higher
             # epoch here means that another plan serves meanwhile.
-            self.out.extend(self.preparation.want(order, gently=order.epoch > self.fence))
+            self.actions.extend(self.pending_plan.prepare(order, in_background=order.epoch > self.fence))
 
     def raise_fence(self, epoch: int) -> None:
         if epoch < self.fence:
             self.count("stale_orders")
             return
         self.fence = epoch
-        self.heard.fence(epoch)
+        self.allowed.drop_before(epoch)
         if self.active is not None and self.active < epoch:
-            self._leave()
+            self._deactivate()
 
-    def whom_to_hear(self, order: Expect | Shun) -> None:
-        if isinstance(order, Shun):
-            self._shun(order.key)
+    def update_allowed(self, order: AllowKey | BlockKey) -> None:
+        if isinstance(order, BlockKey):
+            self._block_key(order.key)
         elif order.epoch < self.fence:
             self.count("stale_orders")
         else:
-            self.heard.expect(order.key, order.epoch)
+            self.allowed.allow(order.key, order.epoch)
 
-    def _shun(self, key: str) -> None:
+    def _block_key(self, key: str) -> None:
         """Block a key. A plan in which it is a neighbour has failed."""
-        if key in (self.heard.before, self.after):
-            self._leave()
+        if key in (self.allowed.upstream_key, self.downstream_key):
+            self._deactivate()
         self.rechecks.clear()  # a recheck's route may lead to the blocked worker
-        self.heard.shun(key)
-        self.out.append(CutOff(key))
+        self.allowed.block(key)
+        self.actions.append(DisconnectKey(key))
 
-    def tell_door(self) -> None:
+    def publish_allowed(self) -> None:
         """Publish the accepted keys if they have changed.
 
         The action goes to the front of the list: a newly accepted peer may connect as soon as the other actions are
         done.
         """
-        wanted = self.preparation.wanted
-        admit = self.heard.change(wanted)
+        prepared = self.pending_plan.wanted
+        admit = self.allowed.build_update(prepared)
         if admit is not None:
-            self.out.insert(0, admit)
+            self.actions.insert(0, admit)
 
     def activate(self, order: Activate, now: float) -> None:
         # a repeated order: the broker has not received our answer
         if order.epoch == self.active and order.epoch == self.fence:
-            self._tell_activated(order.epoch)
+            self._report_activated(order.epoch)
             return
-        prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch, self.layers)
+        prepared = None if order.epoch < self.fence else self.pending_plan.take_ready(order.epoch, self.layers)
         if prepared is None:
             self.count("stale_orders")
             return
-        self._leave()
+        self._deactivate()
         self.fence = self.active = order.epoch
-        self.heard.begin(prepared)
-        self.steps.begin(order.first_step)
-        self.turn.idle_since = now
+        self.allowed.activate_plan(prepared)
+        self.steps.start_epoch(order.first_step)
+        self.runner.idle_since = now
         self.layers = prepared.layers
-        self.out.append(UseLayers(prepared.layers, self.preparation.kept))
-        self.holdings.keep_only(order.live, prepared.layers)
-        self.out.append(OpenEdge(order.epoch, prepared.edge))
-        self.after = public_key_in(address_and_key(prepared.edge.endpoint)[1])
-        self.note(
-            "plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.holdings.sequences)
+        self.actions.append(UseLayers(prepared.layers, self.pending_plan.standby))
+        self.store.keep_only(order.live, prepared.layers)
+        self.actions.append(OpenEdge(order.epoch, prepared.edge))
+        self.downstream_key = public_key_in(address_and_key(prepared.edge.endpoint)[1])
+        self.write_log(
+            "plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.store.sequences)
         )
-        self._tell_activated(order.epoch)
+        self._report_activated(order.epoch)
 
-    def _tell_activated(self, epoch: int) -> None:
+    def _report_activated(self, epoch: int) -> None:
         activated = Activated(
             epoch=epoch,
             incarnation=self.incarnation,
-            held=self.holdings.inventory(),
-            logs=tuple(self.holdings.log.ranges()),
-            kept=self.preparation.kept,
+            held=self.store.inventory(),
+            logs=tuple(self.store.log.ranges()),
+            kept=self.pending_plan.standby,
         )
-        self.out.append(Tell(activated))
+        self.actions.append(SendToBroker(activated))
 
-    def dismiss(self, epoch: int) -> None:
+    def unassign(self, epoch: int) -> None:
         if epoch < self.fence:
             self.count("stale_orders")
             return
         self.fence = epoch
-        self.heard.fence(epoch)
-        self._leave()
-        self.holdings.clear()
+        self.allowed.drop_before(epoch)
+        self._deactivate()
+        self.store.clear()
 
-    def _leave(self) -> None:
-        self.active = self.after = None
-        self.heard.leave()
+    def _deactivate(self) -> None:
+        self.active = self.downstream_key = None
+        self.allowed.deactivate_plan()
         self.steps.clear()
         self.replays.clear()
         self.rechecks.clear()

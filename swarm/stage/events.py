@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm.stage.actions import Compute
-from swarm.stage.executor import Capacity, Forwarded
+from swarm.stage.executor import Capacity, ForwardResult
 from swarm.wire.messages import LayerRange, Order, Step
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Computed:
 
     epoch: int
     step: int
-    forwarded: Forwarded
+    forwarded: ForwardResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +78,20 @@ class DeviceTested:
 
 
 @dataclass(frozen=True, slots=True)
-class Leisure:
+class Idle:
     """No step is waiting: there is time for rechecks."""
 
 
 @dataclass(frozen=True, slots=True)
-class AsideComputed:
+class RecheckComputed:
     """A chunk of a recheck went through the layers."""
 
     ticket: int
-    forwarded: Forwarded
+    forwarded: ForwardResult
 
 
 @dataclass(frozen=True, slots=True)
-class AsideFailed:
+class RecheckFailed:
     """A recheck failed, or a fence ended it."""
 
     ticket: int
@@ -133,7 +133,7 @@ class StandbyLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class StageTick:
     """Time has passed."""
 
 
@@ -146,12 +146,12 @@ Event = (
     | ComputeFenced
     | ComputeFailed
     | DeviceTested
-    | Leisure
-    | AsideComputed
-    | AsideFailed
+    | Idle
+    | RecheckComputed
+    | RecheckFailed
     | Loaded
     | LoadFailed
     | StandbyProgressed
     | StandbyLoaded
-    | Tick
+    | StageTick
 )

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
 
-_MEMORY_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+_MEMORY_ERRORS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an executor's error means that the device had too little memory. Torch raises it as a
     RuntimeError."""
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_WORDS)
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_ERRORS)
 
 
-class Fenced(Exception):
+class FenceRaised(Exception):
     """Raised by ``forward`` when the fence rose between two layers. The whole step is discarded."""
 
 
@@ -59,7 +59,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardResult:
     """Result of a batch: hidden states or drawn tokens, and the time spent on the device."""
 
     hidden: NDArray[np.float32] | None  # input of the next stage; None on the last one
@@ -90,7 +90,7 @@ class Capacity:
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)
 
 
-class Stopped(Protocol):
+class StopCheck(Protocol):
     """Callback before each layer is loaded: returns whether loading is to stop here. ``warm``: the layers loaded so
     far."""
 
@@ -118,7 +118,7 @@ class Executor(Protocol):
         """Load and warm the missing ones of ``layers``, and leave memory for those in ``standby``. Raises ModelError;
         then nothing has changed."""
 
-    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         """Load and warm standby layers in addition to those in use, without KV, and drop other standby layers.
 
         Returns the standby layers, which are fewer if ``stopped`` ended the load. Raises ModelError. Called by a loader
@@ -138,7 +138,7 @@ class Executor(Protocol):
     def shrink(self, sequence: int, limit: int) -> None:
         """Cut a sequence to ``limit`` positions and free the memory reserved beyond them."""
 
-    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         """Run the rows through the layers.
 
         Calls ``fenced`` and ``progressed`` between layers; where a layer takes only milliseconds, between some of them,
@@ -147,7 +147,7 @@ class Executor(Protocol):
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
-    ) -> Forwarded:
+    ) -> ForwardResult:
         """Run one row through ``batch.through``, which are any layers loaded here, without touching stored sequences.
 
         Keys and values are in scratch memory, which is made when the row begins at 0 and dropped when it ends at

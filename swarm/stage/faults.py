@@ -14,34 +14,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from swarm.stage.actions import Action, DropSpare, Exit, StopStandby, Tell, TestDevice
+from swarm.stage.actions import Action, Exit, FreeSpareMemory, SendToBroker, StopStandby, TestDevice
 from swarm.stage.events import ComputeFailed, DeviceTested
-from swarm.stage.membership import Notes
-from swarm.stage.preparation import Preparation
-from swarm.wire.messages import Kept, LayerRange, NotFinite, SelfTested, SequencePosition, Step, StepFailure, Trouble
-from swarm.wire.tensors import in_words
+from swarm.stage.membership import LogWriter
+from swarm.stage.pending_plan import PendingPlan
+from swarm.wire.messages import (
+    DataPathError,
+    KeptWarm,
+    LayerRange,
+    NotFinite,
+    SelfTested,
+    SequencePosition,
+    Step,
+    StepFailure,
+)
+from swarm.wire.tensors import describe_positions
 
 MAX_FAILED_TESTS = 3
-PAUSE_S = 5.0  # after the first failed test; twice as long after the second
+TEST_RETRY_S = 5.0  # after the first failed test; twice as long after the second
 
 
 @dataclass(slots=True)
-class Faults:
+class FaultHandler:
     """State of a stage after failed steps. Appends its actions to ``actions``."""
 
     incarnation: str
-    preparation: Preparation
-    out: list[Action]
-    note: Notes
+    pending_plan: PendingPlan
+    actions: list[Action]
+    write_log: LogWriter
     count: Callable[[str], None]
     is_in_doubt: bool = False  # the last step failed, and nothing has succeeded since
     is_testing: bool = False  # a test is running
     num_failed_tests: int = 0  # since the last test that passed
-    test_at: float | None = None  # when a failed test is repeated; None: no test is due
+    retry_test_at: float | None = None  # when a failed test is repeated; None: no test is due
 
     # --- a step failed -----------------------------------------------------------------------------------------------
 
-    def tries_again(self, failed: ComputeFailed, epoch: int) -> bool:
+    def retry_in_pieces(self, failed: ComputeFailed, epoch: int) -> bool:
         """Compute a step again, in pieces, if it has failed for lack of memory for the first time.
 
         Returns whether it is retried. ``epoch`` is the highest epoch received, for the message about dropped standby
@@ -49,66 +58,66 @@ class Faults:
         """
         if not failed.is_memory or failed.compute.in_pieces:
             return False
-        dropped = self.preparation.drop_kept()
+        dropped = self.pending_plan.drop_standby()
         self.count("memory_shortages")
-        self.note("memory_short", "warning", reason=failed.reason, dropped=[str(layers) for layers in dropped])
-        if self.preparation.loads_for_others:
-            self.out.append(StopStandby())
-        self.out.append(DropSpare())
+        self.write_log("memory_short", "warning", reason=failed.reason, dropped=[str(layers) for layers in dropped])
+        if self.pending_plan.is_loading_standby:
+            self.actions.append(StopStandby())
+        self.actions.append(FreeSpareMemory())
         if dropped:
-            kept = Kept(epoch=epoch, incarnation=self.incarnation, layers=(), wanted=dropped, load_s=0.0)
-            self.out.append(Tell(kept))
-        self.out.append(replace(failed.compute, in_pieces=True))
+            message = KeptWarm(epoch=epoch, incarnation=self.incarnation, layers=(), wanted=dropped, load_s=0.0)
+            self.actions.append(SendToBroker(message))
+        self.actions.append(replace(failed.compute, in_pieces=True))
         return True
 
-    def failed(self, failed: ComputeFailed, layers: LayerRange) -> StepFailure:
+    def record_failure(self, failed: ComputeFailed, layers: LayerRange) -> StepFailure:
         """Record that a step in these layers failed finally; return the details for the broker."""
         self.is_in_doubt = True
         batch = failed.compute.batch
         rows = tuple(SequencePosition(row.sequence, row.start + row.count) for row in batch.rows)
         return StepFailure(batch.through or layers, rows, failed.is_memory)
 
-    def computed(self) -> None:
+    def record_success(self) -> None:
         """Record that a step went through the layers."""
         self.is_in_doubt = False
 
     # --- the test ----------------------------------------------------------------------------------------------------
 
-    def holds_back(self) -> bool:
+    def defer_hello(self) -> bool:
         """Return whether Hello must wait for a device test. Starts the test if none is running or scheduled."""
-        if self.is_in_doubt and not self.is_testing and self.test_at is None:
-            self._test()
+        if self.is_in_doubt and not self.is_testing and self.retry_test_at is None:
+            self._start_test()
         return self.is_in_doubt
 
     def tick(self, now: float) -> None:
         """Repeat a failed test when it is due."""
-        if self.test_at is not None and now >= self.test_at:
-            self._test()
+        if self.retry_test_at is not None and now >= self.retry_test_at:
+            self._start_test()
 
-    def _test(self) -> None:
-        self.is_testing, self.test_at = True, None
-        self.out.append(TestDevice())
+    def _start_test(self) -> None:
+        self.is_testing, self.retry_test_at = True, None
+        self.actions.append(TestDevice())
 
-    def tested(self, event: DeviceTested, now: float) -> bool:
+    def on_device_tested(self, event: DeviceTested, now: float) -> bool:
         """Record a test's result and report it; return whether a Hello may be sent."""
         self.is_testing = False
         problem = event.problem[:4000]
-        self.out.append(Tell(SelfTested(epoch=0, incarnation=self.incarnation, problem=problem)))
+        self.actions.append(SendToBroker(SelfTested(epoch=0, incarnation=self.incarnation, problem=problem)))
         if not problem:
             self.is_in_doubt, self.num_failed_tests = False, 0
-            self.note("device_test_passed")
+            self.write_log("device_test_passed")
             return True
         self.num_failed_tests += 1
-        self.test_at = now + PAUSE_S * self.num_failed_tests
-        self.note("device_test_failed", "error", reason=problem, times=self.num_failed_tests)
+        self.retry_test_at = now + TEST_RETRY_S * self.num_failed_tests
+        self.write_log("device_test_failed", "error", reason=problem, times=self.num_failed_tests)
         if self.num_failed_tests >= MAX_FAILED_TESTS:
             text = f"its device failed {self.num_failed_tests} tests in a row after a step had failed: {problem}"
-            self.out.append(Exit(1, text))
+            self.actions.append(Exit(1, text))
         return False
 
     # --- reports to the broker ---------------------------------------------------------------------------------------
 
-    def trouble(
+    def report_error(
         self,
         epoch: int,
         reason: str,
@@ -122,9 +131,9 @@ class Faults:
 
         ``step``: the affected step, for the log.
         """
-        about = {} if step is None else {"step": step}
-        self.note("trouble", "error", reason=reason, epoch=epoch, **about)
-        told = Trouble(
+        step_field = {} if step is None else {"step": step}
+        self.write_log("trouble", "error", reason=reason, epoch=epoch, **step_field)
+        message = DataPathError(
             epoch=epoch,
             incarnation=self.incarnation,
             reason=reason[:4000],
@@ -132,15 +141,15 @@ class Faults:
             not_finite=not_finite,
             failed=failed,
         )
-        self.out.append(Tell(told))
+        self.actions.append(SendToBroker(message))
 
-    def not_finite(self, epoch: int, step: Step, rows: tuple[SequencePosition, ...]) -> None:
+    def refuse_not_finite(self, epoch: int, step: Step, rows: tuple[SequencePosition, ...]) -> None:
         """Refuse a step with numbers that are not finite, which would spread, and report its sender."""
         self.count("not_finite_refused")
-        what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
+        problem = f"hidden states that are not finite came in step {step.step}: {describe_positions(rows)}"
         if not step.hops:  # no stage sends such a step
-            self.trouble(epoch, f"{what}, from nobody", damaged=True)
+            self.report_error(epoch, f"{problem}, from nobody", damaged=True)
             return
         sender = step.hops[-1]
-        found = NotFinite(sender.worker, sender.layers, rows)
-        self.trouble(epoch, f"{what}, from {sender.worker}, layers {sender.layers}", not_finite=found)
+        report = NotFinite(sender.worker, sender.layers, rows)
+        self.report_error(epoch, f"{problem}, from {sender.worker}, layers {sender.layers}", not_finite=report)

@@ -128,7 +128,7 @@ class ActivationLog:
             entries[boundary] = _Entry()
         entry = entries.get(boundary)
         if entry is not None and start > entry.stop:
-            self._drop(sequence, boundary)  # a gap: this entry can't grow any more, nor rebuild the sequence
+            self._drop_entry(sequence, boundary)  # a gap: this entry can't grow any more, nor rebuild the sequence
             return None
         return entry
 
@@ -141,7 +141,7 @@ class ActivationLog:
             elif entry.segments[index].num_users > 1:  # copy on write: another sequence shares this segment
                 shared = entry.segments[index]
                 entry.segments[index] = self._new_segment(shared.data.copy())
-                self._leave(shared)
+                self._release_segment(shared)
             count = min(SEGMENT - offset, len(hidden) - taken)
             entry.segments[index].data[offset : offset + count] = hidden[taken : taken + count]
             entry.stop += count
@@ -151,7 +151,7 @@ class ActivationLog:
         self._num_bytes += data.nbytes
         return _Segment(data)
 
-    def _leave(self, segment: _Segment) -> None:
+    def _release_segment(self, segment: _Segment) -> None:
         segment.num_users -= 1
         if not segment.num_users:
             self._num_bytes -= segment.data.nbytes
@@ -160,10 +160,10 @@ class ActivationLog:
         entry.stop = position
         keep = -(-position // SEGMENT)
         for segment in entry.segments[keep:]:
-            self._leave(segment)
+            self._release_segment(segment)
         del entry.segments[keep:]
 
-    def _drop(self, sequence: int, boundary: int) -> None:
+    def _drop_entry(self, sequence: int, boundary: int) -> None:
         entries = self._sequences[sequence]
         self._cut(entries.pop(boundary), 0)
         if not entries:

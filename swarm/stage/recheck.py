@@ -20,23 +20,23 @@ import msgspec
 import numpy as np
 import xxhash
 
-from swarm.stage.actions import Action, ComputeAside, SendAside, Tell
-from swarm.stage.events import AsideComputed, AsideFailed, Leisure
+from swarm.stage.actions import Action, ComputeRecheck, SendRecheck, SendToBroker
+from swarm.stage.events import Idle, RecheckComputed, RecheckFailed
 from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.log import ActivationLog
-from swarm.wire.messages import Digested, LayerRange, Recheck, Rechecked, Row, Step, TellDigest, Trial
-from swarm.wire.tensors import not_finite
+from swarm.wire.messages import GetDigest, LayerRange, LogDigest, Recheck, Rechecked, RecheckRoute, Row, Step
+from swarm.wire.tensors import find_not_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swarm.stage.executor import Forwarded
+    from swarm.stage.executor import ForwardResult
 
 CHUNK = 32  # positions: one cell of the arena, and the longest that a step waits for a recheck
 MAX_WAITING = 2
 
 
-def digest_of(hidden: NDArray[np.float32]) -> str:
+def compute_digest(hidden: NDArray[np.float32]) -> str:
     """Return a digest of all bits of hidden states."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(hidden).data)
 
@@ -46,10 +46,10 @@ class _Job:
     """A recheck in this worker's queue."""
 
     step: Step
-    trial: Trial
+    trial: RecheckRoute
     hidden: NDArray[np.float32] | None
-    done: int = 0  # positions computed so far
-    under_way: bool = False  # a chunk is on the device
+    num_done: int = 0  # positions computed so far
+    is_running: bool = False  # a chunk is on the device
     outputs: list[NDArray[np.float32]] = field(default_factory=list)  # hidden states of the chunks computed so far
     tokens: list[int] = field(default_factory=list)  # tokens drawn so far, after the last layer
 
@@ -63,7 +63,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class Rechecks:
+class RecheckQueue:
     """Queue of rechecks, of which the first one is being computed."""
 
     incarnation: str
@@ -73,9 +73,9 @@ class Rechecks:
     waiting: deque[_Job] = field(default_factory=deque)
 
     @property
-    def wants_time(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a chunk is waiting and none is on the device."""
-        return bool(self.waiting) and not self.waiting[0].under_way
+        return bool(self.waiting) and not self.waiting[0].is_running
 
     def clear(self) -> None:
         """Drop all rechecks: the epoch has ended and the broker does not wait for them. A chunk on the device still
@@ -84,26 +84,28 @@ class Rechecks:
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def tell_digest(self, order: TellDigest) -> Tell:
+    def report_digest(self, order: GetDigest) -> SendToBroker:
         hidden = self.log.read(order.sequence, order.boundary, 0, order.stop)
-        digest = "" if hidden is None else digest_of(hidden)
-        return Tell(Digested(epoch=order.epoch, incarnation=self.incarnation, ticket=order.ticket, digest=digest))
+        digest = "" if hidden is None else compute_digest(hidden)
+        return SendToBroker(
+            LogDigest(epoch=order.epoch, incarnation=self.incarnation, ticket=order.ticket, digest=digest)
+        )
 
-    def obey(self, order: Recheck | TellDigest) -> list[Action]:
+    def handle_order(self, order: Recheck | GetDigest) -> list[Action]:
         """Handle an order whose epoch is not below the fence."""
-        return [self.tell_digest(order)] if isinstance(order, TellDigest) else self.take_order(order)
+        return [self.report_digest(order)] if isinstance(order, GetDigest) else self.send_logged(order)
 
-    def handle(self, event: Leisure | AsideComputed | AsideFailed, *, is_idle: bool) -> list[Action]:
+    def handle_event(self, event: Idle | RecheckComputed | RecheckFailed, *, is_idle: bool) -> list[Action]:
         """Handle an event of a recheck. ``is_idle``: nothing else waits to be computed."""
         match event:
-            case Leisure():
+            case Idle():
                 return self.start() if is_idle else []
-            case AsideComputed(ticket, forwarded):
-                return self.computed(ticket, forwarded)
-            case AsideFailed(ticket, reason):
-                return self.failed(ticket, reason)
+            case RecheckComputed(ticket, forwarded):
+                return self.on_computed(ticket, forwarded)
+            case RecheckFailed(ticket, reason):
+                return self.on_failed(ticket, reason)
 
-    def take_order(self, order: Recheck) -> list[Action]:
+    def send_logged(self, order: Recheck) -> list[Action]:
         """Send the logged inputs to the first worker of the route. At boundary 0, that is this worker itself."""
         step = Step(
             epoch=order.epoch,
@@ -116,16 +118,16 @@ class Rechecks:
             lineage=order.lineage,
         )
         if not order.trial.legs or not 0 < order.stop <= len(order.open.tokens):
-            return [self._tell(step, order.trial, problem="the order lacks workers or tokens")]
+            return [self._report(step, order.trial, problem="the order lacks workers or tokens")]
         if order.boundary == 0:
-            return self.arrived(step, None)
+            return self.add(step, None)
         hidden = self.log.read(order.open.sequence, order.boundary, 0, order.stop)
         if hidden is None:
-            return [self._tell(step, order.trial, problem="the log of what goes into these layers has gone")]
+            return [self._report(step, order.trial, problem="the log of what goes into these layers has gone")]
         self.count("rechecks_sent", 1)
-        return [SendAside(order.trial.legs[0].to, step, hidden)]
+        return [SendRecheck(order.trial.legs[0].to, step, hidden)]
 
-    def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> list[Action]:
+    def add(self, step: Step, hidden: NDArray[np.float32] | None) -> list[Action]:
         trial = step.trial
         assert trial is not None
         problem = None
@@ -135,10 +137,10 @@ class Rechecks:
             problem = "it is not one row of one sequence"
         elif (hidden is None) != (trial.legs[0].layers.first == 0):
             problem = f"layers {trial.legs[0].layers} can't begin with that"
-        elif not_finite(step, hidden):
+        elif find_not_finite(step, hidden):
             problem = "what goes into these layers is not finite"
         if problem is not None:
-            return [self._tell(step, trial, problem=problem)]
+            return [self._report(step, trial, problem=problem)]
         self.waiting.append(_Job(step, trial, hidden))
         return []
 
@@ -146,68 +148,68 @@ class Rechecks:
 
     def start(self) -> list[Action]:
         """Start the next chunk, if one is waiting."""
-        if not self.wants_time:
+        if not self.has_work:
             return []
         job = self.waiting[0]
-        job.under_way = True
-        first, stop = job.done, self._chunk_end(job)
-        is_drawn = stop - first == 1 and stop > self._drawn_from(job)
+        job.is_running = True
+        first, stop = job.num_done, self._chunk_end(job)
+        is_drawn = stop - first == 1 and stop > self._first_drawn(job)
         row = Row(job.step.rows[0].sequence, first, stop - first, is_drawn)
         hidden = None if job.hidden is None else job.hidden[first:stop]
         samples: tuple[SampleJob, ...] = ()
         if is_drawn:
-            told = job.step.open[0]
-            samples = (SampleJob(0, told.params, told.seed, list(job.step.tokens[:stop]), told.num_prompt),)
+            opened = job.step.open[0]
+            samples = (SampleJob(0, opened.params, opened.seed, list(job.step.tokens[:stop]), opened.num_prompt),)
         tokens = np.asarray(job.step.tokens[first:stop], dtype=np.int64)
         batch = Batch((row,), tokens, hidden, samples, alone=False, through=job.layers)
-        return [ComputeAside(job.step.epoch, job.trial.ticket, batch, job.stop)]
+        return [ComputeRecheck(job.step.epoch, job.trial.ticket, batch, job.stop)]
 
-    def _drawn_from(self, job: _Job) -> int:
+    def _first_drawn(self, job: _Job) -> int:
         """Return the position from which on each position draws a token (only after the last layer)."""
         return job.stop - job.trial.drawn if job.layers.stop == self.num_layers else job.stop
 
     def _chunk_end(self, job: _Job) -> int:
         """Return the end of the next chunk. Positions that draw go one by one, as in the original computation."""
-        drawn_from = self._drawn_from(job)
-        return job.done + 1 if job.done >= drawn_from else min(job.done + CHUNK, drawn_from)
+        drawn_from = self._first_drawn(job)
+        return job.num_done + 1 if job.num_done >= drawn_from else min(job.num_done + CHUNK, drawn_from)
 
-    def computed(self, ticket: int, forwarded: Forwarded) -> list[Action]:
+    def on_computed(self, ticket: int, forwarded: ForwardResult) -> list[Action]:
         """Record a finished chunk. After the last one, send the output to the next worker of the route, or report the
         result."""
-        job = self._under_way(ticket)
+        job = self._running_job(ticket)
         if job is None:
             return []
-        job.done, job.under_way = self._chunk_end(job), False
+        job.num_done, job.is_running = self._chunk_end(job), False
         if forwarded.hidden is not None:
             job.outputs.append(forwarded.hidden)
         job.tokens.extend(sampled.token for sampled in forwarded.sampled)
-        if job.done < job.stop:
+        if job.num_done < job.stop:
             return []
         self.waiting.popleft()
         self.count("rechecked_positions", job.stop)
         if not job.outputs:
-            return [self._tell(job.step, job.trial, tokens=tuple(job.tokens))]
+            return [self._report(job.step, job.trial, tokens=tuple(job.tokens))]
         hidden = np.concatenate(job.outputs)
-        rest = job.trial.legs[1:]
-        if not rest:
-            return [self._tell(job.step, job.trial, digest=digest_of(hidden))]
-        trial = Trial(job.trial.ticket, rest, job.trial.drawn)
-        return [SendAside(rest[0].to, msgspec.structs.replace(job.step, trial=trial, tensor=None), hidden)]
+        remaining = job.trial.legs[1:]
+        if not remaining:
+            return [self._report(job.step, job.trial, digest=compute_digest(hidden))]
+        trial = RecheckRoute(job.trial.ticket, remaining, job.trial.drawn)
+        return [SendRecheck(remaining[0].to, msgspec.structs.replace(job.step, trial=trial, tensor=None), hidden)]
 
-    def failed(self, ticket: int, reason: str) -> list[Action]:
-        job = self._under_way(ticket)
+    def on_failed(self, ticket: int, reason: str) -> list[Action]:
+        job = self._running_job(ticket)
         if job is None:
             return []
         self.waiting.popleft()
-        return [self._tell(job.step, job.trial, problem=reason[:4000])]
+        return [self._report(job.step, job.trial, problem=reason[:4000])]
 
-    def _under_way(self, ticket: int) -> _Job | None:
+    def _running_job(self, ticket: int) -> _Job | None:
         job = self.waiting[0] if self.waiting else None
-        return job if job is not None and job.under_way and job.trial.ticket == ticket else None
+        return job if job is not None and job.is_running and job.trial.ticket == ticket else None
 
-    def _tell(
-        self, step: Step, trial: Trial, *, digest: str = "", tokens: tuple[int, ...] = (), problem: str = ""
-    ) -> Tell:
+    def _report(
+        self, step: Step, trial: RecheckRoute, *, digest: str = "", tokens: tuple[int, ...] = (), problem: str = ""
+    ) -> SendToBroker:
         rechecked = Rechecked(
             epoch=step.epoch,
             incarnation=self.incarnation,
@@ -216,4 +218,4 @@ class Rechecks:
             tokens=tokens,
             problem=problem,
         )
-        return Tell(rechecked)
+        return SendToBroker(rechecked)

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from swarm.stage.actions import Action, Compute, SendStep, Tell
+from swarm.stage.actions import Action, Compute, SendStep, SendToBroker
 from swarm.stage.executor import Batch
-from swarm.stage.sequences import Holdings
+from swarm.stage.sequences import SequenceStore
 from swarm.wire.messages import REPLAY_STEP, Hop, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swarm.stage.executor import Forwarded
+    from swarm.stage.executor import ForwardResult
 
 MAX_WAITING = 1024  # chunks; the broker has far fewer in flight
 MAX_RELEASED = 256  # sequences; replays are ordered at an epoch's beginning, a few at a time
@@ -46,31 +46,31 @@ class _Chunk:
 
 
 @dataclass(slots=True)
-class _Taken:
+class _ReplayProgress:
     """Progress of a sequence's replay in this epoch."""
 
     through: LayerRange | None  # the rebuilt layers
     stop: int  # position up to which they are rebuilt
-    resumed: bool = False  # steps have computed the sequence since
+    is_resumed: bool = False  # steps have computed the sequence since
 
-    def has(self, step: Step) -> bool:
+    def has_run(self, step: Step) -> bool:
         """Whether this chunk has run before, or steps have made it superfluous."""
-        return self.resumed or (self.through == step.through and step.rows[0].start < self.stop)
+        return self.is_resumed or (self.through == step.through and step.rows[0].start < self.stop)
 
 
 @dataclass(slots=True)
-class Replays:
+class ReplayQueue:
     """Queue of replay chunks, and the chunk on the device."""
 
     name: str
     incarnation: str
     num_layers: int
-    holdings: Holdings
+    store: SequenceStore
     count: Callable[[str, float], None]
     waiting: deque[_Chunk] = field(default_factory=deque)
     # sequences released in this epoch, the latest last
     released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))
-    taken: dict[int, _Taken] = field(default_factory=dict)  # by sequence, in this epoch
+    progress: dict[int, _ReplayProgress] = field(default_factory=dict)  # by sequence, in this epoch
     current: Step | None = None  # the chunk on the device
 
     def clear(self) -> None:
@@ -78,17 +78,17 @@ class Replays:
         finishes."""
         self.waiting.clear()
         self.released.clear()
-        self.taken.clear()
+        self.progress.clear()
 
-    def take_order(self, order: Replay, layers: LayerRange) -> list[Action]:
+    def send_logged(self, order: Replay, layers: LayerRange) -> list[Action]:
         """Send the logged positions, or report that they are missing."""
-        held = self.holdings.sequences.get(order.sequence)
-        hidden = self.holdings.log.read(order.sequence, order.boundary, order.start, order.stop)
+        held = self.store.sequences.get(order.sequence)
+        hidden = self.store.log.read(order.sequence, order.boundary, order.start, order.stop)
         if hidden is not None and not np.isfinite(hidden).all():
             # A replay's output at its end is logged unchecked. If the layers behind it have moved to this worker since,
             # no receiver would check it any more. Drop the sequence's log; it is rebuilt from tokens instead.
             self.count("logs_not_finite", 1)
-            self.holdings.log.release(order.sequence)
+            self.store.log.release(order.sequence)
             hidden = None
         # The sequence was released after the order, and perhaps admitted again: then steps compute it, and the replay
         # is not needed.
@@ -101,7 +101,7 @@ class Replays:
                 boundary=order.boundary,
                 has_from=order.stop,
             )
-            return [Tell(missing)]
+            return [SendToBroker(missing)]
         step = Step(
             epoch=order.epoch,
             step=REPLAY_STEP,
@@ -111,7 +111,7 @@ class Replays:
             replay=True,
             through=order.through,
             alone=order.alone,
-            hops=(self._hop(layers),),
+            hops=(self._sender_hop(layers),),
             cause=order.cause,
             lineage=order.lineage,
         )
@@ -121,7 +121,7 @@ class Replays:
         self.waiting.append(_Chunk(step, hidden))
         return []
 
-    def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
+    def add(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
         """Queue a chunk, or return an error text."""
         if step.rows and step.rows[0].sequence in self.released:  # the release has overtaken the chunk
             self.count("stale_replays", 1)
@@ -131,68 +131,68 @@ class Replays:
         self.waiting.append(_Chunk(step, hidden))
         return None
 
-    def forget(self, sequences: Iterable[int]) -> None:
+    def drop_released(self, sequences: Iterable[int]) -> None:
         """Drop the chunks of released sequences, waiting or still to arrive: they must not open the sequences again.
 
         A sequence that is admitted again in the same epoch is computed by steps.
         """
-        gone = set(sequences)
-        self.released.extend(gone)
-        for sequence in gone & self.taken.keys():
-            del self.taken[sequence]
-        if gone and self.waiting:
-            self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in gone)
+        released = set(sequences)
+        self.released.extend(released)
+        for sequence in released & self.progress.keys():
+            del self.progress[sequence]
+        if released and self.waiting:
+            self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in released)
 
-    def resumed(self, rows: Iterable[Row]) -> None:
+    def mark_resumed(self, rows: Iterable[Row]) -> None:
         """Record that a step computes these sequences, which makes their further chunks superfluous."""
-        for row in rows if self.taken else ():
-            if row.sequence in self.taken:
-                self.taken[row.sequence].resumed = True
+        for row in rows if self.progress else ():
+            if row.sequence in self.progress:
+                self.progress[row.sequence].is_resumed = True
 
     def start(self, layers: LayerRange) -> Compute | str | None:
         """Start the next chunk. Return its computation, an error text if it can't run, or None if none is waiting."""
-        found: Compute | str | None = None
-        while found is None and self.current is None and self.waiting:
-            found = self._start_one(self.waiting.popleft(), layers)
-        return found
+        result: Compute | str | None = None
+        while result is None and self.current is None and self.waiting:
+            result = self._start_one(self.waiting.popleft(), layers)
+        return result
 
     def _start_one(self, chunk: _Chunk, layers: LayerRange) -> Compute | str | None:
         """Start one chunk; return None if it is not needed any more."""
         step, (row,) = chunk.step, chunk.step.rows
-        own = self._own(step, layers)
+        own = self._own_layers(step, layers)
         if own is None:
             return f"a replay through layers {step.through} came to layers {layers}"
-        if row.sequence in self.taken and self.taken[row.sequence].has(step):
+        if row.sequence in self.progress and self.progress[row.sequence].has_run(step):
             self.count("duplicate_replays", 1)
             return None
-        if row.sequence not in self.holdings.sequences:
+        if row.sequence not in self.store.sequences:
             for item in step.open:
-                self.holdings.open_empty(item, layers)
-        held = self.holdings.sequences.get(row.sequence)
+                self.store.open_empty(item, layers)
+        held = self.store.sequences.get(row.sequence)
         if held is None:
             self.count("late_replays", 1)  # the sequence was released while the chunk was on its way
             return None
         if row.start + row.count > held.open.limit:
             return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
-        if held.least(own) < row.start:
+        if held.min_position(own) < row.start:
             return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
         held.history[row.start : row.start + row.count] = step.tokens
-        self.taken[row.sequence] = _Taken(step.through, row.start + row.count)
+        self.progress[row.sequence] = _ReplayProgress(step.through, row.start + row.count)
         held.recede(own, row.start)  # If the plan fails before the chunk is done, the positions behind it do not count.
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
         batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)
         return Compute(step.epoch, step.step, batch, step.cause)
 
-    def computed(self, forwarded: Forwarded, layers: LayerRange) -> list[Action]:
+    def on_computed(self, forwarded: ForwardResult, layers: LayerRange) -> list[Action]:
         """Record a finished chunk: log the output, and send it on or report to the broker."""
         step, self.current = self.current, None
         assert step is not None
         assert step.through is not None
         (row,) = step.rows
-        own, stop = self._own(step, layers), row.start + row.count
+        own, stop = self._own_layers(step, layers), row.start + row.count
         assert own is not None
-        held = self.holdings.sequences.get(row.sequence)
+        held = self.store.sequences.get(row.sequence)
         if held is None:
             return []
         held.advance(own, stop)
@@ -200,21 +200,21 @@ class Replays:
         self.count("replayed_layer_positions", row.count * len(own))
         if own.stop == layers.stop < self.num_layers:
             assert forwarded.hidden is not None
-            self.holdings.log.append(row.sequence, layers.stop, row.start, forwarded.hidden)
+            self.store.log.append(row.sequence, layers.stop, row.start, forwarded.hidden)
         if step.through.stop > layers.stop:
-            hops = (*step.hops, self._hop(own))
+            hops = (*step.hops, self._sender_hop(own))
             return [SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)]
         done = ReplayDone(
             epoch=step.epoch, incarnation=self.incarnation, sequence=row.sequence, layers=step.through, kv=stop
         )
-        return [Tell(done)]
+        return [SendToBroker(done)]
 
-    def _hop(self, layers: LayerRange) -> Hop:
+    def _sender_hop(self, layers: LayerRange) -> Hop:
         """Return a hop that names the sender of a chunk, without times."""
         return Hop(self.name, layers, 0.0, 0.0, 0.0, 0.0, 0)
 
     @staticmethod
-    def _own(step: Step, layers: LayerRange) -> LayerRange | None:
+    def _own_layers(step: Step, layers: LayerRange) -> LayerRange | None:
         """Return the part of a chunk's layers that this stage has."""
         if step.through is None:
             return None

@@ -19,12 +19,12 @@ from swarm.stage.actions import (
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.log import ActivationLog
-from swarm.wire.digests import digests_of
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
 
 
 @dataclass(slots=True)
-class HeldTokens:
+class StoredSequence:
     """One sequence stored in this stage."""
 
     open: Open  # the broker's record: limit, sampling parameters, prompt length
@@ -40,12 +40,12 @@ class HeldTokens:
 
     def digests(self) -> tuple[int, ...]:
         """Return digests of the tokens from which the keys and values were computed."""
-        return digests_of(self.history, max(r.position for r in self.kv))
+        return prefix_digests(self.history, max(r.position for r in self.kv))
 
     def set_position(self, layers: LayerRange, position: int) -> None:
         self.kv = [RangePosition(layers, position)]
 
-    def least(self, layers: LayerRange) -> int:
+    def min_position(self, layers: LayerRange) -> int:
         """Return the smallest number of positions among these layers."""
         return min(
             (r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop), default=0
@@ -62,7 +62,7 @@ class HeldTokens:
         """
         self._move(layers, lambda held: min(held, position))
 
-    def _move(self, layers: LayerRange, to: Callable[[int], int]) -> None:
+    def _move(self, layers: LayerRange, new_position: Callable[[int], int]) -> None:
         moved: list[RangePosition] = []
         for held in self.kv:
             first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
@@ -71,7 +71,7 @@ class HeldTokens:
                 continue
             if held.layers.first < first:
                 moved.append(RangePosition(LayerRange(held.layers.first, first), held.position))
-            moved.append(RangePosition(LayerRange(first, stop), to(held.position)))
+            moved.append(RangePosition(LayerRange(first, stop), new_position(held.position)))
             if stop < held.layers.stop:
                 moved.append(RangePosition(LayerRange(stop, held.layers.stop), held.position))
         self.kv = _merge(moved)
@@ -80,21 +80,21 @@ class HeldTokens:
         cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
         self.kv = _merge(cut)
 
-    def take_over(self, layers: LayerRange) -> None:
+    def change_layers(self, layers: LayerRange) -> None:
         """Change the stage's range of layers: layers that stay keep their positions, new ones start at 0."""
-        kept: list[RangePosition] = []
-        at = layers.first
+        ranges: list[RangePosition] = []
+        next_layer = layers.first
         for held in self.kv:
             first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
             if first >= stop:
                 continue
-            if first > at:
-                kept.append(RangePosition(LayerRange(at, first), 0))
-            kept.append(RangePosition(LayerRange(first, stop), held.position))
-            at = stop
-        if at < layers.stop:
-            kept.append(RangePosition(LayerRange(at, layers.stop), 0))
-        self.kv = _merge(kept)
+            if first > next_layer:
+                ranges.append(RangePosition(LayerRange(next_layer, first), 0))
+            ranges.append(RangePosition(LayerRange(first, stop), held.position))
+            next_layer = stop
+        if next_layer < layers.stop:
+            ranges.append(RangePosition(LayerRange(next_layer, layers.stop), 0))
+        self.kv = _merge(ranges)
 
 
 def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
@@ -107,7 +107,7 @@ def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
     return merged
 
 
-def wrong_row(sequences: Mapping[int, HeldTokens], rows: tuple[Row, ...]) -> str | None:
+def row_error(sequences: Mapping[int, StoredSequence], rows: tuple[Row, ...]) -> str | None:
     """Return an error text for the first row that does not begin exactly where its sequence ends in every layer, or
     None."""
     for row in rows:
@@ -122,12 +122,12 @@ def wrong_row(sequences: Mapping[int, HeldTokens], rows: tuple[Row, ...]) -> str
 
 
 @dataclass(slots=True)
-class Holdings:
+class SequenceStore:
     """All sequences stored in this stage. Appends changes of the executor's memory to ``actions``."""
 
     log: ActivationLog
-    out: list[Action]
-    sequences: dict[int, HeldTokens] = field(default_factory=dict)
+    actions: list[Action]
+    sequences: dict[int, StoredSequence] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated, without retired ones.
@@ -135,14 +135,14 @@ class Holdings:
         Only the broker that retired a sequence can use it; a later broker could assume that the sequence has not ended.
         """
         held = self.sequences.items()
-        return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
+        return tuple(HeldSequence(sequence, tuple(stored.kv)) for sequence, stored in held if not stored.is_retired)
 
-    def introduction(self) -> tuple[HeldSequence, ...]:
+    def hello_inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Hello, with digests by which a broker recognises its own."""
         return tuple(
-            msgspec.structs.replace(held, digests=known.digests(), limit=known.open.limit)
+            msgspec.structs.replace(held, digests=stored.digests(), limit=stored.open.limit)
             for held in self.inventory()
-            if (known := self.sequences[held.sequence])
+            if (stored := self.sequences[held.sequence])
         )
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
@@ -185,41 +185,41 @@ class Holdings:
             return None
         position = item.shared if item.source is not None else 0
         if item.source is None:
-            self.out.append(OpenSequence(item.sequence, item.limit))
+            self.actions.append(OpenSequence(item.sequence, item.limit))
         else:
             source = self.sequences.get(item.source)
             if source is None or (source.position() or 0) < position:
                 return (
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
-            self.out.append(ForkSequence(item.sequence, item.source, position, item.limit))
+            self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit))
             self.log.fork(item.sequence, item.source, position)
-        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, position)])
+        self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
         return None
 
     def open_empty(self, item: Open, layers: LayerRange) -> None:
         """Open a sequence that is about to be rebuilt, with no positions."""
-        self.out.append(OpenSequence(item.sequence, item.limit))
-        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
+        self.actions.append(OpenSequence(item.sequence, item.limit))
+        self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, 0)])
 
     def _retire(self, cut: SequencePosition) -> None:
         """Cut a sequence that has ended to its beginning, which stays for other sequences to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
             self.sequences[cut.sequence].is_retired = True
-            self.out.append(ShrinkSequence(cut.sequence, cut.position))
+            self.actions.append(ShrinkSequence(cut.sequence, cut.position))
 
     def _truncate(self, sequence: int, position: int) -> None:
         held = self.sequences[sequence]
         held.truncate(position)
         del held.history[position:]
         self.log.truncate(sequence, position)
-        self.out.append(TruncateSequence(sequence, position))
+        self.actions.append(TruncateSequence(sequence, position))
 
     def release(self, sequence: int) -> None:
         """Drop a sequence; an unknown one is no error."""
         if self.sequences.pop(sequence, None) is not None:
-            self.out.append(ReleaseSequence(sequence))
+            self.actions.append(ReleaseSequence(sequence))
         self.log.release(sequence)
 
     def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
@@ -231,7 +231,7 @@ class Holdings:
         for sequence in [s for s, held in self.sequences.items() if s not in positions or held.is_retired]:
             self.release(sequence)
         for sequence, held in self.sequences.items():
-            held.take_over(layers)
+            held.change_layers(layers)
             self._truncate(sequence, positions[sequence])
 
     def clear(self) -> None:

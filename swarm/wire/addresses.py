@@ -11,13 +11,13 @@ import psutil
 from swarm.errors import ConfigError
 
 
-def own(listened: Sequence[str]) -> tuple[str, ...]:
+def resolve_own(names: Sequence[str]) -> tuple[str, ...]:
     """Resolve addresses and names of interfaces to addresses without duplicates. Raises ConfigError if one does not
     exist."""
-    found: dict[str, None] = {}
-    for text in listened:
-        found.update(dict.fromkeys([text] if is_address(text) else _of_interface(text)))
-    return tuple(found)
+    resolved: dict[str, None] = {}
+    for text in names:
+        resolved.update(dict.fromkeys([text] if is_address(text) else _interface_addresses(text)))
+    return tuple(resolved)
 
 
 def is_address(text: str) -> bool:
@@ -29,20 +29,22 @@ def is_address(text: str) -> bool:
     return True
 
 
-def _of_interface(name: str) -> list[str]:
+def _interface_addresses(name: str) -> list[str]:
     interfaces = psutil.net_if_addrs()
     if name not in interfaces:
         known = ", ".join(sorted(interfaces))
         raise ConfigError(f"there is no network interface {name!r} here, only {known}; name one of them, or an address")
-    found = [each.address for each in interfaces[name] if each.family in (socket.AF_INET, socket.AF_INET6)]
+    addresses = [each.address for each in interfaces[name] if each.family in (socket.AF_INET, socket.AF_INET6)]
     # A link-local address is useless without the interface's name, which differs between machines.
-    usable = [address for address in found if "%" not in address and not ipaddress.ip_address(address).is_link_local]
+    usable = [
+        address for address in addresses if "%" not in address and not ipaddress.ip_address(address).is_link_local
+    ]
     if not usable:
         raise ConfigError(f"the network interface {name!r} has no usable address; give it one")
     return usable
 
 
-def reaching(url: str) -> str:
+def local_address_for(url: str) -> str:
     """Return this machine's address for connections to the host in ``url``, as the kernel would choose it now.
 
     Sends nothing. Raises ConfigError if there is no route.

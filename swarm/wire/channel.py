@@ -29,12 +29,6 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from swarm.errors import ConfigError
-from swarm.wire.door.curve import asking
-from swarm.wire.door.keys import Lock, keyed, new_key
-from swarm.wire.door.listener import SWEEP_S, Listener
-from swarm.wire.door.mechanisms import PULL, ROUTER, Kind
-from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
-from swarm.wire.door.strangers import GateClosed
 from swarm.wire.messages import PROTOCOL_VERSION
 from swarm.wire.sockets import (
     DATA_PORTS,
@@ -43,18 +37,24 @@ from swarm.wire.sockets import (
     endpoint_of,
 )
 from swarm.wire.tensors import Bytes
+from swarm.wire.transport.accept import AcceptPaused
+from swarm.wire.transport.curve import server_mechanism_for
+from swarm.wire.transport.keys import AuthPolicy, new_token, with_key
+from swarm.wire.transport.listener import SWEEP_S, Listener
+from swarm.wire.transport.peers import LimitExceeded, MessageReceived, PeerDisconnected
+from swarm.wire.transport.server_handshake import PULL, ROUTER, SocketType
 
 CONTROL_QUEUE = 1000  # Messages per peer. For a client that reads more slowly, send() returns False.
-BEAT_QUEUE = 16  # Old heartbeats are worthless.
+HEARTBEAT_QUEUE = 16  # Old heartbeats are worthless.
 # Receiving from a ready socket does not yield to the loop, so ``__anext__`` yields after this many messages.
 _BATCH = 64
 
 
-class Place(NamedTuple):
+class BindAddress(NamedTuple):
     """Address to listen on, and its authentication policy; without a policy every peer is accepted."""
 
     host: str
-    lock: Lock | None = None
+    auth: AuthPolicy | None = None
 
 
 Event = TypeVar("Event")
@@ -83,32 +83,32 @@ class AsyncChannel(Generic[Event]):
             await self._ready.wait()
             self._ready.clear()
             for _ in range(_BATCH):
-                if not self._take():
+                if not self._receive_one():
                     break
-            self._look_again()
+            self._check_ready()
         return self._arrived.popleft()
 
-    def waiting(self) -> Iterator[Event]:
+    def pending_events(self) -> Iterator[Event]:
         """Yield events that have already arrived, in order, without waiting; at most a full queue."""
-        self._look()
+        self._poll()
         for _ in range(self._queue):
-            while not self._arrived and self._take():
+            while not self._arrived and self._receive_one():
                 pass
             if not self._arrived:
                 break
             yield self._arrived.popleft()
         if self._arrived:
             self._ready.set()
-        self._look_again()
+        self._check_ready()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Read from the sockets, in channels where the loop does not do that."""
 
-    def _take(self) -> bool:
+    def _receive_one(self) -> bool:
         """Receive one message into ``_arrived``. Return False if there was none."""
         raise NotImplementedError
 
-    def _look_again(self) -> None:
+    def _check_ready(self) -> None:
         """Set ``_ready`` if more messages may be available."""
         raise NotImplementedError
 
@@ -118,121 +118,126 @@ class _ListeningChannel(AsyncChannel[Event]):
 
     def __init__(
         self,
-        listening: Sequence[tuple[Place, socket.socket]],
-        kind: Kind,
+        listening: Sequence[tuple[BindAddress, socket.socket]],
+        kind: SocketType,
         limit_bytes: int,
         queue: int,
         *,
-        word: bytes = b"",
+        token: bytes = b"",
     ) -> None:
         super().__init__(queue)
         self._listener = Listener(
-            [(bound, asking(kind, place.lock, word)) for place, bound in listening],
+            [(bound, server_mechanism_for(kind, place.auth, token)) for place, bound in listening],
             limit_bytes,
             self._loop,
             self._ready.set,
-            lambda key: any(place.lock is not None and place.lock.opens(key) for place, _ in listening),
-            names=next(
-                (place.lock.names for place, _ in listening if place.lock is not None and place.lock.names), None
+            lambda key: any(place.auth is not None and place.auth.is_authorized(key) for place, _ in listening),
+            may_use_identity=next(
+                (
+                    place.auth.may_use_identity
+                    for place, _ in listening
+                    if place.auth is not None and place.auth.may_use_identity
+                ),
+                None,
             ),
         )
-        self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
 
-    def let_in(self) -> None:
+    def resume_accepting(self) -> None:
         """Resume accepting connections after AcceptPaused. Accepting may be paused again."""
-        self._listener.let_in()
+        self._listener.resume_accepting()
 
-    def reconsider(self) -> None:
+    def drop_unauthorized(self) -> None:
         """Disconnect all peers whose keys are no longer authorized."""
-        self._listener.reconsider()
+        self._listener.drop_unauthorized()
 
     def close(self) -> None:
         """Close all connections. Cancel the task that receives first: it will never be woken again."""
-        self._sweeps.cancel()
+        self._sweep_timer.cancel()
         self._listener.close()
 
-    def _look(self) -> None:
-        self._listener.look()
+    def _poll(self) -> None:
+        self._listener.poll()
 
-    def _look_again(self) -> None:
+    def _check_ready(self) -> None:
         if self._listener.has_more:
             self._ready.set()
 
     def _sweep(self) -> None:
-        self._listener.sweep()
-        self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
+        self._listener.enforce_deadlines()
+        self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
 
 
-def _bound(places: Sequence[Place], port: int) -> list[socket.socket]:
+def _bind_all(places: Sequence[BindAddress], port: int) -> list[socket.socket]:
     """Bind all addresses, or none. Raises ConfigError."""
     bound: list[socket.socket] = []
     try:
         for place in places:
             bound.append(bind(place.host, port))
     except ConfigError:
-        for each in bound:
-            each.close()
+        for sock in bound:
+            sock.close()
         raise
     return bound
 
 
-class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClosed]):
+class RouterChannel(_ListeningChannel[MessageReceived | PeerDisconnected | LimitExceeded | AcceptPaused]):
     """Listening channel with many peers: receives their messages and disconnections, and sends to each of them.
 
     Port 0 selects any free port; then only one address is allowed. ``endpoint`` is the endpoint of the first address.
     """
 
-    def __init__(self, places: Sequence[Place], port: int, limit_bytes: int) -> None:
-        bound = _bound(places, port)
+    def __init__(self, places: Sequence[BindAddress], port: int, limit_bytes: int) -> None:
+        bound = _bind_all(places, port)
         super().__init__(list(zip(places, bound, strict=True)), ROUTER, limit_bytes, CONTROL_QUEUE)
         self.endpoint = endpoint_of(bound[0])
-        self._older: dict[bytes, int] = {}  # Connected peers with an older protocol version, and that version.
+        self._older_versions: dict[bytes, int] = {}  # Connected peers with an older protocol version, and that version.
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """Queue a message for a peer. Return False if it is not connected, or does not read and its queue is full."""
         return self._listener.send(peer, frames)
 
-    def has(self, peer: bytes) -> bool:
+    def is_connected(self, peer: bytes) -> bool:
         """Whether the peer is connected, as far as this end has noticed."""
-        return self._listener.has(peer)
+        return self._listener.is_connected(peer)
 
-    def comes_from(self, peer: bytes) -> str:
+    def remote_address(self, peer: bytes) -> str:
         """Return the remote address of the peer's connection; empty if it has none any more."""
-        return self._listener.comes_from(peer)
+        return self._listener.remote_address(peer)
 
-    def known(self) -> list[tuple[bytes, str]]:
+    def authenticated_peers(self) -> list[tuple[bytes, str]]:
         """Return the connected peers that have authenticated with a key, with their keys."""
-        return self._listener.known()
+        return self._listener.authenticated_peers()
 
-    def speaks(self, peer: bytes, version: int) -> None:
+    def set_version(self, peer: bytes, version: int) -> None:
         """Record the protocol version that was negotiated with a peer."""
-        if version < PROTOCOL_VERSION and self.has(peer):
-            self._older[peer] = version
+        if version < PROTOCOL_VERSION and self.is_connected(peer):
+            self._older_versions[peer] = version
 
     def version_of(self, peer: bytes) -> int:
         """Return the protocol version for messages to a peer."""
-        return self._older.get(peer, PROTOCOL_VERSION)
+        return self._older_versions.get(peer, PROTOCOL_VERSION)
 
-    def hang_up(self, peer: bytes) -> None:
+    def disconnect(self, peer: bytes) -> None:
         """Stop reading from a peer and disconnect it a moment later, after queued messages have been sent. It may
         reconnect."""
-        self._listener.hang_up(peer)
+        self._listener.disconnect(peer)
 
-    def rest(self, peer: bytes, for_s: float) -> None:
+    def pause_reading(self, peer: bytes, for_s: float) -> None:
         """Stop reading from a peer for this time (back-pressure): its messages wait at its own end."""
-        if (go_on := self._listener.rest(peer)) is not None:
-            self._loop.call_later(for_s, go_on)
+        if (resume := self._listener.pause_reading(peer)) is not None:
+            self._loop.call_later(for_s, resume)
 
-    def _take(self) -> bool:
-        event = self._listener.take()
+    def _receive_one(self) -> bool:
+        event = self._listener.next_event()
         if event is not None:
             self._arrived.append(event)
-        if isinstance(event, PeerLost):
-            self._older.pop(event.peer, None)
+        if isinstance(event, PeerDisconnected):
+            self._older_versions.pop(event.peer, None)
         return event is not None
 
 
-class AsyncPullChannel(_ListeningChannel[Arrived | Overstepped | GateClosed]):
+class AsyncPullChannel(_ListeningChannel[MessageReceived | LimitExceeded | AcceptPaused]):
     """Receiving channel for many senders on an asyncio loop (heartbeats; finished steps); accepts peers that present
     its token or key.
 
@@ -243,26 +248,26 @@ class AsyncPullChannel(_ListeningChannel[Arrived | Overstepped | GateClosed]):
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[BindAddress],
         limit_bytes: int,
         queue: int,
         *,
         ports: range = DATA_PORTS,
         port: int | None = None,
     ) -> None:
-        lock = places[0].lock
-        if lock is None or port is None:
-            word = new_key()
+        auth = places[0].auth
+        if auth is None or port is None:
+            token = new_token()
             bound = [bind_free_port(places[0].host, ports)]
-            self.endpoint = keyed(endpoint_of(bound[0]), word)
+            self.endpoint = with_key(endpoint_of(bound[0]), token)
         else:
-            word = b""
-            bound = _bound(places, port)
-            self.endpoint = keyed(f"tcp://*:{port}", lock.pair.public.encode())
-        super().__init__(list(zip(places, bound, strict=True)), PULL, limit_bytes, queue, word=word)
+            token = b""
+            bound = _bind_all(places, port)
+            self.endpoint = with_key(f"tcp://*:{port}", auth.pair.public.encode())
+        super().__init__(list(zip(places, bound, strict=True)), PULL, limit_bytes, queue, token=token)
 
-    def _take(self) -> bool:
-        event = self._listener.take()
-        if isinstance(event, Arrived | Overstepped | GateClosed):
+    def _receive_one(self) -> bool:
+        event = self._listener.next_event()
+        if isinstance(event, MessageReceived | LimitExceeded | AcceptPaused):
             self._arrived.append(event)
         return event is not None

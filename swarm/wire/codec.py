@@ -30,9 +30,9 @@ from swarm.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_TENSOR_BYTES,
     PROTOCOL_VERSION,
-    Beat,
     ClientMessage,
     DataMessage,
+    Heartbeat,
     Message,
     Order,
     PayloadSpec,
@@ -42,13 +42,13 @@ from swarm.wire.messages import (
     WorkerMessage,
 )
 from swarm.wire.tensors import Bytes
-from swarm.wire.versions import VERSIONS, as_of
+from swarm.wire.versions import VERSIONS, downgrade_header
 
 M = TypeVar("M", bound=Message)
-SEAL_BYTES: Final = 8  # Of the checksum at the end of a header.
+CHECKSUM_BYTES: Final = 8  # Of the checksum at the end of a header.
 
 
-def _structs(union: object) -> tuple[type[Message], ...]:
+def _struct_types(union: object) -> tuple[type[Message], ...]:
     return get_args(union) or (cast("type[Message]", union),)
 
 
@@ -63,15 +63,15 @@ _ENVELOPE: Final = msgspec.msgpack.Decoder(_Envelope)
 
 # Everything that msgspec raises for some input; UnicodeDecodeError is a ValueError, like msgspec's own errors.
 # MemoryError: even a header within the size limit may unfold into more objects than this machine has memory for.
-_UNREADABLE = (ValueError, OverflowError, RecursionError, MemoryError)
-_UNWRITABLE = (ValueError, TypeError, OverflowError, RecursionError)
+_DECODE_ERRORS = (ValueError, OverflowError, RecursionError, MemoryError)
+_ENCODE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 
 
-def _refuse_extension(code: int, _data: memoryview) -> object:
+def _reject_extension(code: int, _data: memoryview) -> object:
     raise ValueError(f"msgpack extension {code} has no meaning here")
 
 
-class Door(Generic[M]):
+class MessageCodec(Generic[M]):
     """Codec for one union of messages. Raises WireError and nothing else, for any input bytes.
 
     ``limit_bytes`` bounds the header, ``frame_limit_bytes`` any frame: the socket behind the codec rejects larger ones.
@@ -85,16 +85,16 @@ class Door(Generic[M]):
         payload_limit_bytes: int = 0,
         *,
         strict: bool = True,
-        sealed: bool = False,
+        has_checksum: bool = False,
     ) -> None:
         self.name = name
-        self.sealed = sealed  # Whether headers carry a checksum.
+        self.has_checksum = has_checksum  # Whether headers carry a checksum.
         self._strict = strict  # Whether ``encode`` checks what it encodes.
         self.limit_bytes = limit_bytes
         self.frame_limit_bytes = max(limit_bytes, payload_limit_bytes)
-        self.structs = _structs(union)
+        self.structs = _struct_types(union)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
-            cast("type[M]", union), ext_hook=_refuse_extension
+            cast("type[M]", union), ext_hook=_reject_extension
         )
 
     def encode(self, message: M, payload: Bytes | None = None, *, version: int = PROTOCOL_VERSION) -> list[Bytes]:
@@ -105,27 +105,27 @@ class Door(Generic[M]):
         """
         try:
             header = _ENCODER.encode(message)
-        except _UNWRITABLE as error:
+        except _ENCODE_ERRORS as error:
             raise WireError(f"{type(message).__name__} can't be encoded: {error}") from None
         if self._strict:
             self._decode_header(header)
             _check_payload(message, payload)
         if version < PROTOCOL_VERSION:
-            header = as_of(version, _kind(message), header)
-        frame = self.seal(header)
+            header = downgrade_header(version, _kind(message), header)
+        frame = self.add_checksum(header)
         self._check_length(frame)
         return [frame] if payload is None else [frame, payload]
 
-    def seal(self, header: bytes) -> bytes:
+    def add_checksum(self, header: bytes) -> bytes:
         """Return the header's frame: with a checksum appended if this codec uses one."""
-        return header + tensors.checksum(header).to_bytes(SEAL_BYTES, "little") if self.sealed else header
+        return header + tensors.checksum(header).to_bytes(CHECKSUM_BYTES, "little") if self.has_checksum else header
 
-    def unseal(self, frame: Bytes) -> Bytes:
+    def verify_checksum(self, frame: Bytes) -> Bytes:
         """Return the header without its checksum. Raises WireError if the checksum does not match."""
-        if not self.sealed:
+        if not self.has_checksum:
             return frame
         view = memoryview(frame)
-        header, seal = view[:-SEAL_BYTES], view[-SEAL_BYTES:]
+        header, seal = view[:-CHECKSUM_BYTES], view[-CHECKSUM_BYTES:]
         if tensors.checksum(header) != int.from_bytes(seal, "little"):
             raise WireError(f"the header's checksum does not fit the {len(header)} bytes that came")
         return header
@@ -136,7 +136,7 @@ class Door(Generic[M]):
         if not 1 <= len(frames) <= 2:
             raise WireError(f"a message has one or two frames, not {len(frames)}")
         self._check_length(frames[0])
-        message = self._decode_header(self.unseal(frames[0]))
+        message = self._decode_header(self.verify_checksum(frames[0]))
         payload = memoryview(frames[1]) if len(frames) == 2 else None
         spec = _check_payload(message, payload)
         if payload is not None and spec is not None and spec.checksum and tensors.checksum(payload) != spec.checksum:
@@ -153,9 +153,9 @@ class Door(Generic[M]):
         try:
             version = _ENVELOPE.decode(header).v
             if version not in VERSIONS:
-                raise ForeignMessage(f"protocol version {version} is not supported here, only {_spoken()}")
+                raise ForeignMessage(f"protocol version {version} is not supported here, only {_supported_versions()}")
             return self._decoder.decode(header)
-        except _UNREADABLE as error:
+        except _DECODE_ERRORS as error:
             raise ForeignMessage(self._explain(error, _peek_kind(header))) from None
 
     def _explain(self, error: Exception, kind: object) -> str:
@@ -169,25 +169,28 @@ class Door(Generic[M]):
                 else f"no message: {complaint}"
             )
         keyed = "a key of " if place.startswith("`key` in ") else ""
-        return f"{keyed}{kind}{_named(place, inspect.type_info(struct))}: {complaint}"
+        return f"{keyed}{kind}{_field_path(place, inspect.type_info(struct))}: {complaint}"
 
 
 # From clients to the broker, and back. A prompt of maximum length makes a header of 5 MB, so the bound can't be
 # smaller.
-CLIENT: Final[Door[ClientMessage]] = Door("client", ClientMessage, MAX_HEADER_BYTES)
-SERVER: Final[Door[ServerMessage]] = Door("server", ServerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
+CLIENT: Final[MessageCodec[ClientMessage]] = MessageCodec("client", ClientMessage, MAX_HEADER_BYTES)
+SERVER: Final[MessageCodec[ServerMessage]] = MessageCodec("server", ServerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
 # From workers to the broker, and back.
-WORKER: Final[Door[WorkerMessage]] = Door("worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES, sealed=True)
-ORDER: Final[Door[Order]] = Door("order", Order, MAX_HEADER_BYTES, sealed=True)
-BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096, sealed=True)  # One small struct of numbers and two names.
+WORKER: Final[MessageCodec[WorkerMessage]] = MessageCodec(
+    "worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES, has_checksum=True
+)
+ORDER: Final[MessageCodec[Order]] = MessageCodec("order", Order, MAX_HEADER_BYTES, has_checksum=True)
+# One small struct of numbers and two names.
+HEARTBEAT: Final[MessageCodec[Heartbeat]] = MessageCodec("beat", Heartbeat, 4096, has_checksum=True)
 # Between stages. Checks at the sender would cost a tenth of an 8 KB hop, and only our own stages produce these
 # messages.
-DATA: Final[Door[DataMessage]] = Door(
-    "data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False, sealed=True
+DATA: Final[MessageCodec[DataMessage]] = MessageCodec(
+    "data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False, has_checksum=True
 )
 
 
-def _spoken() -> str:
+def _supported_versions() -> str:
     return " and ".join(map(str, VERSIONS))
 
 
@@ -231,7 +234,7 @@ def _kind(message: Message) -> str:
 # The field of a message that describes its second frame.
 _PAYLOAD_FIELDS: Final = {
     struct: field
-    for door in (CLIENT, SERVER, WORKER, ORDER, BEAT, DATA)
+    for door in (CLIENT, SERVER, WORKER, ORDER, HEARTBEAT, DATA)
     for struct in door.structs
     for field in ("tensor", "payload")
     if field in struct.__struct_fields__
@@ -245,16 +248,16 @@ class _Kind(msgspec.Struct):
 def _peek_kind(header: Bytes) -> str:
     try:
         return msgspec.msgpack.decode(header, type=_Kind).kind
-    except _UNREADABLE:
+    except _DECODE_ERRORS:
         return ""
 
 
-def _named(place: str, shape: inspect.Type) -> str:
+def _field_path(place: str, shape: inspect.Type) -> str:
     """Return msgspec's path with the indices of array-like records replaced by field names: ``$.rows[3][2]`` becomes
     ``.rows[3].count``."""
     path = ""
     for part in re.findall(r"\.\w+|\[[^]]*\]", place):
-        shape = _present(shape)
+        shape = _strip_none(shape)
         if isinstance(shape, inspect.StructType) and (field := _field(shape, part)):
             path, shape = f"{path}.{field.name}", field.type
         else:
@@ -269,7 +272,7 @@ def _field(shape: inspect.StructType, part: str) -> inspect.Field | None:
     return next((field for index, field in enumerate(shape.fields) if part == f"[{index}]"), None)
 
 
-def _present(shape: inspect.Type) -> inspect.Type:
+def _strip_none(shape: inspect.Type) -> inspect.Type:
     """Return X for ``X | None``. (Messages contain no other unions.)"""
     if isinstance(shape, inspect.UnionType):
         return next(kind for kind in shape.types if not isinstance(kind, inspect.NoneType))

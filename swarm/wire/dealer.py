@@ -16,40 +16,41 @@ import zmq
 
 from swarm.errors import ConfigError
 from swarm.wire.channel import CONTROL_QUEUE, AsyncChannel
-from swarm.wire.door.keys import KeyPair
-from swarm.wire.door.knocking import is_refused
 from swarm.wire.sockets import (
     Context,
     Frames,
     Monitor,
     Socket,
+    configure_auth,
     connect,
-    descriptor,
-    has,
+    file_descriptor,
+    has_event,
     receive_now,
     send_now,
     set_options,
-    unlocked,
 )
 from swarm.wire.tensors import Bytes
+from swarm.wire.transport.client_handshake import is_refused
+from swarm.wire.transport.keys import KeyPair
 
-_KNOCK_AGAIN_S = 0.1  # Retry interval while there is no file descriptor for a new connection.
-_GIVEN_UP_S = 0.3  # After a connection ends: time within which libzmq announces a reconnect, if it makes one.
-_DOUBT_S = 1.0  # Pause after a refusal that was not proven to come from the real peer.
+_RETRY_S = 0.1  # Retry interval while there is no file descriptor for a new connection.
+_RECONNECT_GRACE_S = 0.3  # After a connection ends: time within which libzmq announces a reconnect, if it makes one.
+_UNPROVEN_PAUSE_S = 1.0  # Pause after a refusal that was not proven to come from the real peer.
 _LINGER_MS = 1000  # Final messages (a denial, an end of stream) should still be sent when a socket closes.
 
 
-class Link(Enum):
+class ConnectionEvent(Enum):
     """State change of a connection. On CONNECTED the owner must introduce itself (again), because the peer may be a new
     process."""
 
-    UP = "up"
-    DOWN = "down"
-    TURNED_AWAY = "turned away"  # The peer proved that it rejects our key; no more reconnects.
-    UNHEARD = "unheard"  # Disconnected during the handshake; reconnects continue. Perhaps the peer's key has changed.
+    CONNECTED = "up"
+    LOST = "down"
+    AUTH_REJECTED = "turned away"  # The peer proved that it rejects our key; no more reconnects.
+    # Disconnected during the handshake; reconnects continue. Perhaps the peer's key has changed.
+    HANDSHAKE_FAILED = "unheard"
 
 
-class DealerChannel(AsyncChannel[Frames | Link]):
+class DealerChannel(AsyncChannel[Frames | ConnectionEvent]):
     """Connecting channel. Connects and reconnects by itself, and reports each change as an event.
 
     The loop watches the descriptor of a plain socket. A ZeroMQ descriptor is edge-triggered, and any call on the socket
@@ -69,48 +70,48 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         self._context, self._identity, self._limit_bytes = context, identity, limit_bytes
         self._endpoint, self._pair = endpoint, pair
         self._is_lost = False  # The connection is down.
-        self._is_turned_away = False  # By a peer without authentication.
-        self._moves = False  # The endpoint or its key has changed; the next connection needs a new socket.
+        self._is_rejected = False  # By a peer without authentication.
+        self._has_new_endpoint = False  # The endpoint or its key has changed; the next connection needs a new socket.
         self._socket: Socket | None = None  # None while there is no file descriptor for a new one.
-        self._knocks_again: asyncio.TimerHandle | None = None  # Timer of the next attempt with a new socket.
-        self._doubts: asyncio.Task[None] | None = None  # Checks whether a refusal really came from the peer.
-        self._knock()
+        self._reconnect_timer: asyncio.TimerHandle | None = None  # Timer of the next attempt with a new socket.
+        self._verification: asyncio.Task[None] | None = None  # Checks whether a refusal really came from the peer.
+        self._open_socket()
 
-    def _knock(self) -> None:
-        self._moves = self._is_lost = self._is_turned_away = False
-        made = self._context.socket(zmq.DEALER)
-        set_options(made, self._limit_bytes, CONTROL_QUEUE, _LINGER_MS)
-        made.set(zmq.IDENTITY, self._identity)
-        address = unlocked(made, self._endpoint, self._pair)
+    def _open_socket(self) -> None:
+        self._has_new_endpoint = self._is_lost = self._is_rejected = False
+        sock = self._context.socket(zmq.DEALER)
+        set_options(sock, self._limit_bytes, CONTROL_QUEUE, _LINGER_MS)
+        sock.set(zmq.IDENTITY, self._identity)
+        address = configure_auth(sock, self._endpoint, self._pair)
         # Don't queue messages for a broker that is not there: they would reach it before CONNECTED was reported.
-        made.set(zmq.IMMEDIATE, 1)
+        sock.set(zmq.IMMEDIATE, 1)
         try:
-            self._monitor = Monitor(self._context, made)
+            self._monitor = Monitor(self._context, sock)
         except zmq.ZMQError:
-            made.close()
+            sock.close()
             raise
-        self._socket = made
-        for each in (made, self._monitor.socket):
-            self._loop.add_reader(descriptor(each), self._look_again)
+        self._socket = sock
+        for each in (sock, self._monitor.socket):
+            self._loop.add_reader(file_descriptor(each), self._check_ready)
         try:
-            connect(made, address)
+            connect(sock, address)
         except ConfigError:
             self.close()
             raise
-        self._look_again()
+        self._check_ready()
 
     def send(self, frames: Sequence[Bytes]) -> bool:
         """Send a message. Return False if not connected, or if the other end does not read and the queue is full."""
         sent = self._socket is not None and send_now(self._socket, frames)
-        self._look_again()
+        self._check_ready()
         return sent
 
-    def move(self, endpoint: str) -> None:
+    def set_endpoint(self, endpoint: str) -> None:
         """Use this endpoint from the next connection on; the current connection stays."""
-        self._moves |= endpoint != self._endpoint
+        self._has_new_endpoint |= endpoint != self._endpoint
         self._endpoint = endpoint
 
-    def renew(self, pair: KeyPair | None = None) -> None:
+    def reconnect(self, pair: KeyPair | None = None) -> None:
         """Disconnect and reconnect: reports LOST immediately, CONNECTED when the new connection is established.
 
         Uses a new socket: a late event of the former connection must not be mistaken for one of the new connection.
@@ -118,99 +119,101 @@ class DealerChannel(AsyncChannel[Frames | Link]):
         """
         self._pair = pair or self._pair
         self.close()
-        self._arrived.append(Link.DOWN)
+        self._arrived.append(ConnectionEvent.LOST)
         self._ready.set()
-        self._knock_as_soon_as_possible()
+        self._open_socket_or_retry()
 
-    def _knock_as_soon_as_possible(self) -> None:
+    def _open_socket_or_retry(self) -> None:
         """Connect; while there is no free file descriptor, retry until there is one."""
         try:
-            self._knock()
+            self._open_socket()
         except zmq.ZMQError:
-            self._knocks_again = self._loop.call_later(_KNOCK_AGAIN_S, self._knock_as_soon_as_possible)
+            self._reconnect_timer = self._loop.call_later(_RETRY_S, self._open_socket_or_retry)
 
-    def _knock_later(self, pause_s: float) -> None:
+    def _schedule_reconnect(self, pause_s: float) -> None:
         """Connect with a new socket after a pause, unless libzmq announces a reconnect before that."""
-        self._knock_not()
-        self._knocks_again = self._loop.call_later(pause_s, self._replace)
+        self._cancel_reconnect()
+        self._reconnect_timer = self._loop.call_later(pause_s, self._replace)
 
-    def _knock_not(self) -> None:
-        if self._knocks_again is not None:
-            self._knocks_again.cancel()
-            self._knocks_again = None
+    def _cancel_reconnect(self) -> None:
+        if self._reconnect_timer is not None:
+            self._reconnect_timer.cancel()
+            self._reconnect_timer = None
 
     def _replace(self) -> None:
         # Messages that arrived before the end are delivered first.
-        if self._socket is not None and has(self._socket, zmq.POLLIN):
+        if self._socket is not None and has_event(self._socket, zmq.POLLIN):
             self._ready.set()
-            self._knock_later(_KNOCK_AGAIN_S)
+            self._schedule_reconnect(_RETRY_S)
             return
         self.close()
-        self._knock_as_soon_as_possible()
+        self._open_socket_or_retry()
 
-    async def _doubt(self) -> None:
+    async def _verify_rejection(self) -> None:
         """Check with a separate connection whether the real peer rejects our key."""
         assert self._pair is not None
         is_proven = await asyncio.to_thread(is_refused, self._endpoint, self._pair)
-        self._arrived.append(Link.TURNED_AWAY if is_proven else Link.UNHEARD)
+        self._arrived.append(ConnectionEvent.AUTH_REJECTED if is_proven else ConnectionEvent.HANDSHAKE_FAILED)
         self._ready.set()
         if not is_proven:
-            self._knock_later(_DOUBT_S)
+            self._schedule_reconnect(_UNPROVEN_PAUSE_S)
 
     def close(self) -> None:
         """Close the socket. Cancel the task that receives first: it will never be woken again."""
-        self._knock_not()
-        if self._doubts is not None:
-            self._doubts.cancel()
-            self._doubts = None
+        self._cancel_reconnect()
+        if self._verification is not None:
+            self._verification.cancel()
+            self._verification = None
         if self._socket is None:
             return
         for each in (self._socket, self._monitor.socket):
-            self._loop.remove_reader(descriptor(each))
+            self._loop.remove_reader(file_descriptor(each))
         self._monitor.close()
         self._socket.close()
         self._socket = None
 
-    def _take(self) -> bool:
+    def _receive_one(self) -> bool:
         if self._socket is None:
             return False
         frames = receive_now(self._socket)
         # After the message, so that CONNECTED is reported before messages of that connection.
         for event in self._monitor.events():
-            self._happened(event)
+            self._on_monitor_event(event)
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])
-        elif self._is_lost and self._moves:
+        elif self._is_lost and self._has_new_endpoint:
             self.close()
-            self._knock_as_soon_as_possible()
+            self._open_socket_or_retry()
         return frames is not None
 
-    def _happened(self, event: zmq.Event) -> None:
+    def _on_monitor_event(self, event: zmq.Event) -> None:
         """Handle an event of the socket's monitor."""
         if event is zmq.Event.CONNECT_RETRIED:
-            self._knock_not()
+            self._cancel_reconnect()
             return
         self._is_lost = event is not zmq.Event.HANDSHAKE_SUCCEEDED
         if event is zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._knock_not()
-            self._arrived.append(Link.UP)
+            self._cancel_reconnect()
+            self._arrived.append(ConnectionEvent.CONNECTED)
         elif event is zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self._refused()
+            self._on_rejected()
         elif event is zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-            self._arrived.append(Link.UNHEARD)
-        elif self._doubts is None:
-            self._arrived.append(Link.DOWN)
-            if not self._is_turned_away:
-                self._knock_later(_GIVEN_UP_S)
+            self._arrived.append(ConnectionEvent.HANDSHAKE_FAILED)
+        elif self._verification is None:
+            self._arrived.append(ConnectionEvent.LOST)
+            if not self._is_rejected:
+                self._schedule_reconnect(_RECONNECT_GRACE_S)
 
-    def _refused(self) -> None:
+    def _on_rejected(self) -> None:
         """Handle an ERROR in the handshake. libzmq does not reconnect after it."""
         if self._pair is None:
-            self._is_turned_away = True
-            self._arrived.append(Link.TURNED_AWAY)
-        elif self._doubts is None:
-            self._doubts = self._loop.create_task(self._doubt(), name="verify rejection")
+            self._is_rejected = True
+            self._arrived.append(ConnectionEvent.AUTH_REJECTED)
+        elif self._verification is None:
+            self._verification = self._loop.create_task(self._verify_rejection(), name="verify rejection")
 
-    def _look_again(self) -> None:
-        if self._socket is not None and (has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN)):
+    def _check_ready(self) -> None:
+        if self._socket is not None and (
+            has_event(self._socket, zmq.POLLIN) or has_event(self._monitor.socket, zmq.POLLIN)
+        ):
             self._ready.set()

@@ -16,39 +16,39 @@ import xxhash
 _LOW_63_BITS = 2**63 - 1
 
 
-def digests_of(tokens: Sequence[int], position: int) -> tuple[int, ...]:
+def prefix_digests(tokens: Sequence[int], position: int) -> tuple[int, ...]:
     """Return digests of prefixes of the first ``position`` tokens, the longest last."""
-    return _digests(tokens, _lengths(position))
+    return _digests(tokens, _prefix_lengths(position))
 
 
 def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...]) -> int:
     """Return how many of these tokens are proven to be among the first ``position`` ones behind the digests."""
-    lengths = _lengths(position)
+    lengths = _prefix_lengths(position)
     if len(lengths) != len(digests):
         return 0
     known = [length for length in lengths if length <= len(tokens)]
     matching = 0
-    for length, own, told in zip(known, _digests(tokens, known), digests, strict=False):
-        if own == told:
+    for length, own, reported in zip(known, _digests(tokens, known), digests, strict=False):
+        if own == reported:
             matching = length
     return matching
 
 
-def _lengths(position: int) -> list[int]:
+def _prefix_lengths(position: int) -> list[int]:
     """Return the lengths of the digested prefixes, ascending."""
-    found: list[int] = []
+    lengths: list[int] = []
     fewer = 0
     while position > fewer:
-        found.append(position - fewer)
+        lengths.append(position - fewer)
         fewer = 2 * fewer + 1
-    return found[::-1]
+    return lengths[::-1]
 
 
 def _digests(tokens: Sequence[int], lengths: list[int]) -> tuple[int, ...]:
     data = np.asarray(tokens[: lengths[-1]] if lengths else (), dtype="<i8").data.cast("B")
-    state, done, found = xxhash.xxh3_64(), 0, []
+    state, done, digests = xxhash.xxh3_64(), 0, []
     for length in lengths:
         state.update(data[8 * done : 8 * length])
         done = length
-        found.append(state.intdigest() & _LOW_63_BITS)
-    return tuple(found)
+        digests.append(state.intdigest() & _LOW_63_BITS)
+    return tuple(digests)

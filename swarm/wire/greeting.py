@@ -17,7 +17,7 @@ import msgspec
 from swarm.version import __version__
 from swarm.wire.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from swarm.wire.tensors import Bytes
-from swarm.wire.versions import VERSIONS, common
+from swarm.wire.versions import VERSIONS, newest_common
 
 _MAX_BYTES: Final = 4096
 _MARK: Final = b"greet"
@@ -44,7 +44,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Greeting)
 
 
-def greeting(schema: str) -> list[Bytes]:
+def encode_greeting(schema: str) -> list[Bytes]:
     """Return the frames of our greeting."""
     return [_ENCODER.encode(Greeting(schema=schema))]
 
@@ -59,19 +59,19 @@ def read_greeting(frames: Sequence[Bytes]) -> Greeting | None:
         return None
 
 
-def why_strangers(theirs: Greeting, schema: str) -> str | None:
+def incompatibility(theirs: Greeting, schema: str) -> str | None:
     """Return why this build can't work with a peer that sent this greeting, or None. ``schema``: our own digest.
 
     If both have the same newest version, their messages must be equal, too: two builds between releases may differ.
     """
     ours = Greeting(schema=schema)
-    if common(theirs.versions) is None:
+    if newest_common(theirs.versions) is None:
         return f"it is {theirs}, and here is {ours}: upgrade the older one, by single releases"
     if max(theirs.versions) == PROTOCOL_VERSION and theirs.schema != schema:
         return f"it is {theirs}, and here is {ours}: install the same version on both"
     return None
 
 
-def spoken_with(theirs: Greeting) -> int:
+def negotiated_version(theirs: Greeting) -> int:
     """Return the version to use with a compatible peer."""
-    return common(theirs.versions) or OLDEST_VERSION
+    return newest_common(theirs.versions) or OLDEST_VERSION

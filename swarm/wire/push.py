@@ -20,25 +20,25 @@ from collections.abc import Sequence
 from typing import Final
 
 from swarm.errors import ConfigError, WireError
-from swarm.wire.door.connection import set_options
-from swarm.wire.door.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
-from swarm.wire.door.keys import KeyPair, address_and_key, without_ticket
-from swarm.wire.door.knocking import Knocker, TurnedAway, Word, knocks
-from swarm.wire.door.nearby import found, is_own
-from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble
-from swarm.wire.door.sealing import Session
-from swarm.wire.door.watch import Wake
-from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting, written
-from swarm.wire.seen import Seen, seen_of
+from swarm.wire.tcp_info import TcpInfo, read_tcp_info
 from swarm.wire.tensors import Bytes
+from swarm.wire.transport.client_handshake import AuthRejected, ClientMechanism, PlainClient, client_mechanism
+from swarm.wire.transport.connect import LONGEST_PAUSE_S, PAUSE_S, connect_any, parse_endpoint, wait_for_any
+from swarm.wire.transport.connection import set_options
+from swarm.wire.transport.curve_session import CurveSession
+from swarm.wire.transport.io_loop import WakeupFd
+from swarm.wire.transport.keys import KeyPair, address_and_key, split_ticket
+from swarm.wire.transport.relay.rendezvous import JOINED, Side, encode_preamble, is_ticket
+from swarm.wire.transport.unix_socket import find_socket, is_same_user
+from swarm.wire.transport.zmtp import HANDSHAKE_BYTES, ZmtpDecoder, command_frame, encode_greeting, encode_message
 
 DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker bounds the steps in flight anyway.
 _HANDSHAKE_S: Final = 3.0
 # Kernel buffer between two processes on this host, if the kernel allows it; TCP buffers grow to about this size.
-_NEARBY_BYTES: Final = 4 << 20
+_UNIX_BUFFER_BYTES: Final = 4 << 20
 _CLOSE_S: Final = 1.0
-_COPIED: Final = 64 << 10  # Frames of unsent messages below this size are copied.
-_SEALED_ASIDE: Final = 64 << 10  # Encrypting more than this takes longer than waking the background thread.
+_COPY_BELOW: Final = 64 << 10  # Frames of unsent messages below this size are copied.
+_ENCRYPT_IN_BACKGROUND: Final = 64 << 10  # Encrypting more than this takes longer than waking the background thread.
 
 
 class PushChannel:
@@ -52,24 +52,24 @@ class PushChannel:
 
     def __init__(self, endpoint: str, queue: int = DATA_QUEUE, *, pair: KeyPair | None = None) -> None:
         self.endpoint, key = address_and_key(endpoint)
-        address, self._ticket = without_ticket(self.endpoint)
+        address, self._ticket = split_ticket(self.endpoint)
         if self._ticket and not is_ticket(self._ticket):
             raise ConfigError(f"the ticket in an endpoint at {address} is invalid: it must have 32 digits (0-9, a-f)")
-        self._place = place_of(address if self._ticket else self.endpoint)
+        self._address = parse_endpoint(address if self._ticket else self.endpoint)
         self._key = key
-        self._tries_nearby = True  # Whether the next attempt uses the Unix socket, if there is one.
-        self._knocks = knocks(self.endpoint, key, pair)
+        self._try_unix = True  # Whether the next attempt uses the Unix socket, if there is one.
+        self._new_mechanism = client_mechanism(self.endpoint, key, pair)
         self._queue = queue
         self._lock = threading.Lock()  # Protects everything below except the wake-up descriptors.
         self._socket: socket.socket | None = None  # Connected, with the handshake complete.
-        self._session: Session | None = None  # Encrypts frames; None without CURVE.
-        self._first_seen: Seen | None = None  # At the handshake, which the peer answers immediately.
-        self._waiting: deque[_Waiting] = deque()  # Accepted but unsent messages; the first may be partly sent.
-        self._is_asked = False  # The caller waits for space in the queue.
+        self._session: CurveSession | None = None  # Encrypts frames; None without CURVE.
+        self._handshake_info: TcpInfo | None = None  # At the handshake, which the peer answers immediately.
+        self._unsent: deque[_Unsent] = deque()  # Accepted but unsent messages; the first may be partly sent.
+        self._is_space_requested = False  # The caller waits for space in the queue.
         self._closes_at: float | None = None  # Deadline of ``close``: unsent messages are dropped then.
         self._num_users = 2  # Of the wake-up descriptors: the owner and the background thread.
-        self._room = Wake()
-        self._wake = Wake()  # Wakes the background thread.
+        self._space_wakeup = WakeupFd()
+        self._wakeup = WakeupFd()  # Wakes the background thread.
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
         self._thread.start()
 
@@ -80,236 +80,237 @@ class PushChannel:
         """
         with self._lock:
             connected, session = self._socket, self._session
-            if connected is None or len(self._waiting) >= self._queue:
+            if connected is None or len(self._unsent) >= self._queue:
                 return False
-            if session is not None and (self._waiting or sum(map(len, frames)) > _SEALED_ASIDE):
-                self._waiting.append(_Waiting(frames, session))
-            elif self._waiting:
-                self._waiting.append(_Waiting(written(frames, None)))
+            if session is not None and (self._unsent or sum(map(len, frames)) > _ENCRYPT_IN_BACKGROUND):
+                self._unsent.append(_Unsent(frames, session))
+            elif self._unsent:
+                self._unsent.append(_Unsent(encode_message(frames, None)))
             else:
-                parts = written(frames, session)
+                parts = encode_message(frames, session)
                 try:
                     sent = connected.sendmsg(parts)
                 except (BlockingIOError, InterruptedError):
                     sent = 0
                 except OSError:
-                    self._lose()
+                    self._drop_connection()
                     return False
                 if sent == sum(map(len, parts)):
                     return True
-                self._waiting.append(_Waiting(parts, sent=sent))
-        self._wake.set()
+                self._unsent.append(_Unsent(parts, sent=sent))
+        self._wakeup.set()
         return True
 
-    def asks_for_room(self) -> bool:
+    def poll_writable(self) -> bool:
         """Whether a message would be accepted now. If not, ``fileno`` becomes readable as soon as one would be."""
         with self._lock:
-            self._room.clear()
-            self._is_asked = not self._has_room
-            return self._has_room
+            self._space_wakeup.clear()
+            self._is_space_requested = not self._has_space
+            return self._has_space
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until a message would be accepted. Return False on timeout."""
-        if not self.asks_for_room():
-            wait_for(time.monotonic() + timeout_s, self._room)
-        return self.asks_for_room()
+        if not self.poll_writable():
+            wait_for_any(time.monotonic() + timeout_s, self._space_wakeup)
+        return self.poll_writable()
 
     def fileno(self) -> int:
         """Return the descriptor described in ``poll_writable``."""
-        return self._room.fileno()
+        return self._space_wakeup.fileno()
 
-    def seen(self) -> Seen | None:
+    def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's measurements of the connection; callable from any thread.
 
         The round trip is that of the handshake, because a peer that only receives lets its kernel delay
         acknowledgements. None if not connected, connected through a relay, or not TCP.
         """
         with self._lock, contextlib.suppress(OSError):
-            now = None if self._socket is None else seen_of(self._socket)
-            if now is not None and self._first_seen is not None:
-                return now._replace(round_trip_s=self._first_seen.round_trip_s)
+            now = None if self._socket is None else read_tcp_info(self._socket)
+            if now is not None and self._handshake_info is not None:
+                return now._replace(round_trip_s=self._handshake_info.round_trip_s)
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the connection. Accepted messages may still be sent for ``linger_s``, in the background."""
         with self._lock:
             self._closes_at = time.monotonic() + linger_s
-        self._wake.set()
+        self._wakeup.set()
         if not linger_s:
             self._thread.join(_CLOSE_S)
-        self._leave()
+        self._release_wakeups()
 
     @property
-    def _has_room(self) -> bool:
-        return self._socket is not None and len(self._waiting) < self._queue
+    def _has_space(self) -> bool:
+        return self._socket is not None and len(self._unsent) < self._queue
 
-    def _tell_room(self) -> None:
-        if self._is_asked and self._has_room:
-            self._is_asked = False
-            self._room.set()
+    def _signal_space(self) -> None:
+        if self._is_space_requested and self._has_space:
+            self._is_space_requested = False
+            self._space_wakeup.set()
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
         """Drop the connection; the background thread notices that by itself."""
-        self._waiting.clear()
+        self._unsent.clear()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket = self._session = None
 
-    def _leave(self) -> None:
+    def _release_wakeups(self) -> None:
         with self._lock:
             self._num_users -= 1
             is_last = not self._num_users
         if is_last:
-            self._room.close()
-            self._wake.close()
+            self._space_wakeup.close()
+            self._wakeup.close()
 
     # --- the own thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = PAUSE_S
         try:
-            while not self._is_over():
-                with contextlib.suppress(OSError), self._connected() as made:
+            while not self._is_closed():
+                with contextlib.suppress(OSError), self._connect() as made:
                     is_nearby = made.family == socket.AF_UNIX
-                    self._tries_nearby = not is_nearby  # Reset when the handshake succeeds.
-                    session = self._shaken(made, Word(self._key) if is_nearby else self._knocks())
-                    self._tries_nearby, pause_s = True, PAUSE_S
+                    self._try_unix = not is_nearby  # Reset when the handshake succeeds.
+                    session = self._handshake(made, PlainClient(self._key) if is_nearby else self._new_mechanism())
+                    self._try_unix, pause_s = True, PAUSE_S
                     self._serve(made, session)
-                if self._is_over():  # The wake-up for closing is already consumed, and ``close`` waits for this thread.
+                # The wake-up for closing is already consumed, and ``close`` waits for this thread.
+                if self._is_closed():
                     break
-                wait_for(time.monotonic() + pause_s, self._wake)
-                self._wake.clear()
+                wait_for_any(time.monotonic() + pause_s, self._wakeup)
+                self._wakeup.clear()
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        except TurnedAway:
+        except AuthRejected:
             pass
         finally:
-            self._leave()
+            self._release_wakeups()
 
-    def _is_over(self) -> bool:
+    def _is_closed(self) -> bool:
         with self._lock:
-            closes_at, waits = self._closes_at, bool(self._waiting)
+            closes_at, waits = self._closes_at, bool(self._unsent)
         return closes_at is not None and (not waits or time.monotonic() >= closes_at)
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         """Connect to the Unix socket if there is one, else to any of the host's addresses, or through the relay. Raises
         OSError."""
-        nearby = found(self._key, self._place[1]) if self._tries_nearby and not self._ticket else None
-        if nearby is not None:
+        path = find_socket(self._key, self._address[1]) if self._try_unix and not self._ticket else None
+        if path is not None:
             with contextlib.suppress(OSError):
-                return self._connected_nearby(nearby)
-        made = dialled(self._place, self._await)
+                return self._connect_unix(path)
+        sock = connect_any(self._address, self._wait_for_event)
         try:
             if self._ticket:
-                self._be_joined(made)
+                self._wait_for_join(sock)
         except OSError:
-            made.close()
+            sock.close()
             raise
-        return made
+        return sock
 
-    def _be_joined(self, made: socket.socket) -> None:
+    def _wait_for_join(self, sock: socket.socket) -> None:
         """Send our ticket to the relay and wait for the receiver. Raises OSError."""
-        said = preamble(Side.SENDS, self._ticket)
-        if made.send(said) < len(said):
+        line = encode_preamble(Side.SENDER, self._ticket)
+        if sock.send(line) < len(line):
             raise BlockingIOError(errno.EAGAIN, "not even the ticket is read")
-        self._await(made, select.POLLIN, time.monotonic() + _HANDSHAKE_S)
-        if made.recv(len(JOINED)) != JOINED:
+        self._wait_for_event(sock, select.POLLIN, time.monotonic() + _HANDSHAKE_S)
+        if sock.recv(len(JOINED)) != JOINED:
             raise ConnectionResetError(errno.ECONNRESET, "disconnected")
 
-    def _connected_nearby(self, path: str) -> socket.socket:
-        made = socket.socket(socket.AF_UNIX)
+    def _connect_unix(self, path: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
         try:
-            set_options(made)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEARBY_BYTES)
-            made.connect(path)
-            if not is_own(made):
+            set_options(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+            sock.connect(path)
+            if not is_same_user(sock):
                 raise PermissionError(errno.EPERM, "a process of another user")
         except OSError:
-            made.close()
+            sock.close()
             raise
-        return made
+        return sock
 
-    def _shaken(self, made: socket.socket, knocker: Knocker) -> Session | None:
+    def _handshake(self, sock: socket.socket, mechanism: ClientMechanism) -> CurveSession | None:
         """Complete the handshake. Raises OSError for temporary failures, AuthRejected for permanent ones."""
-        inlet = Inlet(HANDSHAKE_BYTES, knocker)
+        decoder = ZmtpDecoder(HANDSHAKE_BYTES, mechanism)
         give_up_at = time.monotonic() + _HANDSHAKE_S
-        answer = greeting(knocker.name, listens=False) + as_command(knocker.first)
+        answer = encode_greeting(mechanism.name, is_server=False) + command_frame(mechanism.first)
         while True:
-            if answer and made.send(answer) < len(answer):
+            if answer and sock.send(answer) < len(answer):
                 raise BlockingIOError(errno.EAGAIN, "not even the handshake is read")
-            self._await(made, select.POLLIN, give_up_at)
-            if not (came := made.recv(HANDSHAKE_BYTES)):
+            self._wait_for_event(sock, select.POLLIN, give_up_at)
+            if not (received := sock.recv(HANDSHAKE_BYTES)):
                 raise ConnectionResetError(errno.ECONNRESET, "disconnected")
-            inlet.feed(came)
+            decoder.feed(received)
             try:
-                is_through = inlet.shake()
+                is_through = decoder.advance_handshake()
             except WireError as error:
-                if isinstance(error, TurnedAway) and self._is_final(made):
+                if isinstance(error, AuthRejected) and self._is_final(sock):
                     raise
                 raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
             if is_through:
-                return knocker.session
-            answer, inlet.answer = inlet.answer, b""
+                return mechanism.session
+            answer, decoder.answer = decoder.answer, b""
 
-    def _is_final(self, made: socket.socket) -> bool:
+    def _is_final(self, sock: socket.socket) -> bool:
         """Whether the rejection is permanent. Through a relay it is, too: only the listener itself can prove it."""
-        return made.family != socket.AF_UNIX
+        return sock.family != socket.AF_UNIX
 
-    def _await(self, made: socket.socket, event: int, give_up_at: float) -> None:
+    def _wait_for_event(self, sock: socket.socket, event: int, give_up_at: float) -> None:
         """Wait for the other end. Raises OSError on timeout, or when this channel is closed."""
-        news = wait_for(give_up_at, self._wake, (made, event))
-        self._wake.clear()
-        if made.fileno() not in news:
-            raise TimeoutError(errno.ETIMEDOUT, "closed" if self._is_over() else "no answer")
+        events = wait_for_any(give_up_at, self._wakeup, (sock, event))
+        self._wakeup.clear()
+        if sock.fileno() not in events:
+            raise TimeoutError(errno.ETIMEDOUT, "closed" if self._is_closed() else "no answer")
 
-    def _serve(self, made: socket.socket, session: Session | None) -> None:
+    def _serve(self, sock: socket.socket, session: CurveSession | None) -> None:
         """Send queued messages until the connection ends. Raises OSError."""
-        first_seen = None if self._ticket else seen_of(made)
+        first_seen = None if self._ticket else read_tcp_info(sock)
         with self._lock:
-            self._socket, self._session, self._first_seen = made, session, first_seen
-            self._tell_room()
+            self._socket, self._session, self._handshake_info = sock, session, first_seen
+            self._signal_space()
         try:
-            while not self._is_over() and self._goes_on(made):
+            while not self._is_closed() and self._serve_once(sock):
                 pass
         finally:
             with self._lock:
-                self._lose()
+                self._drop_connection()
 
-    def _goes_on(self, made: socket.socket) -> bool:
+    def _serve_once(self, sock: socket.socket) -> bool:
         """Wait for an event and handle it. Return False when the connection has ended."""
         with self._lock:
-            first = self._waiting[0] if self._waiting else None
+            first = self._unsent[0] if self._unsent else None
             give_up_at = self._closes_at
-        news = wait_for(
-            give_up_at, self._wake, (made, select.POLLIN if first is None else select.POLLIN | select.POLLOUT)
+        events = wait_for_any(
+            give_up_at, self._wakeup, (sock, select.POLLIN if first is None else select.POLLIN | select.POLLOUT)
         )
-        if self._wake.fileno() in news:
-            self._wake.clear()
-        came = news.get(made.fileno(), 0)
-        if came & ~select.POLLOUT:  # The other end never sends anything, so this is the end of the connection.
+        if self._wakeup.fileno() in events:
+            self._wakeup.clear()
+        ready = events.get(sock.fileno(), 0)
+        if ready & ~select.POLLOUT:  # The other end never sends anything, so this is the end of the connection.
             return False
-        if came and first is not None:
-            first.seal()
+        if ready and first is not None:
+            first.encrypt()
         with self._lock:
-            if self._socket is made and came and first is not None and first.write(made):
-                self._waiting.popleft()
-                self._tell_room()
-            return self._socket is made
+            if self._socket is sock and ready and first is not None and first.write(sock):
+                self._unsent.popleft()
+                self._signal_space()
+            return self._socket is sock
 
 
-class _Waiting:
+class _Unsent:
     """An unsent message, or the rest of one."""
 
-    def __init__(self, frames: Sequence[Bytes], session: Session | None = None, sent: int = 0) -> None:
+    def __init__(self, frames: Sequence[Bytes], session: CurveSession | None = None, sent: int = 0) -> None:
         """``session``: encrypts the frames later. Without it ``frames`` are encoded already, and ``sent`` bytes of them
         are sent."""
-        self._parts: list[Bytes] = [frame if len(frame) > _COPIED else bytes(frame) for frame in frames]
+        self._parts: list[Bytes] = [frame if len(frame) > _COPY_BELOW else bytes(frame) for frame in frames]
         self._session = session
         self._drop(sent)
 
-    def seal(self) -> None:
+    def encrypt(self) -> None:
         if self._session is not None:
-            self._parts, self._session = written(self._parts, self._session), None
+            self._parts, self._session = encode_message(self._parts, self._session), None
 
     def write(self, connected: socket.socket) -> bool:
         """Write what the kernel accepts. Return whether everything is written. Raises OSError."""

@@ -59,7 +59,7 @@ def pack(
     size = array.size * as_stored.itemsize
     if size > MAX_TENSOR_BYTES:
         raise WireError(f"a tensor of {size} bytes is too large to send: the limit is {MAX_TENSOR_BYTES}")
-    stored = np.ascontiguousarray(array if array.dtype == as_stored else _narrowed(array, dtype))
+    stored = np.ascontiguousarray(array if array.dtype == as_stored else _narrow(array, dtype))
     data = stored.data.cast("B") if size else memoryview(b"")  # An empty buffer can't be cast.
     return TensorSpec(dtype, array.shape, size, checksum(data) if checked else 0), data
 
@@ -103,7 +103,7 @@ def from_bfloat16(patterns: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (patterns.astype(np.uint32) << 16).view(np.float32)
 
 
-def _narrowed(array: NDArray[np.generic], dtype: WireDtype) -> NDArray[np.generic]:
+def _narrow(array: NDArray[np.generic], dtype: WireDtype) -> NDArray[np.generic]:
     if array.dtype == np.float32 and dtype == "bfloat16":
         return to_bfloat16(array.view(np.float32))
     if array.dtype == np.float32 and dtype == "float16":
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def not_finite(step: Step, hidden: NDArray[np.float32] | None) -> tuple[SequencePosition, ...]:
+def find_not_finite(step: Step, hidden: NDArray[np.float32] | None) -> tuple[SequencePosition, ...]:
     """Return the sequences whose hidden states are not all finite, each with its first such position; almost always
     none."""
     if hidden is None:
@@ -124,18 +124,18 @@ def not_finite(step: Step, hidden: NDArray[np.float32] | None) -> tuple[Sequence
     finite: NDArray[np.bool_] = np.isfinite(hidden)
     if finite.all():
         return ()
-    found: list[SequencePosition] = []
+    positions: list[SequencePosition] = []
     whole: NDArray[np.bool_] = np.asarray(finite.all(axis=-1))
     taken = 0
     for row in step.rows:
         rows = whole[taken : taken + row.count]
         taken += row.count
         if not rows.all():
-            found.append(SequencePosition(row.sequence, row.start + int(np.argmin(rows))))
-    return tuple(found)
+            positions.append(SequencePosition(row.sequence, row.start + int(np.argmin(rows))))
+    return tuple(positions)
 
 
-def in_words(rows: tuple[SequencePosition, ...]) -> str:
+def describe_positions(rows: tuple[SequencePosition, ...]) -> str:
     """Describe the sequences for people; lists the first few of many."""
     named = ", ".join(f"sequence {row.sequence} from position {row.position} on" for row in rows[:4])
     return named if len(rows) <= 4 else f"{named} and {len(rows) - 4} more"

@@ -47,27 +47,27 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
 }
 
 
-def common(theirs: Iterable[int]) -> int | None:
+def newest_common(theirs: Iterable[int]) -> int | None:
     """Return the newest version that both sides support, or None."""
     return max(set(theirs) & set(VERSIONS), default=None)
 
 
-def as_of(version: int, kind: str, header: bytes) -> bytes:
+def downgrade_header(version: int, kind: str, header: bytes) -> bytes:
     """Return a message's header in the encoding of an older version. Raises WireError if that version can't express
     it."""
-    added = [(newer, name) for newer in VERSIONS if newer > version for name in ADDED[newer] if _is_of(name, kind)]
+    added = [(newer, name) for newer in VERSIONS if newer > version for name in ADDED[newer] if _belongs_to(name, kind)]
     if not added:
         return header
     fields: dict[str, Any] = msgspec.msgpack.decode(header)
     for newer, name in added:
-        value = _taken_out(fields, name.split(".")[1:], version)
+        value = _remove_field(fields, name.split(".")[1:], version)
         if value and not ADDED[newer][name]:
             raise WireError(f"{name} needs version {newer} of the protocol, the peer supports {version}: upgrade it")
     fields["v"] = min(fields["v"], version)
     return msgspec.msgpack.encode(fields)
 
 
-def _taken_out(fields: dict[str, Any], path: list[str], version: int) -> object:
+def _remove_field(fields: dict[str, Any], path: list[str], version: int) -> object:
     """Remove a field and return its value: False if it is absent (its default), True for a whole kind (empty path).
 
     A message nested in the message is converted to the older version, too.
@@ -81,5 +81,5 @@ def _taken_out(fields: dict[str, Any], path: list[str], version: int) -> object:
     return fields.pop(path[-1], False)
 
 
-def _is_of(name: str, kind: str) -> bool:
+def _belongs_to(name: str, kind: str) -> bool:
     return name.partition(".")[0] == kind

@@ -17,8 +17,8 @@ from typing import Any, Self
 import psutil
 
 from swarm import Client
+from swarm.admin.report_rows import is_present
 from swarm.errors import ClientError
-from swarm.govern.rows import is_here
 from tests.integration.gateway import request, status
 from tests.integration.processes import KEEPER, free_ports
 
@@ -73,7 +73,7 @@ class Swarm:
         report = self.client.query("status")
         if (report["state"], report["num_stages"]) != ("serving", NUM_WORKERS) or not self.is_idle(report):
             return False
-        workers = [worker for worker in self.client.query("nodes")["workers"] if is_here(worker)]
+        workers = [worker for worker in self.client.query("nodes")["workers"] if is_present(worker)]
         # One may still be called slow, since other work had the cores: it is looked at again only when it has some.
         return len(workers) == NUM_WORKERS and all(worker["verdict"] in ("well", "slow") for worker in workers)
 

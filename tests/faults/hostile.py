@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from swarm.cli import main as swarm
-from swarm.stage.shell.control import Control
+from swarm.stage.shell.control import ControlConnection
 from swarm.stage.shell.service import WorkerService
-from swarm.wire.dealer import Link
+from swarm.wire.dealer import ConnectionEvent
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 
@@ -25,7 +25,12 @@ VARIABLE: Final = "HOSTILE_NOTES"
 PAUSE_S: Final = 0.02
 
 _said: dict[PushChannel, Sequence[Any]] = {}
-_hears, _says, _take, _turned_away = PullChannel.receive, PushChannel.send, Control._take, Control._turned_away
+_hears, _says, _take, _turned_away = (
+    PullChannel.receive,
+    PushChannel.send,
+    ControlConnection._handle_frames,
+    ControlConnection._on_auth_rejected,
+)
 
 
 def note(what: str) -> None:
@@ -45,15 +50,15 @@ def says(push: PushChannel, frames: Sequence[Any]) -> bool:
     return _says(push, frames)
 
 
-def takes(control: Control, frames: Any) -> None:
+def takes(control: ControlConnection, frames: Any) -> None:
     note("heard-an-order")
     _take(control, frames)
 
 
-def knocks_again(control: Control) -> None:
+def knocks_again(control: ControlConnection) -> None:
     note("turned-away")
-    control._channel._arrived.append(Link.DOWN)
-    control._loop.call_later(0.2, control._channel.renew)
+    control._channel._arrived.append(ConnectionEvent.LOST)
+    control._loop.call_later(0.2, control._channel.reconnect)
 
 
 def says_again() -> None:
@@ -73,10 +78,10 @@ def main() -> None:
     PushChannel.is_left = False  # type: ignore[attr-defined]
     PushChannel.close = leaves  # type: ignore[method-assign]
     PullChannel.receive = hears  # type: ignore[method-assign]
-    PullChannel.reconsider = lambda _pull: None  # type: ignore[method-assign]
+    PullChannel.drop_unauthorized = lambda _pull: None  # type: ignore[method-assign]
     PushChannel.send = says  # type: ignore[method-assign]
-    Control._take = takes  # type: ignore[method-assign]
-    Control._turned_away = knocks_again  # type: ignore[method-assign]
+    ControlConnection._handle_frames = takes  # type: ignore[method-assign]
+    ControlConnection._on_auth_rejected = knocks_again  # type: ignore[method-assign]
     WorkerService.end = lambda _service, _code, reason: note(f"should-end {reason}")  # type: ignore[method-assign]
     threading.Thread(target=says_again, daemon=True).start()
     sys.exit(swarm.run(sys.argv[1:]))

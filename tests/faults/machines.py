@@ -14,11 +14,11 @@ from typing import Any
 from unittest import mock
 
 from swarm import AsyncClient
+from swarm.auth import invitation
+from swarm.auth.access import ROLES
 from swarm.cli.joining import join
-from swarm.lock import invitation
-from swarm.lock.access import ROLES
-from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Invite, Role
+from swarm.wire.transport.keys import new_pair
 from tests.faults.bench import Swarm
 from tests.faults.linux import inside
 from tests.faults.zygote import HOSTNAME_VARIABLE, NAMESPACE_VARIABLE, Zygote
@@ -107,7 +107,7 @@ async def _invitation(role: Role, uses: int) -> str:
     async with AsyncClient(f"tcp://127.0.0.1:{PORT}", connect_timeout_s=60.0) as client:
         body = await client.invite(Invite(key=pair.public, role=role, uses=uses, valid_s=3600.0, name=""))
     addresses: Any = body["addresses"]
-    return invitation.text(invitation.Invitation(tuple(addresses), str(body["key"]), pair.secret, role))
+    return invitation.encode(invitation.Invitation(tuple(addresses), str(body["key"]), pair.secret, role))
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import pytest
 from swarm import AsyncClient
 from swarm.broker.actions import WriteEpoch
 from swarm.broker.journal.database import FILE, VERSION
-from swarm.broker.journal.disk import RESERVE, RESERVED
+from swarm.broker.journal.disk import RESERVE_BYTES, RESERVE_FILE
 from swarm.broker.journal.salvage import ASIDE
-from swarm.broker.journal.store import Moment, Store
+from swarm.broker.journal.store import JournalStore, Timestamp
 from swarm.errors import SwarmError
 from tests.faults.bench import Answers, Bench, Swarm, ask, rare
 from tests.faults.linux import Cgroup, fill, needs_cgroup, small_disk
@@ -263,7 +263,7 @@ async def test_the_broker_dies_while_the_disk_is_full(
                 assert "full" in (await client.query("status"))["journal_problem"]
                 (disk / "ballast").unlink()
             await swarm.until(client, "status", lambda s: not s["journal_problem"])
-            assert (disk / "state" / RESERVE).stat().st_size == RESERVED
+            assert (disk / "state" / RESERVE_FILE).stat().st_size == RESERVE_BYTES
             assert await ask(client, 2) == expected[2]
 
 
@@ -276,7 +276,7 @@ def test_a_disk_without_any_room(swarm: Swarm, tmp_path: Path) -> None:
         assert code == 1
         assert "full" in said or "No space left" in said
         (disk / "ballast").write_bytes(b"")
-        store = Store(disk)
+        store = JournalStore(disk)
         store.close()
 
 
@@ -284,14 +284,14 @@ def test_a_disk_without_any_room(swarm: Swarm, tmp_path: Path) -> None:
 def test_a_journal_that_can_not_grow(tmp_path: Path) -> None:
     """What is in the write-ahead log finds no room in the file: it stays where it is, and counts."""
     with small_disk(tmp_path / "disk", "6m") as disk:
-        first = Store(disk)
+        first = JournalStore(disk)
         first.reserve.fill()
         for number in range(8):
-            first.write([WriteEpoch(number, (f"w{'0' * 4096 * number}",))], Moment.now())
+            first.write([WriteEpoch(number, (f"w{'0' * 4096 * number}",))], Timestamp.now())
         fill(disk / "ballast")
-        second = Store(disk)
-        assert second.past(Moment.now(), retained_s=60.0).epoch == 7
-        assert second.reserve.num_bytes > RESERVED // 2, "most is left for epochs"
+        second = JournalStore(disk)
+        assert second.read_snapshot(Timestamp.now(), retained_s=60.0).epoch == 7
+        assert second.reserve.num_bytes > RESERVE_BYTES // 2, "most is left for epochs"
         assert (disk / f"{FILE}-wal").stat().st_size
         for store in (first, second):
             store.close()
@@ -301,8 +301,8 @@ def test_a_journal_that_can_not_grow(tmp_path: Path) -> None:
 def test_the_log_leaves_room_on_a_small_disk(tmp_path: Path) -> None:
     """What is folded into the file every so often is little there."""
     with small_disk(tmp_path / "disk", "6m") as disk:
-        store = Store(disk)
+        store = JournalStore(disk)
         for number in range(1000):
-            store.write([WriteEpoch(number, ("w0",) * 200)], Moment.now())
+            store.write([WriteEpoch(number, ("w0",) * 200)], Timestamp.now())
         assert (disk / f"{FILE}-wal").stat().st_size < 1 << 19
         store.close()

@@ -71,10 +71,10 @@ def test_who_is_revoked_and_does_not_go_is_shut_out_everywhere(hosts: dict[str, 
 FLOOD = """
 import asyncio, sys
 from pathlib import Path
-from swarm.lock.known import find
+from swarm.auth.memberships import find
 from swarm.wire.codec import CLIENT
-from swarm.wire.door.mechanisms import told
-from swarm.wire.door.zmtp import framed
+from swarm.wire.transport.server_handshake import told
+from swarm.wire.transport.zmtp import framed
 from tests.integration.crowd import CURVE, Line, as_command
 from tests.unit.wire.test_curve import Knocker
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from swarm.client.contact import UNANSWERED_S
+from swarm.client.connection_state import UNANSWERED_S
 from swarm.demo import model_path
 from tests.faults.bench import WAIT_S, Swarm
 from tests.faults.zygote import Zygote

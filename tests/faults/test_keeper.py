@@ -16,7 +16,7 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.stage import native
-from swarm.stage.shell import keeper
+from swarm.stage.shell import fast_exit
 from tests.faults.bench import Swarm
 from tests.faults.zygote import Zygote
 from tests.integration.processes import KEEPER
@@ -25,8 +25,8 @@ PATIENCE_S = 20.0
 
 
 def _absence() -> str:
-    with keeper.kept() as pid:
-        return "" if pid else native.built()[1] or "no such system calls"
+    with fast_exit.keep_memory() as pid:
+        return "" if pid else native.open_library()[1] or "no such system calls"
 
 
 pytestmark = pytest.mark.skipif(bool(_absence()), reason=f"no keeper: {_absence()}")
@@ -82,11 +82,11 @@ def test_sockets_are_closed_before_memory_is_given_back() -> None:
 def test_it_holds_nothing_but_the_memory() -> None:
     """No descriptor, no folder, no signal of the process; its own end is not the process's; and it goes in order."""
     before = os.listdir("/proc/self/fd")
-    with keeper.kept() as pid:
+    with fast_exit.keep_memory() as pid:
         assert pid is not None
         process = psutil.Process(pid)
         _until(lambda: process.num_fds() == 1 and os.getsid(pid) == pid, process)  # the one by which it sees the end
-        assert process.name() == keeper.NAME == KEEPER
+        assert process.name() == fast_exit.NAME == KEEPER
         assert process.cwd() == "/"
         assert os.listdir("/proc/self/fd") == before
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP, signal.SIGCONT):
@@ -98,7 +98,7 @@ def test_it_holds_nothing_but_the_memory() -> None:
 
 def test_a_keeper_that_was_killed_is_not_missed() -> None:
     """The process lives on, and ends in order."""
-    with keeper.kept() as pid:
+    with fast_exit.keep_memory() as pid:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
     assert not psutil.pid_exists(pid)
@@ -145,7 +145,7 @@ async def test_nothing_remains_of_a_worker(
             await swarm.until_serving(client, 1)
         worker = swarm.workers.pop("w0")
         (kept,) = psutil.Process(worker.pid).children(recursive=True)
-        assert kept.name() == keeper.NAME
+        assert kept.name() == fast_exit.NAME
         worker.send_signal(number)
         assert worker.wait(PATIENCE_S) == code
         _gone(kept)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.broker.journal.database import FILE
-from swarm.broker.journal.store import Store
+from swarm.broker.journal.store import JournalStore
 from tests.faults.bench import Bench, Swarm
 
 NOTICED_S = 1.0
@@ -35,7 +35,7 @@ def _removed(state: Path) -> None:
 
 def _replaced(state: Path) -> None:
     """Something else is put in its place, as by somebody who takes the broker for stopped."""
-    Store(state / "backup").close()
+    JournalStore(state / "backup").close()
     os.replace(state / "backup" / FILE, state / FILE)
     shutil.rmtree(state / "backup")
 

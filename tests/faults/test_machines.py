@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from swarm.ctl.look.ailments import Reports, ailments
+from swarm.auth import memberships
+from swarm.auth.access import BrokerCredentials, credentials_for
+from swarm.ctl.inspect.diagnostics import Reports, diagnose
 from swarm.errors import Unavailable
-from swarm.lock import known
-from swarm.lock.access import Access, access_to
 from tests.faults.bench import IS_THOROUGH, MODE_VARIABLE, Answers, Bench, ask, rare
 from tests.faults.linux import call, why_no_namespaces
 from tests.faults.machines import Machines, machines
@@ -76,7 +76,7 @@ async def test_the_ways_between_machines_are_told(bench: Bench, swarm: Machines)
         assert 0 < row["next"]["round_trip_s"] < 1
         assert row["next"]["bytes_per_s"] > 0
         assert abs(row["clock_ahead_s"]) < 1
-    found = ailments(Reports(await bench.client.query("status"), nodes, await bench.client.query("plan")))
+    found = diagnose(Reports(await bench.client.query("status"), nodes, await bench.client.query("plan")))
     assert len([each for each in found if each.about == "way"]) == 3
     assert [each.level for each in found if each.about == "clock"] == ["ok"]
 
@@ -250,14 +250,18 @@ async def test_two_swarms_on_one_network(
         with pytest.raises(Unavailable, match="has not joined"):
             AsyncClient(other.url)
         # Who has joined the first one, and knocks at the second with that key, is heard by nobody.
-        here = access_to(swarm.url)
-        theirs = known.find(hosts["b"].home / "state" / "swarm") if await asyncio.to_thread(_joined, other) else None
+        here = credentials_for(swarm.url)
+        theirs = (
+            memberships.find(hosts["b"].home / "state" / "swarm") if await asyncio.to_thread(_joined, other) else None
+        )
         assert theirs is not None
-        stranger = Access(other.url, theirs.endpoint, here.pair)
+        stranger = BrokerCredentials(other.url, theirs.endpoint, here.pair)
         async with AsyncClient(stranger, connect_timeout_s=5.0) as lost:
             with pytest.raises(Unavailable):
                 await lost.query("nodes")
-        async with AsyncClient(Access(other.url, theirs.endpoint, theirs.pair), connect_timeout_s=20.0) as client:
+        async with AsyncClient(
+            BrokerCredentials(other.url, theirs.endpoint, theirs.pair), connect_timeout_s=20.0
+        ) as client:
             await other.until_serving(client, 1)
             answers, _ = await asyncio.gather(ask(client, 2), bench.right([0, 2]))
             assert answers == bench.expected[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment
+from swarm.broker.journal.store import JournalLimits, Timestamp
 from tests.faults.bench import rare
 from tests.faults.platter import Platter
 
@@ -60,8 +60,8 @@ def live(platter: Platter, deeds: str = "", **disk: str) -> dict[str, list[objec
 def on_the_disk(platter: Platter, to: Path) -> list[list[object]]:
     """Read what the first broker finds after the power came back."""
     platter.power_cut(to)
-    store, notes = open_or_salvage(to, Bounds())
-    past = store.past(Moment.now(), retained_s=60.0)
+    store, notes = open_or_salvage(to, JournalLimits())
+    past = store.read_snapshot(Timestamp.now(), retained_s=60.0)
     store.close()
     assert notes == ()
     return sorted([each.submit.request_id, each.sequences[0].tokens] for each in past.requests)

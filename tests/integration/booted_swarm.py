@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swarm.govern.rows import Row, is_here
+from swarm.admin.report_rows import Row, is_present
 from tests.integration.booted import PROGRAMS, SOON_S, Booted
 from tests.integration.reports import Reporter
 
@@ -80,7 +80,7 @@ class BootedSwarm(Booted):
 
     def has(self, worker: str) -> bool:
         """Is it here?"""
-        return any(row["name"] == worker and is_here(row) for row in self.workers())
+        return any(row["name"] == worker and is_present(row) for row in self.workers())
 
     def layers(self) -> dict[str, object]:
         """Of those that have some."""

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from swarm.wire.door.keys import KeyPair, new_pair
-from swarm.wire.door.mechanisms import named, told
-from swarm.wire.door.zmtp import as_command, framed, greeting
+from swarm.wire.transport.keys import KeyPair, new_pair
+from swarm.wire.transport.server_handshake import encode_command, encode_metadata
+from swarm.wire.transport.zmtp import command_frame, encode_greeting, frame_header
 from tests.unit.wire.test_curve import Knocker
 
-CURVE: Final = greeting(b"CURVE", listens=False)
+CURVE: Final = encode_greeting(b"CURVE", is_server=False)
 _CONNECT_S: Final = 30.0
 _AT_ONCE: Final = 500  # that are on their way in
 _DRIP_S: Final = 0.5
@@ -99,13 +99,15 @@ async def _garbage(_door: Door, line: Line) -> None:
 
 async def _null(_door: Door, line: Line) -> None:
     """No mechanism, and a message at once."""
-    ready = named(b"READY", told(Socket_Type=b"DEALER", Identity=b"x"))
-    line.write(greeting(b"NULL", listens=False) + as_command(ready) + framed(5, more=False) + b"hello")
+    ready = encode_command(b"READY", encode_metadata(Socket_Type=b"DEALER", Identity=b"x"))
+    line.write(
+        encode_greeting(b"NULL", is_server=False) + command_frame(ready) + frame_header(5, more=False) + b"hello"
+    )
 
 
 async def _noise(_door: Door, line: Line) -> None:
     """A HELLO in form only."""
-    line.write(CURVE + as_command(named(b"HELLO", b"\x01\x00" + bytes(range(192)))))
+    line.write(CURVE + command_frame(encode_command(b"HELLO", b"\x01\x00" + bytes(range(192)))))
 
 
 async def _wrong_key(door: Door, line: Line) -> None:
@@ -137,16 +139,16 @@ KINDS: Final[dict[str, Rudeness]] = {
 
 
 def _knocker(door: Door, own: KeyPair) -> Knocker:
-    return Knocker(own, door.public, told(Socket_Type=door.speaks.encode()))
+    return Knocker(own, door.public, encode_metadata(Socket_Type=door.speaks.encode()))
 
 
 async def converse(knocker: Knocker, line: Line) -> bytes:
     """Shake hands as far as the door does, and say hello. Returns every byte that was said."""
-    first = CURVE + as_command(knocker.hello())
+    first = CURVE + command_frame(knocker.hello())
     line.write(first)
     initiate = knocker.initiate((await line.read(_WELCOME))[66:_WELCOME])
     message = knocker.message(b"hello")
-    rest = bytes([6]) + len(initiate).to_bytes(8, "big") + initiate + framed(len(message), more=False) + message
+    rest = bytes([6]) + len(initiate).to_bytes(8, "big") + initiate + frame_header(len(message), more=False) + message
     line.write(rest)
     return first + rest
 

@@ -22,9 +22,8 @@ import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from swarm.errors import ConfigError, WireError
-from swarm.wire.channel import Place, RouterChannel
+from swarm.wire.channel import BindAddress, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.door.peers import Arrived
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -39,6 +38,7 @@ from swarm.wire.messages import (
     Description,
     Finished,
     GetAsset,
+    GetRequest,
     Hop,
     Invite,
     Join,
@@ -46,17 +46,16 @@ from swarm.wire.messages import (
     Malformed,
     Manifest,
     PayloadSpec,
+    PlanCommand,
     Query,
-    Recall,
-    Recalled,
     Rejected,
     Report,
+    RequestDetails,
     Revoke,
     RotateBroker,
     RotateMember,
     ServerMessage,
     ShowSettings,
-    Steer,
     Stop,
     StopWorker,
     Submit,
@@ -66,6 +65,7 @@ from swarm.wire.messages import (
 )
 from swarm.wire.schema import client_schema
 from swarm.wire.sockets import DATA_PORTS
+from swarm.wire.transport.peers import MessageReceived
 
 WINDOW = 256
 _AGAIN_S = 0.001  # until what found no room in a peer's queue is tried again
@@ -141,7 +141,7 @@ class FakeBroker:
     """``answer`` scripts a request's continuations. ``allowed`` tokens of each are sent at once, the rest when it grows
     (None: all). ``chunk`` tokens travel together. ``refuse`` may turn a submission down. ``lose`` tells which token
     messages vanish on their way; ``repeat`` sends each twice. ``greets``: how it greets back (None: not at all).
-    ``retell`` changes what it says on the way."""
+    ``last_lines`` changes what it says on the way."""
 
     answer: Callable[[Submit, int], list[int]]
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
@@ -185,7 +185,7 @@ class FakeBroker:
         """At the same port as before, or at any below the ephemeral ones (a dead one of those can meet itself)."""
         for port in [self.port] if self.port else random.sample(DATA_PORTS, 50):
             with contextlib.suppress(ConfigError):
-                return RouterChannel([Place("127.0.0.1")], port, CLIENT.frame_limit_bytes)
+                return RouterChannel([BindAddress("127.0.0.1")], port, CLIENT.frame_limit_bytes)
         raise ConfigError("no free port for the fake broker")
 
     async def shut(self) -> None:
@@ -237,10 +237,10 @@ class FakeBroker:
 
     async def _listen(self, door: RouterChannel) -> None:
         async for event in door:
-            if isinstance(event, Arrived):
+            if isinstance(event, MessageReceived):
                 await self._arrived(event)
 
-    async def _arrived(self, event: Arrived) -> None:
+    async def _arrived(self, event: MessageReceived) -> None:
         if read_greeting(event.frames) is not None:
             if self.greets is not None and self._door is not None:
                 self._door.send(event.peer, [msgspec.msgpack.encode(self.greets)])
@@ -268,7 +268,9 @@ class FakeBroker:
                 self._say(
                     peer, AssetPart(name=name, offset=offset, total=total, payload=PayloadSpec(len(part), 0)), part
                 )
-            case Query() | Join() | StopWorker() | Steer() | Invite() | Revoke() | RotateBroker() | RotateMember():
+            case (
+                Query() | Join() | StopWorker() | PlanCommand() | Invite() | Revoke() | RotateBroker() | RotateMember()
+            ):
                 self._report(peer, message)
             case ShowSettings(worker=worker):
                 rows = [{"name": "log.level", "value": "debug", "from": "the command line"}]
@@ -288,8 +290,8 @@ class FakeBroker:
                 for play, index in zip(known.plays, message.next_index, strict=True):
                     play.sent, play.acked, play.ended = index, index, False
                 self._pump(known)
-            case Recall(request_id=request_id) if request_id in self.known:
-                self._say(peer, Recalled(submit=self.known[request_id].submit))
+            case GetRequest(request_id=request_id) if request_id in self.known:
+                self._say(peer, RequestDetails(submit=self.known[request_id].submit))
             case Ack(request_id=request_id, index=index) if request_id in self.known:
                 self.known[request_id].plays[index].acked = message.next_index
                 self._pump(self.known[request_id])
@@ -304,7 +306,9 @@ class FakeBroker:
                 self._pump(self.known[request_id], ignore_limit=True)
 
     def _report(
-        self, peer: bytes, message: Query | Join | StopWorker | Steer | Invite | Revoke | RotateBroker | RotateMember
+        self,
+        peer: bytes,
+        message: Query | Join | StopWorker | PlanCommand | Invite | Revoke | RotateBroker | RotateMember,
     ) -> None:
         what, body = "stop", {}
         match message:
@@ -314,7 +318,7 @@ class FakeBroker:
                 what, body = "join", {"started": [f"w{i}" for i in range(count)]}
             case StopWorker(worker=worker):
                 body = {"worker": worker}
-            case Steer(worker=worker):
+            case PlanCommand(worker=worker):
                 what, body = "steer", {"worker": worker}
             case Invite():
                 what, body = "invite", {"addresses": ["tcp://192.0.2.1:5700"], "key": "ab" * 32, "expires_at": 1e9}
@@ -426,7 +430,7 @@ class FakeBroker:
         """Say what found no room; what is for nobody any more is left out."""
         if door is not self._door:
             return
-        while self._unsaid and (door.send(*self._unsaid[0]) or not door.has(self._unsaid[0][0])):
+        while self._unsaid and (door.send(*self._unsaid[0]) or not door.is_connected(self._unsaid[0][0])):
             self._unsaid.popleft()
         if self._unsaid:
             asyncio.get_running_loop().call_later(_AGAIN_S, self._say_more, door)

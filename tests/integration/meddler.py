@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from swarm.wire.door.mechanisms import named
-from swarm.wire.door.zmtp import GREETING_BYTES, as_command
+from swarm.wire.transport.server_handshake import encode_command
+from swarm.wire.transport.zmtp import GREETING_BYTES, command_frame
 
 HOST: Final = "127.0.0.1"
-FORGED_ERROR: Final = as_command(named(b"ERROR", b"\x03400"))
+FORGED_ERROR: Final = command_frame(encode_command(b"ERROR", b"\x03400"))
 _LONG, _COMMAND = 2, 4
 
 # What somebody does with a frame, as it travels: from which end it comes ("knocks", "listens"), its number in this

@@ -18,18 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from swarm.cli.output import Progress, complain
-from swarm.cli.up.nursery import ours, process
+from swarm.cli.output import ConsoleProgress, print_error
+from swarm.cli.up.forkserver import client, process
 from swarm.cli.up.processes import die_with_parent
 from swarm.cli.up.runner import Feed, Runner
-from swarm.cli.up.supervisor import Answer
+from swarm.cli.up.supervisor import AnswerRequest
 
 
 class NoHost:
     async def run(self, feed: Feed) -> None:
         await asyncio.Event().wait()
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: AnswerRequest) -> None:
         raise AssertionError("nobody asked")
 
 
@@ -37,15 +37,15 @@ async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, 
     def command_of(name: str, memory_limit: int | None) -> list[str]:
         return [sys.executable, "-m", "supervised", "--child", name, address, behaviour]
 
-    ours.version = SimpleNamespace(__file__=logs / "version.py")  # type: ignore[assignment]
+    client.version = SimpleNamespace(__file__=logs / "version.py")  # type: ignore[assignment]
     if nursery == "late":
-        ours.BIRTH_S = 0.3
+        client.FORK_TIMEOUT_S = 0.3
     command = None if nursery == "none" else [sys.executable, "-m", "supervised", "--nursery", nursery, address]
-    runner = Runner(command_of, logs, Progress(sys.stdout), NoHost, nursery=command)
+    runner = Runner(command_of, logs, ConsoleProgress(sys.stdout), NoHost, forkserver=command)
     error = await runner.run(num_workers)
     if error is not None:
-        return complain("swarm", error)
-    return 130 if runner.was_impatient else 0
+        return print_error("swarm", error)
+    return 130 if runner.was_interrupted_twice else 0
 
 
 def child(name: str, address: str, behaviour: str) -> None:
@@ -89,7 +89,7 @@ class Halting(socket.socket):
 
 def run_nursery(kind: str) -> None:
     """One as the product's, whose children are ours."""
-    control = process.control()
+    control = process.connect_supervisor()
     if kind in ("before", "after"):
         control = Halting(control, kind, sys.argv[3])
     if kind == "threaded":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import time
 
-from swarm.stage.shell.way import LINGER_S, PATIENCE_S, RETRY_S, AsideEdge, Way
-from swarm.wire.door.keys import keyed, new_pair
+from swarm.stage.shell.connections import LINGER_S, RETRY_S, SEND_TIMEOUT_S, PeerConnector, RecheckConnection
 from swarm.wire.messages import Edge
 from swarm.wire.pull import PullChannel
+from swarm.wire.transport.keys import new_pair, with_key
 
 SOON_S = 10.0
 LIMIT = 1 << 26
@@ -16,7 +16,7 @@ LIMIT = 1 << 26
 
 def test_a_large_message_arrives_though_the_connection_is_closed_at_once() -> None:
     """Sixteen megabytes are on their way when the socket is closed, and all of them come."""
-    taker, edge = PullChannel("127.0.0.1", LIMIT), AsideEdge(Way(new_pair(), "127.0.0.1"))
+    taker, edge = PullChannel("127.0.0.1", LIMIT), RecheckConnection(PeerConnector(new_pair(), "127.0.0.1"))
     message = [b"header", bytes(1 << 24)]
     edge.send(Edge("w1.1", taker.endpoint), message, 0.0)
     give_up_at = time.monotonic() + SOON_S
@@ -37,11 +37,11 @@ def test_nothing_goes_to_who_is_out_for_good() -> None:
     gone, other = new_pair(), new_pair()
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
-        edge = AsideEdge(Way(new_pair(), "127.0.0.1"))
-        edge.send(Edge("w1.1", keyed(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", gone.public.encode())), [b"x"], 0.0)
-        edge.cut_off(other.public)
+        edge = RecheckConnection(PeerConnector(new_pair(), "127.0.0.1"))
+        edge.send(Edge("w1.1", with_key(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", gone.public.encode())), [b"x"], 0.0)
+        edge.disconnect_key(other.public)
         assert edge.is_full
-        edge.cut_off(gone.public)
+        edge.disconnect_key(gone.public)
         assert not edge.is_full
 
 
@@ -50,11 +50,11 @@ def test_nobody_there_is_given_up() -> None:
     with socket.socket() as deaf:  # it has the port, so nobody else can, and it does not listen
         deaf.bind(("127.0.0.1", 0))
         gone = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
-        edge = AsideEdge(Way(new_pair(), "127.0.0.1"))
+        edge = RecheckConnection(PeerConnector(new_pair(), "127.0.0.1"))
         edge.send(Edge("w1.1", gone), [b"x"], 100.0)
-        edge.flush(100.0 + PATIENCE_S - 0.1)
+        edge.flush(100.0 + SEND_TIMEOUT_S - 0.1)
         assert edge.is_full
-        edge.flush(100.0 + PATIENCE_S)
+        edge.flush(100.0 + SEND_TIMEOUT_S)
         assert not edge.is_full
         edge.send(Edge("w1.1", gone), [b"x"], 200.0)
         assert edge.is_full

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm import AsyncClient, InvalidRequest, SamplingParams
-from swarm.client.request import Wish
+from swarm.client.request import RequestSpec
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import Accepted, Ack, Finished, Submit, Tokens
 from tests.faults.zygote import Zygote
@@ -190,7 +190,7 @@ async def test_the_commands(swarm: Processes, client: AsyncClient) -> None:
 async def test_a_reader_who_never_reads(swarm: Processes, client: AsyncClient) -> None:
     """It is sent a window's worth. Its request ends, and leaves the broker's memory; when it reads at last, it gets
     every token once, from the journal."""
-    wish = Wish(SamplingParams(max_tokens=MORE_THAN_A_WINDOW, ignore_eos=True))
+    wish = RequestSpec(SamplingParams(max_tokens=MORE_THAN_A_WINDOW, ignore_eos=True))
     submit = Submit(request_id="slow", prompt=tuple(PROMPT), params=wish.params, seed=6)
     with Dealer(swarm.url) as slow:
         slow.send(CLIENT.encode(submit))

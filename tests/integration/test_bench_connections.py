@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swarm.bench.plan import Target
-from swarm.bench.processes.exchange import Exchange, Meter
-from swarm.bench.prompts import Job
+from swarm.bench.plan import BenchTarget
+from swarm.bench.processes.exchange import ChunkMeter, HttpExchange
+from swarm.bench.prompts import BenchRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
@@ -38,10 +38,10 @@ async def serving(num_answers: int) -> AsyncIterator[str]:
 
 async def outcomes(url: str, count: int) -> list[str]:
     now = time.monotonic()
-    target = Target(url, "m", "completions", timeout_s=10.0)
-    async with Exchange(target, Meter(now, 60.0, 1.0)) as exchange:
-        jobs = [Job(index, [5, 6], 2, 1) for index in range(count)]
-        return [(await exchange.ask(job, time.monotonic()))[0].outcome for job in jobs]
+    target = BenchTarget(url, "m", "completions", timeout_s=10.0)
+    async with HttpExchange(target, ChunkMeter(now, 60.0, 1.0)) as exchange:
+        jobs = [BenchRequest(index, [5, 6], 2, 1) for index in range(count)]
+        return [(await exchange.send_request(job, time.monotonic()))[0].outcome for job in jobs]
 
 
 async def test_a_kept_connection_that_was_closed_is_no_error() -> None:

@@ -12,14 +12,14 @@ from time import monotonic
 import pytest
 
 from swarm import AsyncClient
-from swarm.wire.channel import Place, RouterChannel
-from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door.keys import Lock, keyed, new_pair
-from swarm.wire.door.knocking import is_refused
-from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
+from swarm.wire.channel import BindAddress, RouterChannel
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import Context
+from swarm.wire.transport.client_handshake import is_refused
+from swarm.wire.transport.keys import AuthPolicy, new_pair, with_key
+from swarm.wire.transport.peers import LimitExceeded, MessageReceived, PeerDisconnected
 from tests.faults.zygote import Zygote
 from tests.integration.meddler import FORGED_ERROR, HOST, Meddler, is_handshake, nothing
 from tests.integration.processes import Processes
@@ -34,7 +34,7 @@ class Front:
 
     def __init__(self) -> None:
         self.known = {ME.public}
-        self.router = RouterChannel([Place(HOST, Lock(DOOR, self.known.__contains__))], 0, LIMIT)
+        self.router = RouterChannel([BindAddress(HOST, AuthPolicy(DOOR, self.known.__contains__))], 0, LIMIT)
         self.meddler = Meddler(self.router.endpoint)
         self.endpoint = ""
         self._events: asyncio.Queue[object] = asyncio.Queue()
@@ -55,14 +55,14 @@ class Front:
 
     async def hears(self, text: bytes) -> None:
         """Wait until this is heard, beside the news of what was hung up on."""
-        while (event := await self.heard()) != Arrived(b"me", [memoryview(text)], ME.public):
-            assert isinstance(event, PeerLost | Overstepped)
+        while (event := await self.heard()) != MessageReceived(b"me", [memoryview(text)], ME.public):
+            assert isinstance(event, PeerDisconnected | LimitExceeded)
 
 
 @pytest.fixture
 async def front() -> AsyncIterator[Front]:
     front = Front()
-    front.endpoint = keyed(await front.meddler.listen(), DOOR.public.encode())
+    front.endpoint = with_key(await front.meddler.listen(), DOOR.public.encode())
     yield front
     await front.close()
 
@@ -74,7 +74,7 @@ async def dealer(context: Context, front: Front) -> AsyncIterator[DealerChannel]
     dealer.close()
 
 
-async def until(dealer: DealerChannel, wanted: Link) -> list[object]:
+async def until(dealer: DealerChannel, wanted: ConnectionEvent) -> list[object]:
     """All that happens before this does."""
     before: list[object] = []
     async with asyncio.timeout(SOON_S):
@@ -97,9 +97,9 @@ async def test_a_forged_refusal_silences_nobody(context: Context, front: Front, 
     while front.meddler.num_connections < 4:
         assert monotonic() < give_up_at
         async with asyncio.timeout(SOON_S):
-            assert await anext(dealer) in (Link.DOWN, Link.UNHEARD)
+            assert await anext(dealer) in (ConnectionEvent.LOST, ConnectionEvent.HANDSHAKE_FAILED)
     front.meddler.meddling = nothing
-    assert Link.TURNED_AWAY not in await until(dealer, Link.UP)
+    assert ConnectionEvent.AUTH_REJECTED not in await until(dealer, ConnectionEvent.CONNECTED)
     dealer.close()
 
 
@@ -126,9 +126,9 @@ async def test_the_doors_own_refusal_is_believed_also_from_between(front: Front)
 @pytest.mark.parametrize("end", ["knocks", "listens"])
 async def test_a_damaged_message_costs_a_connection_and_no_more(front: Front, dealer: DealerChannel, end: str) -> None:
     """libzmq gives up a connection on which a seal does not fit, and does not connect again by itself."""
-    assert await until(dealer, Link.UP) == []
+    assert await until(dealer, ConnectionEvent.CONNECTED) == []
     dealer.send([b"1"])
-    assert await front.heard() == Arrived(b"me", [memoryview(b"1")], ME.public)
+    assert await front.heard() == MessageReceived(b"me", [memoryview(b"1")], ME.public)
 
     def damage(of: str, _number: int, frame: bytes) -> bytes:
         if of != end or is_handshake(frame):
@@ -139,16 +139,16 @@ async def test_a_damaged_message_costs_a_connection_and_no_more(front: Front, de
     front.meddler.meddling = damage
     dealer.send([b"2"])
     if end == "listens":
-        assert await front.heard() == Arrived(b"me", [memoryview(b"2")], ME.public)
+        assert await front.heard() == MessageReceived(b"me", [memoryview(b"2")], ME.public)
         front.router.send(b"me", [b"answer"])
-    assert await until(dealer, Link.UP) == [Link.DOWN]
+    assert await until(dealer, ConnectionEvent.CONNECTED) == [ConnectionEvent.LOST]
     dealer.send([b"3"])
     await front.hears(b"3")
 
 
 async def test_a_message_that_was_taken_out_is_missed(front: Front, dealer: DealerChannel) -> None:
     """What follows it is not believed: numbers have no gaps."""
-    assert await until(dealer, Link.UP) == []
+    assert await until(dealer, ConnectionEvent.CONNECTED) == []
 
     def take_out(end: str, _number: int, frame: bytes) -> bytes:
         return b"" if end == "knocks" and not is_handshake(frame) else frame
@@ -158,45 +158,45 @@ async def test_a_message_that_was_taken_out_is_missed(front: Front, dealer: Deal
     await asyncio.sleep(0.1)
     front.meddler.meddling = nothing
     dealer.send([b"stop"])
-    assert await until(dealer, Link.UP) == [Link.DOWN]
+    assert await until(dealer, ConnectionEvent.CONNECTED) == [ConnectionEvent.LOST]
     dealer.send([b"heard"])
     await front.hears(b"heard")
 
 
 async def test_a_message_that_is_repeated_is_heard_once(front: Front, dealer: DealerChannel) -> None:
-    assert await until(dealer, Link.UP) == []
+    assert await until(dealer, ConnectionEvent.CONNECTED) == []
 
     def repeat(end: str, _number: int, frame: bytes) -> bytes:
         return frame + frame if end == "knocks" and not is_handshake(frame) else frame
 
     front.meddler.meddling = repeat
     dealer.send([b"once"])
-    assert await front.heard() == Arrived(b"me", [memoryview(b"once")], ME.public)
-    assert isinstance(await front.heard(), Overstepped)
+    assert await front.heard() == MessageReceived(b"me", [memoryview(b"once")], ME.public)
+    assert isinstance(await front.heard(), LimitExceeded)
     front.meddler.meddling = nothing
-    assert await until(dealer, Link.UP) == [Link.DOWN]
+    assert await until(dealer, ConnectionEvent.CONNECTED) == [ConnectionEvent.LOST]
 
 
 async def test_a_door_with_another_key_learns_nothing(context: Context) -> None:
     """Somebody who listens in the door's place, with a lock of its own that opens for everybody."""
-    thief = RouterChannel([Place(HOST, Lock(THEIRS, lambda _: True))], 0, LIMIT)
-    dealer = DealerChannel(context, keyed(thief.endpoint, DOOR.public.encode()), b"me", LIMIT, ME)
+    thief = RouterChannel([BindAddress(HOST, AuthPolicy(THEIRS, lambda _: True))], 0, LIMIT)
+    dealer = DealerChannel(context, with_key(thief.endpoint, DOOR.public.encode()), b"me", LIMIT, ME)
     give_up_at = monotonic() + 1.0
     while monotonic() < give_up_at:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                assert await anext(dealer) in (Link.DOWN, Link.UNHEARD)
+                assert await anext(dealer) in (ConnectionEvent.LOST, ConnectionEvent.HANDSHAKE_FAILED)
         dealer.send([b"secret"])
-    assert list(thief.waiting()) == []
+    assert list(thief.pending_events()) == []
     dealer.close()
     thief.close()
 
 
 async def test_a_forged_refusal_ends_no_edge(context: Context) -> None:
     """A stage knocks at the next one's door until that hears it, whatever somebody between them says."""
-    pull = PullChannel(HOST, LIMIT, lock=Lock(DOOR, ME.public.__eq__, says_no=False))
+    pull = PullChannel(HOST, LIMIT, auth=AuthPolicy(DOOR, ME.public.__eq__, reject_explicitly=False))
     meddler = Meddler(pull.endpoint)
-    place = keyed(await meddler.listen(), DOOR.public.encode())
+    place = with_key(await meddler.listen(), DOOR.public.encode())
     for at in (0, 1):
         meddler.meddling = lambda end, number, frame, at=at: (  # type: ignore[misc]
             FORGED_ERROR if end == "listens" and number == at else frame

@@ -19,15 +19,15 @@ import zmq
 
 from swarm.errors import ConfigError
 from swarm.wire import tensors
-from swarm.wire.channel import BEAT_QUEUE, AsyncPullChannel, Place, RouterChannel
-from swarm.wire.codec import BEAT, CLIENT, DATA
-from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
-from swarm.wire.door.watch import Wake
+from swarm.wire.channel import HEARTBEAT_QUEUE, AsyncPullChannel, BindAddress, RouterChannel
+from swarm.wire.codec import CLIENT, DATA, HEARTBEAT
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.messages import Describe, Row, Step
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import DATA_QUEUE, PushChannel
 from swarm.wire.sockets import DATA_PORTS, Context, Frames, bind_free_port
+from swarm.wire.transport.io_loop import WakeupFd
+from swarm.wire.transport.peers import LimitExceeded, MessageReceived, PeerDisconnected
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
@@ -36,7 +36,7 @@ SOON_S = 10  # a deadline, not a pause: everything below takes milliseconds
 
 def arrived(event: object) -> Frames:
     """The message that came."""
-    assert isinstance(event, Arrived)
+    assert isinstance(event, MessageReceived)
     return event.frames
 
 
@@ -53,7 +53,7 @@ def context() -> Iterator[Context]:
 
 @pytest.fixture
 async def router(context: Context) -> AsyncIterator[RouterChannel]:
-    channel = RouterChannel([Place(HOST)], 0, LIMIT)
+    channel = RouterChannel([BindAddress(HOST)], 0, LIMIT)
     yield channel
     channel.close()
 
@@ -122,7 +122,7 @@ def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 async def test_a_question_and_its_answer(router: RouterChannel, dealer: DealerChannel) -> None:
     """A dealer hears UP first; from then on it can send, and the router can answer by name."""
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send(CLIENT.encode(Describe()))
     arrived = await soon(anext(router))
     assert arrived.peer == b"me"
@@ -149,7 +149,7 @@ async def test_a_peer_that_does_not_read_fills_its_own_queue_only(
     """send() turns False after a bounded number of messages; another peer is served all the same."""
     other = DealerChannel(context, router.endpoint, b"other", LIMIT)
     for channel in (dealer, other):
-        assert await soon(anext(channel)) is Link.UP
+        assert await soon(anext(channel)) is ConnectionEvent.CONNECTED
         assert channel.send([b"hello"])
         await soon(anext(router))
     message = [bytes(10_000)]
@@ -174,39 +174,39 @@ async def test_a_killed_peer_is_lost_at_once(router: RouterChannel) -> None:
         arrived = [await soon(anext(router)) for _ in range(2)]
         assert {event.peer for event in arrived} == {b"w0", b"w1"}
         first.kill()
-        assert await soon(anext(router)) == PeerLost(b"w0")
+        assert await soon(anext(router)) == PeerDisconnected(b"w0")
         assert router.send(b"w0", [b"x"]) is False
         assert router.send(b"w1", [b"x"]) is True
-        assert await soon(anext(router)) == PeerLost(b"w1")  # it had what it waited for, and ended
+        assert await soon(anext(router)) == PeerDisconnected(b"w1")  # it had what it waited for, and ended
 
 
 async def test_a_peer_may_come_back_under_its_name(context: Context, router: RouterChannel) -> None:
     """The same identity from a new connection is served; the old one's end takes nothing away from it."""
     for _ in range(3):
         dealer = DealerChannel(context, router.endpoint, b"me", LIMIT)
-        assert await soon(anext(dealer)) is Link.UP
+        assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
         assert dealer.send([b"hello"])
         event = await soon(anext(router))
-        assert isinstance(event, Arrived)
+        assert isinstance(event, MessageReceived)
         assert router.send(b"me", [b"welcome"])
         assert await soon(anext(dealer)) == [b"welcome"]
         dealer.close()
-        assert await soon(anext(router)) == PeerLost(b"me")
+        assert await soon(anext(router)) == PeerDisconnected(b"me")
 
 
 async def test_a_dealer_tells_when_its_broker_goes_and_comes(context: Context) -> None:
     """DOWN and UP again: the sign to introduce oneself anew."""
-    first = RouterChannel([Place(HOST)], free_port(), LIMIT)
+    first = RouterChannel([BindAddress(HOST)], free_port(), LIMIT)
     port = int(first.endpoint.rpartition(":")[2])
     dealer = DealerChannel(context, first.endpoint, b"me", LIMIT)
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     first.close()
-    assert await soon(anext(dealer)) is Link.DOWN
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
     deadline = monotonic() + SOON_S
     while dealer.send([b"to nobody"]):  # the news may be quicker than the socket's own tidying up
         assert monotonic() < deadline
-    second = RouterChannel([Place(HOST)], port, LIMIT)
-    assert await soon(anext(dealer)) is Link.UP
+    second = RouterChannel([BindAddress(HOST)], port, LIMIT)
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send([b"hello"])
     assert (await soon(anext(second))).frames == [b"hello"]
     dealer.close()
@@ -217,13 +217,13 @@ async def test_a_port_in_use_is_said(context: Context, router: RouterChannel) ->
     """A second broker on the port gets a sentence with the remedy, and leaves nothing behind."""
     port = int(router.endpoint.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"port {port} on {HOST} is in use: is another broker running"):
-        RouterChannel([Place(HOST)], port, LIMIT)
+        RouterChannel([BindAddress(HOST)], port, LIMIT)
 
 
 async def test_wrong_addresses_are_said(context: Context) -> None:
     """An address of another machine, and what is no endpoint at all."""
     with pytest.raises(ConfigError, match=r"can't listen on tcp://192\.0\.2\.1:5700"):
-        RouterChannel([Place("192.0.2.1")], 5700, LIMIT)
+        RouterChannel([BindAddress("192.0.2.1")], 5700, LIMIT)
     for make in (
         lambda: DealerChannel(context, "nonsense", b"me", LIMIT),
         lambda: PushChannel("nonsense"),
@@ -234,22 +234,22 @@ async def test_wrong_addresses_are_said(context: Context) -> None:
 
 async def test_too_large_a_frame_ends_the_connection(router: RouterChannel, dealer: DealerChannel) -> None:
     """It is never taken in; the router goes on with others."""
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send([bytes(LIMIT + 1)])
     overstepped = await soon(anext(router))
-    assert overstepped == Overstepped(b"me", f"a frame of {LIMIT + 1} bytes was announced, the limit is {LIMIT}")
+    assert overstepped == LimitExceeded(b"me", f"a frame of {LIMIT + 1} bytes was announced, the limit is {LIMIT}")
     assert router.send(b"me", [b"why"])  # it may be told, before it is hung up on
     assert await soon(anext(dealer)) == [b"why"]
-    assert await soon(anext(router)) == PeerLost(b"me")
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(router)) == PeerDisconnected(b"me")
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send([bytes(LIMIT)])
     assert len((await soon(anext(router))).frames[0]) == LIMIT
 
 
 async def test_noise_on_the_port_disturbs_nobody(router: RouterChannel, dealer: DealerChannel) -> None:
     """Raw bytes that are no ZMTP, and connections that say nothing."""
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     host, port = router.endpoint.removeprefix("tcp://").split(":")
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, bytes(1000)):
         with socket.create_connection((host, int(port)), timeout=SOON_S) as raw:
@@ -274,7 +274,7 @@ async def test_an_empty_message_is_delivered_as_no_frames(context: Context, rout
 
 async def test_a_flood_leaves_the_loop_its_turns(router: RouterChannel, dealer: DealerChannel) -> None:
     """A socket that is always ready yields at least every 64 messages."""
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     turns = 0
 
     async def count_turns() -> None:
@@ -294,7 +294,7 @@ async def test_a_flood_leaves_the_loop_its_turns(router: RouterChannel, dealer: 
 
 async def test_a_cancelled_wait_loses_no_message(router: RouterChannel, dealer: DealerChannel) -> None:
     """Waiting with a timeout, over and over, while messages arrive: all come, in order."""
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     seen: list[int] = []
     for number in range(300):
         waiting = asyncio.create_task(anext(router))  # type: ignore[arg-type]
@@ -304,7 +304,7 @@ async def test_a_cancelled_wait_loses_no_message(router: RouterChannel, dealer: 
             await asyncio.sleep(0)
         waiting.cancel()
         result = (await asyncio.gather(waiting, return_exceptions=True))[0]
-        if isinstance(result, Arrived):
+        if isinstance(result, MessageReceived):
             seen.append(int.from_bytes(result.frames[0], "big"))
     while len(seen) < 300:
         seen.append(int.from_bytes((await soon(anext(router))).frames[0], "big"))
@@ -313,18 +313,18 @@ async def test_a_cancelled_wait_loses_no_message(router: RouterChannel, dealer: 
 
 async def test_what_waits_can_be_taken_without_waiting(context: Context) -> None:
     """``waiting`` gives what has come, in order, and no more than a queue's worth; who iterates gets the rest."""
-    beats = AsyncPullChannel([Place(HOST)], LIMIT, BEAT_QUEUE)
-    push = PushChannel(beats.endpoint, BEAT_QUEUE)
-    assert list(beats.waiting()) == []
+    beats = AsyncPullChannel([BindAddress(HOST)], LIMIT, HEARTBEAT_QUEUE)
+    push = PushChannel(beats.endpoint, HEARTBEAT_QUEUE)
+    assert list(beats.pending_events()) == []
     await soon(sendable(push))
-    num = BEAT_QUEUE + 4
+    num = HEARTBEAT_QUEUE + 4
     seen, sent = [], 0
     async with asyncio.timeout(SOON_S):
         while len(seen) < num:
             while sent < num and push.send([bytes([sent])]):
                 sent += 1
-            taken = [bytes(arrived(each)[0])[0] for each in beats.waiting()]
-            assert len(taken) <= BEAT_QUEUE
+            taken = [bytes(arrived(each)[0])[0] for each in beats.pending_events()]
+            assert len(taken) <= HEARTBEAT_QUEUE
             seen += taken
             await asyncio.sleep(0)
         assert push.send([b"last"])
@@ -340,12 +340,12 @@ async def test_nothing_is_left_behind(context: Context) -> None:
         me = psutil.Process()
         before = None
         for round_ in range(4):
-            router = RouterChannel([Place(HOST)], 0, LIMIT)
+            router = RouterChannel([BindAddress(HOST)], 0, LIMIT)
             dealer = DealerChannel(context, router.endpoint, b"me", LIMIT)
-            beats = AsyncPullChannel([Place(HOST)], BEAT.frame_limit_bytes, BEAT_QUEUE)
-            push = PushChannel(beats.endpoint, BEAT_QUEUE)
-            wake = Wake()
-            assert await anext(dealer) is Link.UP
+            beats = AsyncPullChannel([BindAddress(HOST)], HEARTBEAT.frame_limit_bytes, HEARTBEAT_QUEUE)
+            push = PushChannel(beats.endpoint, HEARTBEAT_QUEUE)
+            wake = WakeupFd()
+            assert await anext(dealer) is ConnectionEvent.CONNECTED
             await sendable(push)
             for thing in (wake, dealer, router, push, beats):
                 thing.close()
@@ -368,12 +368,12 @@ async def settled(me: psutil.Process, target: int | None) -> None:
 async def test_ipv6(context: Context) -> None:
     """Endpoints with brackets work at both ends."""
     try:
-        router = RouterChannel([Place("::1")], 0, LIMIT)
+        router = RouterChannel([BindAddress("::1")], 0, LIMIT)
     except ConfigError:
         pytest.skip("this machine has no IPv6 loopback")
     dealer = DealerChannel(context, router.endpoint, b"me", LIMIT)
     assert router.endpoint.startswith("tcp://[::1]:")
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     dealer.close()
     router.close()
 
@@ -450,7 +450,7 @@ def test_a_killed_receiver_is_noticed_and_its_successor_gets_nothing_stale(conte
 
 def test_any_thread_can_wake_the_data_thread(pull: PullChannel) -> None:
     """A set wake ends the wait at once and until it is cleared; without one, the time passes."""
-    wake = Wake()
+    wake = WakeupFd()
     assert pull.wait(0.01, wake=wake) is False
     threads = [threading.Thread(target=wake.set) for _ in range(3)]
     for thread in threads:
@@ -470,7 +470,7 @@ def test_who_takes_no_message_now_is_not_woken_by_one(pull: PullChannel, push: P
     for word in (b"one", b"two", b"three"):
         sent_when_possible(pull, push, [word])
     assert pull.wait(SOON_S)
-    wake = Wake()
+    wake = WakeupFd()
     began, worked_s = monotonic(), thread_time()
     assert not pull.wait(0.5, wake=wake, incoming=False)
     assert monotonic() - began >= 0.45
@@ -484,7 +484,7 @@ def test_who_takes_no_message_now_is_not_woken_by_one(pull: PullChannel, push: P
 def test_a_wake_works_without_eventfd(pull: PullChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux it is a pipe; setting it for ever does not block."""
     monkeypatch.delattr("os.eventfd", raising=False)
-    wake = Wake()
+    wake = WakeupFd()
     for _ in range(100_000):
         wake.set()
     assert pull.wait(SOON_S, wake=wake) is True
@@ -508,8 +508,8 @@ def test_no_free_port_is_said(context: Context, pull: PullChannel) -> None:
 
 async def test_beats_of_several_workers(context: Context) -> None:
     """One pull takes in what many push."""
-    beats = AsyncPullChannel([Place(HOST)], BEAT.frame_limit_bytes, BEAT_QUEUE)
-    pushes = [PushChannel(beats.endpoint, BEAT_QUEUE) for _ in range(3)]
+    beats = AsyncPullChannel([BindAddress(HOST)], HEARTBEAT.frame_limit_bytes, HEARTBEAT_QUEUE)
+    pushes = [PushChannel(beats.endpoint, HEARTBEAT_QUEUE) for _ in range(3)]
     for number, push in enumerate(pushes):
         await soon(sendable(push))
         assert push.send([bytes([number])])

@@ -561,7 +561,7 @@ async def test_acknowledgements_let_the_broker_forget() -> None:
     async with FakeBroker(count_up) as broker, AsyncClient(broker.url) as client:
         await client.generate([1], max_tokens=70)
         await broker.wait_until(lambda: any(a.next_index == 70 for a in broker.heard_of(Ack)))  # type: ignore[union-attr]
-        assert client._session.idle
+        assert client._session.is_idle
 
 
 async def test_a_client_that_is_abandoned_cancels_nothing() -> None:

@@ -17,17 +17,18 @@ import pytest
 import typer
 
 from swarm import Client
+from swarm.admin.orders import standby_report
+from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
-from swarm.ctl.render_stats import rates
+from swarm.ctl.render_stats import describe_rates
 from swarm.ctl.watch import watch_stats
-from swarm.govern.orders import kept
-from swarm.govern.rows import rows_of
 from swarm.params import Grammar
 from swarm.wire.messages import (
     Cancel,
     Join,
     Json,
+    PlanCommand,
     Query,
     Rejected,
     Report,
@@ -35,7 +36,6 @@ from swarm.wire.messages import (
     RotateBroker,
     RotateMember,
     ShowSettings,
-    Steer,
     StopWorker,
     Submit,
 )
@@ -599,8 +599,8 @@ def test_events_are_followed_over_a_restart_of_the_broker(broker: FakeBroker) ->
 def test_rates_between_two_looks() -> None:
     """What was done in the time; nothing of a broker that is another one, whose figures began anew."""
     before, now = {"steps": 10, "positions": 100, "tokens": 10}, {"steps": 20, "positions": 300, "tokens": 15}
-    assert rates(before, now, 2.0) == "5.0 steps/s, 100.0 positions/s, 2.5 tokens/s"
-    assert rates(now, before, 2.0) == ""
+    assert describe_rates(before, now, 2.0) == "5.0 steps/s, 100.0 positions/s, 2.5 tokens/s"
+    assert describe_rates(now, before, 2.0) == ""
 
 
 def test_settings_of_who_runs(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -644,7 +644,7 @@ def test_what_ends_something_asks_on_a_terminal(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, arguments: list[str], named: str
 ) -> None:
     """Whoever says no has done nothing; --yes is not asked, nor is a script."""
-    ends = (StopWorker, Steer, Cancel, Revoke, RotateMember, RotateBroker)
+    ends = (StopWorker, PlanCommand, Cancel, Revoke, RotateMember, RotateBroker)
     broker.reports["keys"] = Report(what="keys", ok=True, body={"members": [{"name": "anna"}]})
     body: Json = {"key": "ab" * 32, "is_over": True, "behind": [], "shut_out": []}
     broker.reports["rotate_broker"] = Report(what="rotate_broker", ok=True, body=body)
@@ -676,8 +676,8 @@ def test_standby_names_what_nobody_keeps() -> None:
     w0 = {"name": "w0", "state": "member", "layers": [0, 3], "standby": [[3, 5]]}
     w1 = {"name": "w1", "state": "member", "layers": [3, 6], "standby": []}
     gone = {"name": "w2", "state": "out", "layers": None, "standby": [[0, 6]]}
-    found = kept({"workers": [w0, w1, gone]})
-    assert [row["name"] for row in rows_of(found["workers"])] == ["w0", "w1"]
+    found = standby_report({"workers": [w0, w1, gone]})
+    assert [row["name"] for row in read_rows(found["workers"])] == ["w0", "w1"]
     assert found["not_kept"] == [0, 1, 2, 5]
 
 

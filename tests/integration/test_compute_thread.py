@@ -20,13 +20,13 @@ from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import OrderArrived
 from swarm.stage.executor import Capacity, Progress
 from swarm.stage.shell.compute import ComputeThread
+from swarm.stage.shell.connections import PeerConnector, StepListener
 from swarm.stage.shell.vitals import Vitals
-from swarm.stage.shell.way import StepDoor, Way
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.codec import DATA
-from swarm.wire.door.keys import address_and_key, keyed, new_pair
 from swarm.wire.messages import (
     Activate,
+    BlockKey,
     Edge,
     Fence,
     LayerRange,
@@ -37,12 +37,12 @@ from swarm.wire.messages import (
     Prepared,
     Refused,
     Row,
-    Shun,
     Step,
     Welcome,
 )
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
+from swarm.wire.transport.keys import address_and_key, new_pair, with_key
 
 PATIENCE_S = 10.0
 LAYERS = LayerRange(0, 3)
@@ -104,13 +104,13 @@ class Stage:
         clock = SystemClock()
         self.vitals = Vitals(clock)
         self.thread = ComputeThread(
-            Way(new_pair(), "127.0.0.1"),
-            door=StepDoor(pull, pull.endpoint, "127.0.0.1"),
+            PeerConnector(new_pair(), "127.0.0.1"),
+            listener=StepListener(pull, pull.endpoint, "127.0.0.1"),
             core=self.core,
             executor=self.executor,
             vitals=self.vitals,
             clock=clock,
-            outward=self.outward.put,
+            on_control_action=self.outward.put,
         )
         self.before = PushChannel(pull.endpoint)
         self.thread.start()
@@ -126,7 +126,7 @@ class Stage:
         """The next thing it asks for, progress of loading aside."""
         while True:
             action = self.outward.get(timeout=PATIENCE_S)
-            if not (isinstance(action, act.Tell) and isinstance(action.message, LoadProgress)):
+            if not (isinstance(action, act.SendToBroker) and isinstance(action.message, LoadProgress)):
                 return action
 
     def close(self) -> None:
@@ -150,10 +150,10 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     taker.close()  # the next stage is away
     place = held(port)  # and nobody else may take its place
     stage.prepare(endpoint)
-    assert isinstance(stage.says(), act.Tell)
+    assert isinstance(stage.says(), act.SendToBroker)
     stage.order(Fence(epoch=1))
     stage.order(Activate(epoch=1, first_step=1, live=()))
-    assert isinstance(stage.says(), act.Tell)
+    assert isinstance(stage.says(), act.SendToBroker)
     step = Step(
         epoch=1,
         step=1,
@@ -185,19 +185,19 @@ def test_what_waits_for_who_is_out_for_good_is_not_sent(stage: Stage) -> None:
     gone, other = new_pair().public, new_pair().public
     with socket.socket() as place:  # where nobody listens
         place.bind(("127.0.0.1", 0))
-        stage.prepare(keyed(f"tcp://127.0.0.1:{place.getsockname()[1]}", gone.encode()))
-        assert isinstance(stage.says(), act.Tell)
+        stage.prepare(with_key(f"tcp://127.0.0.1:{place.getsockname()[1]}", gone.encode()))
+        assert isinstance(stage.says(), act.SendToBroker)
         stage.order(Activate(epoch=1, first_step=1, live=()))
-        assert isinstance(stage.says(), act.Tell)
+        assert isinstance(stage.says(), act.SendToBroker)
         opening = (Open(7, SamplingParams(), 0, 1, 8, (5,)),)
         step = Step(epoch=1, step=1, rows=(Row(7, 0, 1, False),), tokens=(5,), open=opening)
         assert stage.before.wait(PATIENCE_S)
         assert stage.before.send(DATA.encode(step))
         until(lambda: stage.vitals.condition == "blocked")
-        stage.order(Shun(epoch=1, key=other))
-        until(lambda: other in stage.core.heard.shunned)
+        stage.order(BlockKey(epoch=1, key=other))
+        until(lambda: other in stage.core.allowed.blocked)
         assert stage.vitals.condition == "blocked"
-        stage.order(Shun(epoch=1, key=gone))
+        stage.order(BlockKey(epoch=1, key=gone))
         until(lambda: stage.vitals.condition == "idle")
 
 
@@ -212,10 +212,10 @@ def test_a_blocked_worker_waits_though_a_step_has_come(
     taker.close()  # the next stage is away
     place = held(port)
     stage.prepare(endpoint)
-    assert isinstance(stage.says(), act.Tell)
+    assert isinstance(stage.says(), act.SendToBroker)
     stage.order(Fence(epoch=1))
     stage.order(Activate(epoch=1, first_step=1, live=()))
-    assert isinstance(stage.says(), act.Tell)
+    assert isinstance(stage.says(), act.SendToBroker)
     opening = (Open(7, SamplingParams(), 0, 1, 8, (5,)),)
     steps = [
         Step(epoch=1, step=number, rows=(Row(7, number - 1, 1, False),), tokens=(5,), open=opening * (number == 1))
@@ -247,13 +247,13 @@ def test_what_cannot_be_loaded_is_refused(stage: Stage, error: Exception) -> Non
     stage.executor.load_error = error
     stage.prepare("tcp://127.0.0.1:20000")
     told = stage.says()
-    assert isinstance(told, act.Tell)
+    assert isinstance(told, act.SendToBroker)
     assert isinstance(told.message, Refused)
     assert told.message.reason == str(error)
     stage.executor.load_error = None
     stage.prepare("tcp://127.0.0.1:20000", epoch=2)
     told = stage.says()
-    assert isinstance(told, act.Tell)
+    assert isinstance(told, act.SendToBroker)
     assert isinstance(told.message, Prepared)
 
 
@@ -264,4 +264,4 @@ def test_a_bug_in_the_loader_ends_the_worker(stage: Stage, error: Exception) -> 
     stage.prepare("tcp://127.0.0.1:20000")
     assert stage.says() == act.Exit(1, f"{type(error).__name__}: {error}")
     assert stage.thread.failure is error
-    until(lambda: not stage.thread.alive)
+    until(lambda: not stage.thread.is_alive)

@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the gateway's packages are not installed")
 
-from swarm.gateway.console.household import names_of
-from swarm.gateway.console.patch import patched
+from swarm.gateway.console.local_swarm import pids_by_name
+from swarm.gateway.console.patch import apply_patch
 from tests.integration.gateway import request
 from tests.integration.lines import PATIENCE_S, Lines
 from tests.integration.processes import free_ports, launch
@@ -68,7 +68,7 @@ class Live:
         if event == "snapshot":
             self.view = data
         elif event == "delta":
-            self.view = patched(self.view, data)
+            self.view = apply_patch(self.view, data)
         self.heard = identity, self.view
 
     def of(self, name: str) -> list[Any]:
@@ -106,7 +106,7 @@ class Up:
 
     def children(self) -> dict[str, int]:
         """By name."""
-        return names_of({child.pid: child.cmdline() for child in psutil.Process(self.lines.process.pid).children()})
+        return pids_by_name({child.pid: child.cmdline() for child in psutil.Process(self.lines.process.pid).children()})
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         status, _, content = request(self.url + path, body)

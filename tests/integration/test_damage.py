@@ -17,6 +17,7 @@ from swarm.wire import tensors
 from swarm.wire.codec import DATA
 from swarm.wire.messages import (
     Activate,
+    DataPathError,
     Edge,
     Fence,
     Hop,
@@ -28,7 +29,6 @@ from swarm.wire.messages import (
     Step,
     StepDone,
     TensorSpec,
-    Trouble,
 )
 from swarm.wire.pull import PullChannel
 from tests.integration.test_compute_thread import PATIENCE_S, Stage
@@ -129,8 +129,8 @@ def test_what_is_damaged_is_never_used(stage: Stage, taker: PullChannel, name: s
     damage, reason = DAMAGES[name]
     assert stage.before.send(damage(good()))
     told = stage.says()
-    assert isinstance(told, act.Tell)
-    assert isinstance(told.message, Trouble)
+    assert isinstance(told, act.SendToBroker)
+    assert isinstance(told.message, DataPathError)
     assert told.message.damaged
     assert told.message.not_finite is None
     assert reason in told.message.reason
@@ -152,8 +152,8 @@ def test_numbers_that_are_none_are_never_used(stage: Stage) -> None:
     hidden[1, 0] = np.inf
     assert stage.before.send(DATA.encode(*step(hidden)))
     told = stage.says()
-    assert isinstance(told, act.Tell)
-    assert isinstance(told.message, Trouble)
+    assert isinstance(told, act.SendToBroker)
+    assert isinstance(told.message, DataPathError)
     assert not told.message.damaged
     assert told.message.not_finite is not None
     assert told.message.not_finite.worker == "w9"

@@ -17,24 +17,25 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.broker.reception import STRIKES
-from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
+from swarm.broker.message_server import MAX_STRIKES
+from swarm.wire.channel import AsyncPullChannel, BindAddress, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
-from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door import connection, listener, strangers
-from swarm.wire.door.keys import address_and_key, is_address, keyed
-from swarm.wire.door.mechanisms import named, told
-from swarm.wire.door.peers import Arrived, Overstepped, PeerLost
-from swarm.wire.door.strangers import RESERVE, GateClosed
-from swarm.wire.door.watch import Wake
-from swarm.wire.door.zmtp import as_command, framed, greeting
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.greeting import Greeting, read_greeting
-from swarm.wire.greeting import greeting as greeting_of
+from swarm.wire.greeting import encode_greeting as greeting_of
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of
+from swarm.wire.transport import accept as strangers
+from swarm.wire.transport import connection, listener
+from swarm.wire.transport.accept import RESERVE, AcceptPaused
+from swarm.wire.transport.io_loop import WakeupFd
+from swarm.wire.transport.keys import address_and_key, is_address, with_key
+from swarm.wire.transport.peers import LimitExceeded, MessageReceived, PeerDisconnected
+from swarm.wire.transport.server_handshake import encode_command, encode_metadata
+from swarm.wire.transport.zmtp import command_frame, encode_greeting, frame_header
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.unit.broker.bench import FakeWorker
@@ -42,7 +43,7 @@ from tests.unit.broker.bench import FakeWorker
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
 SOON_S = 30
-NULL = greeting(b"NULL", listens=False)
+NULL = encode_greeting(b"NULL", is_server=False)
 
 
 async def soon(awaitable: Any) -> Any:
@@ -54,12 +55,14 @@ def knock(endpoint: str, identity: bytes = b"rude") -> socket.socket:
     """A connection whose handshake is through as far as it concerns us."""
     host, _, port = address_and_key(endpoint)[0].removeprefix("tcp://").rpartition(":")
     raw = socket.create_connection((host, int(port)), timeout=SOON_S)
-    raw.sendall(NULL + as_command(named(b"READY", told(Socket_Type=b"DEALER", Identity=identity))))
+    raw.sendall(
+        NULL + command_frame(encode_command(b"READY", encode_metadata(Socket_Type=b"DEALER", Identity=identity)))
+    )
     return raw
 
 
 def message(*frames: bytes) -> bytes:
-    return b"".join(framed(len(f), more=i + 1 < len(frames)) + f for i, f in enumerate(frames))
+    return b"".join(frame_header(len(f), more=i + 1 < len(frames)) + f for i, f in enumerate(frames))
 
 
 async def is_hung_up_on(raw: socket.socket) -> None:
@@ -82,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def router() -> AsyncIterator[RouterChannel]:
-    channel = RouterChannel([Place(HOST)], 0, LIMIT)
+    channel = RouterChannel([BindAddress(HOST)], 0, LIMIT)
     yield channel
     channel.close()
 
@@ -90,7 +93,7 @@ async def router() -> AsyncIterator[RouterChannel]:
 @pytest.fixture
 async def dealer(context: Context, router: RouterChannel) -> AsyncIterator[DealerChannel]:
     channel = DealerChannel(context, router.endpoint, b"me", LIMIT)
-    assert await soon(anext(channel)) is Link.UP
+    assert await soon(anext(channel)) is ConnectionEvent.CONNECTED
     yield channel
     channel.close()
 
@@ -98,7 +101,7 @@ async def dealer(context: Context, router: RouterChannel) -> AsyncIterator[Deale
 async def served(router: RouterChannel, dealer: DealerChannel) -> None:
     """A question gets its answer."""
     assert dealer.send([b"question"])
-    assert await soon(anext(router)) == Arrived(b"me", [b"question"])
+    assert await soon(anext(router)) == MessageReceived(b"me", [b"question"])
     assert router.send(b"me", [b"answer"])
     assert await soon(anext(dealer)) == [b"answer"]
 
@@ -113,9 +116,9 @@ async def test_a_message_of_a_million_frames(router: RouterChannel, dealer: Deal
                 raw.send(b"\x01\x01x" * 10_000)
         began = monotonic()
         event = await soon(anext(router))
-        assert event == Overstepped(b"rude", "a message has at most 2 frames, more were announced")
+        assert event == LimitExceeded(b"rude", "a message has at most 2 frames, more were announced")
         await served(router, dealer)
-        assert await soon(anext(router)) == PeerLost(b"rude")  # whatever was kept about it can go
+        assert await soon(anext(router)) == PeerDisconnected(b"rude")  # whatever was kept about it can go
         assert monotonic() - began < 5.0
         assert psutil.Process().memory_info().rss - before < 16 << 20
         await is_hung_up_on(raw)
@@ -125,7 +128,7 @@ async def test_many_messages_of_one_take_turns_with_others(router: RouterChannel
     """However many have come, the next of another peer waits for one of them."""
     with knock(router.endpoint) as raw:
         raw.sendall(message(b"x") * 50_000)
-        assert await soon(anext(router)) == Arrived(b"rude", [b"x"])
+        assert await soon(anext(router)) == MessageReceived(b"rude", [b"x"])
         assert dealer.send([b"question"])
         await asyncio.sleep(0.1)
         waited = 0
@@ -149,37 +152,37 @@ async def test_a_handshake_that_does_not_end(router: RouterChannel, dealer: Deal
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("words", [b"\x01", framed(9, more=False) + b"part", b"\x01\x01x"])
+@pytest.mark.parametrize("words", [b"\x01", frame_header(9, more=False) + b"part", b"\x01\x01x"])
 async def test_a_message_that_does_not_end(router: RouterChannel, dealer: DealerChannel, words: bytes) -> None:
     """It has its time, too; who only says nothing may stay."""
     quiet = knock(router.endpoint, b"quiet")
     with knock(router.endpoint) as raw, quiet:
         raw.sendall(message(b"whole") + words)
-        assert await soon(anext(router)) == Arrived(b"rude", [b"whole"])
-        assert await soon(anext(router)) == PeerLost(b"rude")
+        assert await soon(anext(router)) == MessageReceived(b"rude", [b"whole"])
+        assert await soon(anext(router)) == PeerDisconnected(b"rude")
         await is_hung_up_on(raw)
         await served(router, dealer)
         quiet.sendall(message(b"here"))
-        assert await soon(anext(router)) == Arrived(b"quiet", [b"here"])
+        assert await soon(anext(router)) == MessageReceived(b"quiet", [b"here"])
 
 
 async def test_what_strangers_leave_unfinished_is_bounded(
     router: RouterChannel, dealer: DealerChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all together. The one that has been at it for longest goes; those who finish are heard."""
-    monkeypatch.setattr(listener, "_MOST_HELD", 1 << 20)
+    monkeypatch.setattr(listener, "_MAX_HELD_BYTES", 1 << 20)
     crowd = [knock(router.endpoint, f"rude{number}".encode()) for number in range(6)]
     reading = asyncio.create_task(soon(anext(router)))
     for raw in crowd:
-        raw.sendall(framed(LIMIT, more=False) + bytes(300_000))
+        raw.sendall(frame_header(LIMIT, more=False) + bytes(300_000))
         await asyncio.sleep(0.05)
     await is_hung_up_on(crowd[0])
-    assert router._listener._held.total() <= 1 << 20
+    assert router._listener._held_bytes.total() <= 1 << 20
     crowd[-1].sendall(bytes(LIMIT - 300_000))
     assert dealer.send([b"question"])
     arrived = {(await reading).peer, (await soon(anext(router))).peer}
     assert arrived == {b"me", b"rude5"}
-    assert router._listener._held.total() <= 1 << 20
+    assert router._listener._held_bytes.total() <= 1 << 20
     for raw in crowd[1:]:
         raw.close()
 
@@ -192,12 +195,12 @@ async def test_the_last_descriptors_are_not_for_newcomers(
     with socket.socket() as probe:
         limit = probe.fileno() + RESERVE
     monkeypatch.setattr(strangers.resource, "getrlimit", lambda which: (limit, limit))
-    assert await soon(anext(router)) == GateClosed(errno.EMFILE)
+    assert await soon(anext(router)) == AcceptPaused(errno.EMFILE)
     await served(router, dealer)
     monkeypatch.undo()
-    router.let_in()
+    router.resume_accepting()
     crowd[-1].sendall(message(b"in"))
-    assert await soon(anext(router)) == Arrived(b"w4", [b"in"])
+    assert await soon(anext(router)) == MessageReceived(b"w4", [b"in"])
     for raw in crowd:
         raw.close()
 
@@ -215,23 +218,23 @@ async def test_large_answers_leave_whole(router: RouterChannel, dealer: DealerCh
 async def test_last_words_reach_who_is_hung_up_on(router: RouterChannel, dealer: DealerChannel) -> None:
     """It hears them, then its connection ends, and the next one is heard."""
     await served(router, dealer)
-    assert router.has(b"me")
-    router.hang_up(b"me")
+    assert router.is_connected(b"me")
+    router.disconnect(b"me")
     assert router.send(b"me", [b"goodbye"])
     assert await soon(anext(dealer)) == [b"goodbye"]
-    assert await soon(anext(router)) == PeerLost(b"me")
-    assert not router.has(b"me")
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(router)) == PeerDisconnected(b"me")
+    assert not router.is_connected(b"me")
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     await served(router, dealer)
 
 
 async def test_who_knocks_anew_takes_its_own_place(router: RouterChannel, dealer: DealerChannel) -> None:
     """``renew``: DOWN, UP, and messages go both ways over the new connection. The former one's end is no loss."""
     await served(router, dealer)
-    dealer.renew()
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    dealer.reconnect()
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     await until_heard(router, dealer, b"again")
     assert router.send(b"me", [b"answer"])
     assert await soon(anext(dealer)) == [b"answer"]
@@ -244,15 +247,15 @@ async def test_who_knocks_anew_without_descriptors_waits_for_some(
     be renewed once more meanwhile, or closed."""
     await served(router, dealer)
     descriptors(3)  # those of the three standard streams; with less, poll() itself fails
-    dealer.renew()
-    assert await soon(anext(dealer)) is Link.DOWN
+    dealer.reconnect()
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
     assert not dealer.send([b"lost"])
-    dealer.renew()
-    assert await soon(anext(dealer)) is Link.DOWN
+    dealer.reconnect()
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(dealer), 0.5)
     descriptors(1 << 10)
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     await until_heard(router, dealer, b"again")
 
 
@@ -268,9 +271,9 @@ async def until_heard(router: RouterChannel, dealer: DealerChannel, words: bytes
     """What the dealer says arrives; the end of its former connection may be told before."""
     assert dealer.send([words])
     events = [await soon(anext(router))]
-    if events == [PeerLost(b"me")]:
+    if events == [PeerDisconnected(b"me")]:
         events = [await soon(anext(router))]
-    assert events == [Arrived(b"me", [words])]
+    assert events == [MessageReceived(b"me", [words])]
 
 
 def test_a_data_door_hears_only_who_knows_its_key(context: Context) -> None:
@@ -281,7 +284,7 @@ def test_a_data_door_hears_only_who_knows_its_key(context: Context) -> None:
     strangers = [knock(address, identity) for identity in (b"", b"me", key[:-1], b"x" * 32)]
     for raw in strangers:
         raw.sendall(message(b"garbage") * 10)
-    wrong = PushChannel(keyed(address, b"y" * 32))
+    wrong = PushChannel(with_key(address, b"y" * 32))
     assert not pull.wait(0.3)
     assert pull.receive() is None
     assert pull.num_refused >= len(strangers)
@@ -323,7 +326,7 @@ def test_who_is_hung_up_on_knocks_now_and_then(context: Context) -> None:
     """A door that can't listen for a while must not keep its senders busy: their pauses are a tenth of a second."""
     knocks = 0
     with bind_free_port(HOST) as bound:
-        push = PushChannel(keyed(endpoint_of(bound), b"x" * 32))
+        push = PushChannel(with_key(endpoint_of(bound), b"x" * 32))
         bound.settimeout(0.1)
         give_up_at = monotonic() + 1.0
         while monotonic() < give_up_at:
@@ -347,15 +350,15 @@ def sent(push: PushChannel, pull: PullChannel, words: bytes) -> None:
 def test_half_a_message_keeps_nobody_waiting() -> None:
     """Sixteen megabytes are on their way and stop: whoever waits for them is woken by others, and hears the rest when
     it has come."""
-    pull, wake = PullChannel(HOST, 32 << 20), Wake()
+    pull, wake = PullChannel(HOST, 32 << 20), WakeupFd()
     address, key = address_and_key(pull.endpoint)
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     half = bytes(8 << 20)
     with socket.create_connection((host, int(port)), timeout=SOON_S) as raw:
-        raw.sendall(greeting(b"PLAIN", listens=False))
-        raw.sendall(as_command(named(b"HELLO", b"\x01w" + bytes([len(key)]) + key)))
-        raw.sendall(as_command(named(b"INITIATE", told(Socket_Type=b"PUSH"))))
-        sender = threading.Thread(target=raw.sendall, args=(framed(2 * len(half), more=False) + half,))
+        raw.sendall(encode_greeting(b"PLAIN", is_server=False))
+        raw.sendall(command_frame(encode_command(b"HELLO", b"\x01w" + bytes([len(key)]) + key)))
+        raw.sendall(command_frame(encode_command(b"INITIATE", encode_metadata(Socket_Type=b"PUSH"))))
+        sender = threading.Thread(target=raw.sendall, args=(frame_header(2 * len(half), more=False) + half,))
         sender.start()
         while sender.is_alive():
             assert not pull.wait(0.01, wake=wake)
@@ -374,17 +377,17 @@ def test_half_a_message_keeps_nobody_waiting() -> None:
 
 async def test_a_beat_door_hears_only_who_knows_its_key(context: Context) -> None:
     """As a data door; who looks without waiting hears those that it should."""
-    beats = AsyncPullChannel([Place(HOST)], LIMIT, 16)
+    beats = AsyncPullChannel([BindAddress(HOST)], LIMIT, 16)
     with knock(beats.endpoint, b"stranger") as raw:
         raw.sendall(message(b"garbage"))
         push = PushChannel(beats.endpoint)
         deadline = monotonic() + SOON_S
         while not push.send([b"beat"]):
             assert monotonic() < deadline
-            assert list(beats.waiting()) == []
-        while not (heard := list(beats.waiting())):
+            assert list(beats.pending_events()) == []
+        while not (heard := list(beats.pending_events())):
             assert monotonic() < deadline
-        assert [each.frames for each in heard if isinstance(each, Arrived)] == [[b"beat"]]
+        assert [each.frames for each in heard if isinstance(each, MessageReceived)] == [[b"beat"]]
         await is_hung_up_on(raw)
         push.close()
     beats.close()
@@ -403,13 +406,13 @@ def broker(random_llama: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Proce
 async def test_who_says_nothing_but_garbage_must_knock_again(broker: Processes, context: Context) -> None:
     """Every message gets its answer in words; after some of them the connection ends. The log has a few lines of it."""
     dealer = DealerChannel(context, broker.url, b"rude", LIMIT)
-    assert await soon(anext(dealer)) is Link.UP
-    for _ in range(STRIKES):
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
+    for _ in range(MAX_STRIKES):
         assert dealer.send([b"garbage"])
         message, _ = SERVER.decode(await soon(anext(dealer)))
         assert isinstance(message, Malformed)
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send(CLIENT.encode(Describe()))
     message, _ = SERVER.decode(await soon(anext(dealer)))
     assert isinstance(message, Description)
@@ -420,14 +423,14 @@ async def test_who_says_nothing_but_garbage_must_knock_again(broker: Processes, 
 async def test_a_damaged_answer_of_a_worker_renews_its_connection(broker: Processes, context: Context) -> None:
     """Within seconds: it says Hello anew, and the broker goes on from there."""
     dealer = DealerChannel(context, f"tcp://{HOST}:{broker.port + 1}", b"w0.1", LIMIT)
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     probe = WORKER.encode(Probe(ticket=1))
     assert dealer.send(probe)
     answer, _ = ORDER.decode(await soon(anext(dealer)))
     assert isinstance(answer, Probed)
     assert dealer.send([bytes(probe[0])[:-1] + b"?"])
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send(probe)
     answer, _ = ORDER.decode(await soon(anext(dealer)))
     assert isinstance(answer, Probed)
@@ -437,10 +440,10 @@ async def test_a_damaged_answer_of_a_worker_renews_its_connection(broker: Proces
 async def test_a_hello_with_no_address_is_refused(broker: Processes, context: Context) -> None:
     """Nobody is told to connect there, which nobody could; and nothing else is disturbed."""
     dealer = DealerChannel(context, f"tcp://{HOST}:{broker.port + 1}", b"w9.1", LIMIT)
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send(WORKER.encode(FakeWorker("w9", "w9.1").hello(endpoint="nowhere")))
-    assert await soon(anext(dealer)) is Link.DOWN
-    assert await soon(anext(dealer)) is Link.UP
+    assert await soon(anext(dealer)) is ConnectionEvent.LOST
+    assert await soon(anext(dealer)) is ConnectionEvent.CONNECTED
     assert dealer.send(WORKER.encode(Probe(ticket=1)))
     answer, _ = ORDER.decode(await soon(anext(dealer)))
     assert isinstance(answer, Probed)
@@ -477,15 +480,15 @@ async def test_a_damaged_order_renews_the_connection(random_llama: Path, zygote:
     """It may have been what everybody waits for. The worker knocks anew, greets and says Hello with what it holds."""
     said: list[object] = []
     with Processes(random_llama, tmp_path, launch=zygote) as swarm:
-        door = RouterChannel([Place(HOST)], swarm.port + 1, WORKER.frame_limit_bytes)
+        door = RouterChannel([BindAddress(HOST)], swarm.port + 1, WORKER.frame_limit_bytes)
         swarm.start_worker("w0")
         async with asyncio.timeout(60):
             while said.count(Hello) < 2:
                 match await anext(door):  # its former connection may end before the new one stands, or give way to it
-                    case Arrived(peer, frames) if read_greeting(frames) is not None:
+                    case MessageReceived(peer, frames) if read_greeting(frames) is not None:
                         door.send(peer, greeting_of(schema()))
                         said.append(Greeting)
-                    case Arrived(peer, frames):
+                    case MessageReceived(peer, frames):
                         message, _ = WORKER.decode(frames)
                         if isinstance(message, Probe):
                             door.send(peer, ORDER.encode(Probed(ticket=message.ticket)))

@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from swarm.api_keys.file import ReloadingKeyFile
 from swarm.config import GatewaySettings
-from swarm.gateway.doors.connection import MAX_HEAD_BYTES, connections_of
-from swarm.gateway.doors.guard import Guard
-from swarm.keys.file import Watched
+from swarm.gateway.middleware.auth import AuthMiddleware
+from swarm.gateway.middleware.connection import MAX_HEAD_BYTES, bounded_protocol
 
 SETTINGS = GatewaySettings(head_timeout_s=0.4, body_timeout_s=0.4, write_timeout_s=0.5, max_connections=8)
 PATIENCE_S = 20.0
@@ -85,8 +85,8 @@ async def server() -> AsyncIterator[Running]:
     routes, refused = Routes(), list[int]()
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        Guard(routes, Watched(None), SETTINGS),
-        http=connections_of(SETTINGS, refused.append),
+        AuthMiddleware(routes, ReloadingKeyFile(None), SETTINGS),
+        http=bounded_protocol(SETTINGS, refused.append),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.cli.up.http import why_none
+from swarm.cli.up.http import unavailable_reason
 from swarm.config import GatewaySettings, load
 from swarm.errors import ConfigError
 from tests.integration.lines import MODULE, PATIENCE_S, Lines
@@ -164,9 +164,9 @@ def test_a_port_that_is_taken() -> None:
             assert f"can't serve at port {port} of 127.0.0.1" in line
             assert "--http" in line
         with pytest.raises(ConfigError, match=r"--no-http"):
-            why_none(load(overrides={"gateway.port": port}).gateway, range(5700, 5702))
+            unavailable_reason(load(overrides={"gateway.port": port}).gateway, range(5700, 5702))
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", GatewaySettings().port)):
-        assert "no HTTP: can't serve at port 8000" in why_none(GatewaySettings(), range(5700, 5702))
+        assert "no HTTP: can't serve at port 8000" in unavailable_reason(GatewaySettings(), range(5700, 5702))
 
 
 def test_other_machines_need_keys(tmp_path: Path) -> None:

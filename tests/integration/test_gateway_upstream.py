@@ -19,9 +19,9 @@ from aiohttp import web
 from starlette.types import Receive, Scope, Send
 
 from swarm.config import UpstreamSettings
-from swarm.gateway.upstream.choice import OUTCOMES
-from swarm.gateway.upstream.relay import Upstreams
-from swarm.numbers.http import HttpNumbers
+from swarm.gateway.upstream.pool import OUTCOMES
+from swarm.gateway.upstream.proxy import UpstreamProxy
+from swarm.metrics.http import HttpMetrics
 from tests.integration.processes import free_ports
 
 PATIENCE_S = 40.0
@@ -180,18 +180,18 @@ async def test_a_swarm_that_never_served_passes_no_names_on(other: Other, tmp_pa
     assert other.asked == []
 
 
-async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = False) -> tuple[int, HttpNumbers]:
+async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = False) -> tuple[int, HttpMetrics]:
     """What comes of a request that our swarm answers with this status."""
-    numbers = HttpNumbers()
+    numbers = HttpMetrics()
 
     async def ours(scope: Scope, receive: Receive, send: Send) -> None:
         if status >= 400:
-            scope.get("swarm.refused", numbers.refused)("completions", status)
+            scope.get("swarm.refused", numbers.count_refused)("completions", status)
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"ours"})
 
     settings = UpstreamSettings(url=other.url, when=when, overflow_model="big")  # type: ignore[arg-type]
-    upstreams = Upstreams(ours, [settings], numbers)
+    upstreams = UpstreamProxy(ours, [settings], numbers)
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -214,8 +214,8 @@ async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = Fal
     return sent[0]["status"], numbers
 
 
-def _outcomes(numbers: HttpNumbers) -> dict[str, int]:
-    return {outcome: count for (_, outcome), count in numbers.upstream.items() if count}
+def _outcomes(numbers: HttpMetrics) -> dict[str, int]:
+    return {outcome: count for (_, outcome), count in numbers.upstream_counts.items() if count}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ async def test_busy_and_down(other: Other, ours: int, when: str, passed_on: bool
     assert status == (200 if passed_on else ours)
     assert _outcomes(numbers) == ({"answered": 1} if passed_on else {})
     is_refused = ours != 200 and not passed_on
-    assert numbers.turned_away == ({("completions", str(ours)): 1} if is_refused else {})
+    assert numbers.refused_counts == ({("completions", str(ours)): 1} if is_refused else {})
 
 
 async def test_what_nobody_answers_is_refused_once(other: Other) -> None:
@@ -247,8 +247,8 @@ async def test_what_nobody_answers_is_refused_once(other: Other) -> None:
     status, numbers = await _relayed(other, 429, "busy")
     assert status == 429
     assert _outcomes(numbers) == {"failed": 1}
-    assert {outcome for _, outcome in numbers.upstream} == set(OUTCOMES)
-    assert numbers.turned_away == {("completions", "429"): 1}
+    assert {outcome for _, outcome in numbers.upstream_counts} == set(OUTCOMES)
+    assert numbers.refused_counts == {("completions", "429"): 1}
 
 
 async def test_who_hangs_up_makes_no_other_server_well_or_unwell(other: Other) -> None:

@@ -121,7 +121,7 @@ def test_an_installed_package_uses_its_kernels(form: Callable[[Path], Path], che
     assert (packages / "swarm" / "service" / "units" / "swarm-broker.socket").is_file()
     told = tried(python, packages, tmp_path)
     assert told["built"]
-    assert told["absence"] == native.absence()  # the processor's, if anything
+    assert told["absence"] == native.unavailable_reason()  # the processor's, if anything
     assert told.get("off", 0.0) < 1e-2
     (packages / NATIVE / "module.c").write_text("/* from elsewhere */\n")
     told = tried(python, packages, tmp_path)

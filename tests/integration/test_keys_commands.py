@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from swarm.auth import invitation, memberships
+from swarm.auth.invitation import Invitation
 from swarm.ctl.main import run as swarmctl
-from swarm.lock import invitation, known
-from swarm.lock.invitation import Invitation
-from swarm.wire.door.keys import new_pair, public_of
 from swarm.wire.messages import Enrolled, Invite, Report, Revoke, RotateBroker, RotateMember
+from swarm.wire.transport.keys import new_pair, public_of
 from tests.integration.fake_broker import FakeBroker
 
 BROKER = "ab" * 32
@@ -62,7 +62,7 @@ def test_an_invitation_has_all_that_is_needed(broker: FakeBroker, capsys: pytest
     """The broker's addresses and key, and a secret of which the broker was told the public half alone."""
     assert swarmctl(["invite", "--role", "worker", "--uses", "3", "--for", "2h", "--name", "far"]) == 0
     line, then = capsys.readouterr().out.splitlines()
-    read = invitation.read(line)
+    read = invitation.decode(line)
     assert (read.addresses, read.broker, read.role) == (("tcp://192.0.2.1:5700",), BROKER, "worker")
     [asked] = broker.heard_of(Invite)
     assert asked == Invite(key=public_of(read.secret), role="worker", uses=3, valid_s=7200.0, name="far")
@@ -83,7 +83,7 @@ def test_the_addresses_can_be_others(
 ) -> None:
     """Behind a forwarded port, say. Without one, the broker's own port."""
     body = shown(capsys, "invite", "--role", "client", "--address", given, "--address", "192.0.2.9")
-    assert invitation.read(body["invitation"]).addresses == (told, "tcp://192.0.2.9:5700")
+    assert invitation.decode(body["invitation"]).addresses == (told, "tcp://192.0.2.9:5700")
     assert body["run"].startswith("swarm generate --join swarm1:")
 
 
@@ -180,7 +180,7 @@ def test_a_machine_shows_what_it_has_joined(
 ) -> None:
     """With public keys; no secret."""
     used, pair = Invitation(("tcp://h:5700",), BROKER, new_pair().secret, "client"), new_pair()
-    known.keep(tmp_path, used, pair, used.addresses, Enrolled(name="me", role="client"))
+    memberships.add(tmp_path, used, pair, used.addresses, Enrolled(name="me", role="client"))
     body = shown(capsys, "keys", "show")
     assert body["key"] == BROKER
     [row] = body["joined"]

@@ -13,12 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.lock.enrol import enrol
-from swarm.lock.invitation import Invitation
+from swarm.auth.enrol import enrol
+from swarm.auth.invitation import Invitation
 from swarm.wire.addresses import is_loopback
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
-from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door.keys import KeyPair, keyed, new_pair
+from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.greeting import read_greeting
 from swarm.wire.messages import (
     Denied,
@@ -33,6 +32,7 @@ from swarm.wire.messages import (
     WorkerMessage,
 )
 from swarm.wire.sockets import Context
+from swarm.wire.transport.keys import KeyPair, new_pair, with_key
 from tests.integration.processes import Processes, free_ports
 from tests.unit.broker.bench import FakeWorker
 
@@ -72,7 +72,7 @@ async def knocking(
     channel = DealerChannel(context, endpoint, identity.encode(), LIMIT, pair)
     try:
         async with asyncio.timeout(SOON_S):
-            while await anext(channel) is not Link.UP:
+            while await anext(channel) is not ConnectionEvent.CONNECTED:
                 pass
         yield channel
     finally:
@@ -83,18 +83,18 @@ async def answer(channel: DealerChannel) -> Any:
     """The next thing that is said, or becomes of the connection."""
     async with asyncio.timeout(SOON_S):
         event = await anext(channel)
-    return event if isinstance(event, Link) or read_greeting(event) is not None else ORDER.decode(event)[0]
+    return event if isinstance(event, ConnectionEvent) or read_greeting(event) is not None else ORDER.decode(event)[0]
 
 
-async def told(channel: DealerChannel, message: WorkerMessage) -> Order | Link:
+async def told(channel: DealerChannel, message: WorkerMessage) -> Order | ConnectionEvent:
     """What comes of that."""
     assert channel.send(WORKER.encode(message))
     return await verdict(channel)
 
 
-async def verdict(channel: DealerChannel) -> Order | Link:
+async def verdict(channel: DealerChannel) -> Order | ConnectionEvent:
     """Whether it may stay; plans come and go meanwhile."""
-    while not isinstance(said := await answer(channel), Welcome | Denied | Release | Link):
+    while not isinstance(said := await answer(channel), Welcome | Denied | Release | ConnectionEvent):
         pass
     return said
 
@@ -110,7 +110,7 @@ async def joined(context: Context, swarm: Swarm, name: str) -> tuple[str, KeyPai
     broker = str(report.body["key"])
     address = f"tcp://{OUTSIDE}:{swarm.port}"
     found = await enrol(Invitation((address,), broker, invitation.secret, "worker"), own, name)
-    return keyed(f"tcp://{OUTSIDE}:{swarm.port + 1}", broker.encode()), own, found.enrolled.name
+    return with_key(f"tcp://{OUTSIDE}:{swarm.port + 1}", broker.encode()), own, found.enrolled.name
 
 
 def hello(name: str, incarnation: str, pair: KeyPair, at: str = OUTSIDE, ticket: str = "") -> Any:
@@ -142,7 +142,7 @@ async def test_who_had_a_name_before_does_not_end_who_is_here(swarm: Swarm, cont
         assert isinstance(await told(own, hello("w1", "w1-here", new_pair())), Welcome)
         assert isinstance(await verdict(thief), Denied)  # replaced, and may not replace
         async with knocking(context, door, "w1-here", pair) as same:
-            assert await answer(same) is Link.DOWN
+            assert await answer(same) is ConnectionEvent.LOST
         async with knocking(context, door, "w1-again", pair) as again:
             denied = await told(again, hello("w1", "w1-again", pair))
             assert isinstance(denied, Denied)
@@ -174,9 +174,9 @@ async def test_nobody_speaks_for_another_process(swarm: Swarm, context: Context)
     door, pair, name = await joined(context, swarm, "far")
     async with knocking(context, here(swarm), "w2-here") as own, knocking(context, door, "far-there", pair) as thief:
         assert isinstance(await told(own, hello("w2", "w2-here", new_pair())), Welcome)
-        assert await told(thief, hello(name, "w2-here", pair)) is Link.DOWN
-        assert await answer(thief) is Link.UP
-        assert await told(thief, FakeWorker("w2", "w2-here").prepared(1)) is Link.DOWN
+        assert await told(thief, hello(name, "w2-here", pair)) is ConnectionEvent.LOST
+        assert await answer(thief) is ConnectionEvent.CONNECTED
+        assert await told(thief, FakeWorker("w2", "w2-here").prepared(1)) is ConnectionEvent.LOST
         assert isinstance(await told(own, asks_to_leave("w2-here")), Release)
     assert "hello.incarnation 'w2-here' is not the sender's, which is 'far-there'" in swarm.log("broker")
 
@@ -193,7 +193,7 @@ async def test_who_is_away_is_not_kept_away(swarm: Swarm, context: Context) -> N
         ):
             assert own.send(WORKER.encode(Probe(ticket=7)))
             assert isinstance(await answer(own), Probed)
-            assert await answer(thief) is Link.DOWN
-            assert isinstance(await answer(thief), Link)  # it has knocked again
+            assert await answer(thief) is ConnectionEvent.LOST
+            assert isinstance(await answer(thief), ConnectionEvent)  # it has knocked again
             assert own.send(WORKER.encode(Probe(ticket=8)))
             assert isinstance(await answer(own), Probed)

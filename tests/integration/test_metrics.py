@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm import AsyncClient
-from swarm.numbers.exposition import render
-from swarm.numbers.http import HttpNumbers
+from swarm.metrics.exposition import render
+from swarm.metrics.http import HttpMetrics
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
@@ -53,13 +53,13 @@ async def client(swarm: Processes) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def gateway() -> HttpNumbers:
+def gateway() -> HttpMetrics:
     """A gateway that has served something."""
-    numbers = HttpNumbers()
-    watch = numbers.began("chat", "village")
-    watch.token(2)
-    watch.ended("stop", 3, 0, 2)
-    numbers.refused("chat", 429)
+    numbers = HttpMetrics()
+    watch = numbers.start_request("chat", "village")
+    watch.on_tokens(2)
+    watch.finish("stop", 3, 0, 2)
+    numbers.count_refused("chat", 429)
     return numbers
 
 

@@ -12,7 +12,7 @@ import pytest
 from swarm import AsyncClient
 from swarm.ctl.main import run
 from swarm.demo import model_path
-from swarm.wire.messages import Suppose
+from swarm.wire.messages import PlanWhatIf
 from tests.faults.zygote import Zygote
 from tests.integration.processes import IS_OVERLAPPED, Processes
 
@@ -32,8 +32,8 @@ async def test_predicted_beside_measured_and_suppositions(
             done = await client.generate([5, 6, 7], max_tokens=20, ignore_eos=True)
             assert len(done.tokens) == 20
             plan = await client.query("plan")
-            supposed = await client.suppose_plan(Suppose(without=("w1",)))
-            nothing = await client.suppose_plan(Suppose(without=("w0", "w1")))
+            supposed = await client.suppose_plan(PlanWhatIf(without=("w1",)))
+            nothing = await client.suppose_plan(PlanWhatIf(without=("w0", "w1")))
         assert [(s["worker"], s["layers"]) for s in plan["stages"]] == [("w0", [0, 2]), ("w1", [2, 8])]
         for stage in plan["stages"]:
             assert stage["seen_steps"] >= 20

@@ -10,7 +10,7 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.stage import native
-from swarm.stage.native.choice import PORTABLE
+from swarm.stage.native.variant_choice import PORTABLE
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 

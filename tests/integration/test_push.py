@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from swarm.errors import ConfigError
-from swarm.wire.door import nearby
-from swarm.wire.door.keys import Lock, address_and_key, keyed, new_pair
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
+from swarm.wire.transport import unix_socket
+from swarm.wire.transport.keys import AuthPolicy, address_and_key, new_pair, with_key
 
 HOST = "127.0.0.1"
 SOON_S = 10.0
@@ -57,7 +57,7 @@ def test_it_speaks_with_libzmq(context: zmq.Context[zmq.Socket[bytes]], is_locke
             theirs.set(zmq.CURVE_PUBLICKEY, bytes.fromhex(DOOR.public))
             theirs.set(zmq.CURVE_SECRETKEY, bytes.fromhex(DOOR.secret))
         port = theirs.bind_to_random_port(f"tcp://{HOST}")
-        push = PushChannel(keyed(f"tcp://{HOST}:{port}", DOOR.public.encode() if is_locked else b""), pair=ME)
+        push = PushChannel(with_key(f"tcp://{HOST}:{port}", DOOR.public.encode() if is_locked else b""), pair=ME)
         assert push.wait(SOON_S)
         for size in (0, 200, 100_000, 3_000_000):
             assert push.wait(SOON_S)
@@ -69,7 +69,7 @@ def test_it_speaks_with_libzmq(context: zmq.Context[zmq.Socket[bytes]], is_locke
 @pytest.mark.parametrize("is_locked", [False, True], ids=["PLAIN", "CURVE"])
 def test_all_of_many_messages_arrive_in_order(is_locked: bool) -> None:
     """More than the kernel takes at once: what is left of one goes before the next, whichever thread writes."""
-    pull = PullChannel(HOST, LIMIT, lock=Lock(DOOR, lambda _: True) if is_locked else None)
+    pull = PullChannel(HOST, LIMIT, auth=AuthPolicy(DOOR, lambda _: True) if is_locked else None)
     push = PushChannel(pull.endpoint, pair=ME)
     messages = [[b"%d" % number, bytes([number]) * (6_000_000 if number % 3 else 10)] for number in range(12)]
 
@@ -128,7 +128,7 @@ def family(push: PushChannel) -> socket.AddressFamily:
 @pytest.mark.parametrize("is_locked", [False, True], ids=["PLAIN", "CURVE"])
 def test_who_runs_on_this_host_comes_by_the_back_door(own_folder: Path, is_locked: bool) -> None:
     """By itself, with what it was told of the door; nobody else may enter the directory, and no file stays."""
-    pull = PullChannel(HOST, LIMIT, lock=Lock(DOOR, lambda _: True) if is_locked else None, nearby=True)
+    pull = PullChannel(HOST, LIMIT, auth=AuthPolicy(DOOR, lambda _: True) if is_locked else None, unix_socket=True)
     push = PushChannel(pull.endpoint, pair=ME)
     for size in (10, 1_000_000):
         assert sent(push, pull, b"step", bytes(size)) == [b"step", bytes(size)]
@@ -142,7 +142,7 @@ def test_who_runs_on_this_host_comes_by_the_back_door(own_folder: Path, is_locke
 def test_without_a_back_door_the_door_itself_is_taken(own_folder: Path) -> None:
     """In another network or a container there is none to be found; and one that a killed process left leads nowhere.
     It is gone when the next one opens its own."""
-    pull = PullChannel(HOST, LIMIT, nearby=True)
+    pull = PullChannel(HOST, LIMIT, unix_socket=True)
     (back,) = own_folder.iterdir()
     back.unlink()
     with socket.socket(socket.AF_UNIX) as killed:
@@ -150,7 +150,7 @@ def test_without_a_back_door_the_door_itself_is_taken(own_folder: Path) -> None:
     push = PushChannel(pull.endpoint)
     assert sent(push, pull, b"step") == [b"step"]
     assert family(push) is socket.AF_INET
-    other = PullChannel(HOST, LIMIT, nearby=True)
+    other = PullChannel(HOST, LIMIT, unix_socket=True)
     assert not back.exists()
     for each in (push, other, pull):
         each.close()
@@ -158,9 +158,9 @@ def test_without_a_back_door_the_door_itself_is_taken(own_folder: Path) -> None:
 
 def test_another_door_behind_the_back_door_is_not_believed(own_folder: Path) -> None:
     """It does not know the word: the next attempt takes the door itself."""
-    pull, other = PullChannel(HOST, LIMIT, nearby=True), PullChannel(HOST, LIMIT, nearby=True)
+    pull, other = PullChannel(HOST, LIMIT, unix_socket=True), PullChannel(HOST, LIMIT, unix_socket=True)
     key, port = address_and_key(pull.endpoint)[1], int(pull.endpoint.rpartition(":")[2])
-    found, wrong = nearby.found(key, port), nearby.found(*_place(other))
+    found, wrong = unix_socket.find_socket(key, port), unix_socket.find_socket(*_place(other))
     assert found is not None
     assert wrong is not None
     Path(wrong).rename(found)
@@ -185,14 +185,14 @@ def test_a_directory_that_others_may_enter_is_not_believed(own_folder: Path, mod
     """Neither by who listens, who says why, nor by who knocks."""
     own_folder.mkdir()
     own_folder.chmod(mode)
-    pull = PullChannel(HOST, LIMIT, nearby=True)
-    assert "is not this user's alone" in pull.not_nearby
+    pull = PullChannel(HOST, LIMIT, unix_socket=True)
+    assert "is not this user's alone" in pull.unix_socket_error
     assert list(own_folder.iterdir()) == []
     own_folder.chmod(0o700)
-    other = PullChannel(HOST, LIMIT, nearby=True)
-    assert nearby.found(*_place(other)) is not None
+    other = PullChannel(HOST, LIMIT, unix_socket=True)
+    assert unix_socket.find_socket(*_place(other)) is not None
     own_folder.chmod(mode)
-    assert nearby.found(*_place(other)) is None
+    assert unix_socket.find_socket(*_place(other)) is None
     push = PushChannel(other.endpoint)
     assert sent(push, other, b"step") == [b"step"]
     assert family(push) is socket.AF_INET
@@ -202,8 +202,8 @@ def test_a_directory_that_others_may_enter_is_not_believed(own_folder: Path, mod
 
 def test_a_name_that_is_too_long_for_the_kernel_is_said(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/" + "x" * 100)
-    pull = PullChannel(HOST, LIMIT, nearby=True)
-    assert "would be longer than 107 bytes" in pull.not_nearby
+    pull = PullChannel(HOST, LIMIT, unix_socket=True)
+    assert "would be longer than 107 bytes" in pull.unix_socket_error
     push = PushChannel(pull.endpoint)
     assert sent(push, pull, b"step") == [b"step"]
     push.close()
@@ -212,12 +212,12 @@ def test_a_name_that_is_too_long_for_the_kernel_is_said(own_folder: Path, monkey
 
 def test_another_user_is_not_heard(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it came into the directory: the kernel says whose process it is."""
-    pull = PullChannel(HOST, LIMIT, nearby=True)
-    monkeypatch.setattr(nearby, "is_own", lambda _: False)
-    monkeypatch.setattr("swarm.wire.door.connection.is_own", lambda _: False)
+    pull = PullChannel(HOST, LIMIT, unix_socket=True)
+    monkeypatch.setattr(unix_socket, "is_same_user", lambda _: False)
+    monkeypatch.setattr("swarm.wire.transport.connection.is_own", lambda _: False)
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(SOON_S)
-        raw.connect(str(nearby.found(*_place(pull))))
+        raw.connect(str(unix_socket.find_socket(*_place(pull))))
         assert not pull.wait(0.1)
         assert raw.recv(64) == b""
     pull.close()
@@ -229,19 +229,19 @@ def test_the_way_is_told_as_the_kernel_has_seen_it() -> None:
     pull = PullChannel(HOST, LIMIT)
     push = PushChannel(pull.endpoint)
     sent(push, pull, b"x" * (1 << 20))
-    seen = push.seen()
+    seen = push.tcp_info()
     assert seen is not None
     assert 0 < seen.round_trip_s < SOON_S
     assert seen.bytes_per_s >= 0
     push.close()
-    assert push.seen() is None
+    assert push.tcp_info() is None
     pull.close()
 
 
 def test_of_a_back_door_there_is_no_way_to_tell(own_folder: Path) -> None:
-    pull = PullChannel(HOST, LIMIT, nearby=True)
+    pull = PullChannel(HOST, LIMIT, unix_socket=True)
     push = PushChannel(pull.endpoint)
     sent(push, pull, b"step")
-    assert push.seen() is None
+    assert push.tcp_info() is None
     for each in (push, pull):
         each.close()

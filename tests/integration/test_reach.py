@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.doctor.reach import reach
+from swarm.cli.doctor.connectivity import check_connectivity
 from swarm.cli.main import run
 from swarm.version import __version__
 from tests.faults.zygote import Zygote
@@ -36,28 +36,28 @@ async def test_a_broker_that_is_well(swarm: Processes, capsys: pytest.CaptureFix
 
 
 async def test_nobody_is_there(swarm: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.cli.doctor.reach._PATIENCE_S", 0.3)
-    found = await reach(swarm.url, None)
-    assert found.wrong == "no answer within 0.3 s"
+    monkeypatch.setattr("swarm.cli.doctor.connectivity._PATIENCE_S", 0.3)
+    found = await check_connectivity(swarm.url, None)
+    assert found.error == "no answer within 0.3 s"
     assert "firewall" in found.remedy
 
 
 async def test_a_broker_of_another_build(swarm: Processes) -> None:
     async with stranger(swarm.port + 1):
-        found = await reach(swarm.url, None)
-    assert "swarm 9.9.9" in found.wrong
-    assert "install the same version on both" in found.wrong
+        found = await check_connectivity(swarm.url, None)
+    assert "swarm 9.9.9" in found.error
+    assert "install the same version on both" in found.error
 
 
 async def test_large_messages_get_lost_on_the_way(swarm: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where packets are larger than a tunnel takes, and nobody tells: all seems well as long as little is said."""
-    monkeypatch.setattr("swarm.stage.shell.probing._PATIENCE_S", 0.5)
+    monkeypatch.setattr("swarm.stage.shell.link_probe._PATIENCE_S", 0.5)
     swarm.start_broker()
-    straight = await reach(swarm.url, None)
+    straight = await check_connectivity(swarm.url, None)
     async with tunnel(swarm.port + 1) as port:
-        found = await reach(f"tcp://127.0.0.1:{port - 1}", None)
-    assert (straight.wrong, straight.loses_large) == ("", False)
-    assert (found.wrong, found.loses_large) == ("", True)
+        found = await check_connectivity(f"tcp://127.0.0.1:{port - 1}", None)
+    assert (straight.error, straight.loses_large) == ("", False)
+    assert (found.error, found.loses_large) == ("", True)
 
 
 @asynccontextmanager

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.wire.door.keys import Lock, address_and_key, by_relay, new_pair
-from swarm.wire.door.relay import Relay
-from swarm.wire.door.relay.rendezvous import JOINED, MOST_SENDERS, Side, preamble
-from swarm.wire.door.strangers import RESERVE
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind
+from swarm.wire.transport.accept import RESERVE
+from swarm.wire.transport.keys import AuthPolicy, address_and_key, new_pair, via_relay
+from swarm.wire.transport.relay import Relay
+from swarm.wire.transport.relay.rendezvous import JOINED, MAX_SENDERS, Side, encode_preamble
 
 HOST = "127.0.0.1"
 LIMIT = 8 << 20
@@ -48,14 +48,14 @@ class House:
         self.relay.admit(frozenset([TICKET]))
         self._made: list[PullChannel | PushChannel] = []
 
-    def pull(self, ticket: str = TICKET, lock: Lock | None = None, place: str = "") -> PullChannel:
-        made = PullChannel(HOST, LIMIT, lock=lock)
-        made.reach_out(f"{place or self.place}/{ticket}")
+    def pull(self, ticket: str = TICKET, lock: AuthPolicy | None = None, place: str = "") -> PullChannel:
+        made = PullChannel(HOST, LIMIT, auth=lock)
+        made.use_relay(f"{place or self.place}/{ticket}")
         self._made.append(made)
         return made
 
     def push(self, pull: PullChannel, ticket: str = TICKET, place: str = "") -> PushChannel:
-        made = PushChannel(by_relay(pull.endpoint, place or self.place, ticket), pair=ME)
+        made = PushChannel(via_relay(pull.endpoint, place or self.place, ticket), pair=ME)
         self._made.append(made)
         return made
 
@@ -70,7 +70,7 @@ class House:
 
     def knock(self, side: Side, ticket: str = TICKET) -> socket.socket:
         made = socket.create_connection((HOST, self.port), SOON_S)
-        made.sendall(preamble(side, ticket))
+        made.sendall(encode_preamble(side, ticket))
         return made
 
     def close(self) -> None:
@@ -87,8 +87,8 @@ def house() -> Iterator[House]:
     assert not made.failures
 
 
-def locked(known: str = ME.public) -> Lock:
-    return Lock(DOOR, known.__eq__, says_no=False)
+def locked(known: str = ME.public) -> AuthPolicy:
+    return AuthPolicy(DOOR, known.__eq__, reject_explicitly=False)
 
 
 def received(pull: PullChannel) -> bytes:
@@ -113,7 +113,7 @@ def is_hung_up_on(end: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("lock", [locked(), None], ids=["keys", "a word"])
-def test_messages_of_every_size_pass_whole_and_in_order(house: House, lock: Lock | None) -> None:
+def test_messages_of_every_size_pass_whole_and_in_order(house: House, lock: AuthPolicy | None) -> None:
     pull = house.pull(lock=lock)
     push = house.push(pull)
     bodies = [secrets.token_bytes(size) for size in (8 << 10, 4 << 20, 1, 300 << 10, 4 << 20)] * 3
@@ -126,14 +126,14 @@ def test_messages_of_every_size_pass_whole_and_in_order(house: House, lock: Lock
     while len(got) < len(bodies):
         got.append(received(pull))
     assert got == bodies
-    assert house.relay.figures()["joined"] == 1
+    assert house.relay.statistics()["joined"] == 1
 
 
 def test_who_sends_may_come_first(house: House) -> None:
-    early = PullChannel(HOST, LIMIT, lock=locked())
+    early = PullChannel(HOST, LIMIT, auth=locked())
     push = house.push(early)
     sleep(0.5)
-    early.reach_out(f"{house.place}/{TICKET}")
+    early.use_relay(f"{house.place}/{TICKET}")
     goes_through(push, early, b"later")
     early.close()
 
@@ -190,7 +190,7 @@ def test_nothing_can_be_read_on_the_way(house: House) -> None:
 
 def test_a_key_that_the_door_does_not_know_is_not_heard_by_relay_either(house: House) -> None:
     known = {OTHER.public}
-    pull = house.pull(lock=Lock(DOOR, known.__contains__, says_no=False))
+    pull = house.pull(lock=AuthPolicy(DOOR, known.__contains__, reject_explicitly=False))
     push = house.push(pull)
     give_up_at = monotonic() + 1.0
     while monotonic() < give_up_at:
@@ -200,22 +200,22 @@ def test_a_key_that_the_door_does_not_know_is_not_heard_by_relay_either(house: H
     known.add(ME.public)
     goes_through(push, pull, b"now")
     known.clear()
-    pull.reconsider()
+    pull.drop_unauthorized()
     until(lambda: not push.send([b"too late"]))
     assert not pull.wait(0.3)
 
 
 def test_who_takes_the_doors_place_without_its_key_hears_nothing_and_ends_nothing(house: House) -> None:
     """Whoever has read the ticket may wait there and say what it likes, also that our key opens nothing."""
-    thief = house.knock(Side.WAITS)
-    pull = PullChannel(HOST, LIMIT, lock=locked())
+    thief = house.knock(Side.RECEIVER)
+    pull = PullChannel(HOST, LIMIT, auth=locked())
     push = house.push(pull)
     assert thief.recv(1) == JOINED
     thief.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47) + b"\x04\x08\x05ERROR\x02no")
     while data := thief.recv(1 << 16):
         assert b"secret" not in data
         push.send([b"secret"])
-    pull.reach_out(f"{house.place}/{TICKET}")
+    pull.use_relay(f"{house.place}/{TICKET}")
     goes_through(push, pull, b"secret")
     thief.close()
     pull.close()
@@ -237,8 +237,8 @@ def test_a_sender_that_is_gone_leaves_nothing_behind(house: House) -> None:
         push = house.push(pull)
         goes_through(push, pull, b"hello")
         house.drop(push)
-        until(lambda: not house.relay.figures()["joined"])
-    until(lambda: house.relay.figures()["waiting"] == 1)
+        until(lambda: not house.relay.statistics()["joined"])
+    until(lambda: house.relay.statistics()["waiting"] == 1)
 
 
 def test_a_relay_that_starts_again_is_found_again(house: House) -> None:
@@ -257,7 +257,7 @@ def test_without_admission_nothing_passes(house: House) -> None:
     while monotonic() < give_up_at:
         assert not push.send([b"early"])
         assert not pull.wait(0.02)
-    assert house.relay.figures()["waiting"] == 0
+    assert house.relay.statistics()["waiting"] == 0
     house.relay.admit(frozenset([ANOTHER]))
     goes_through(push, pull, b"now")
 
@@ -268,21 +268,21 @@ def test_who_is_admitted_no_more_is_cut_at_once(house: House) -> None:
     goes_through(push, pull, b"1")
     house.relay.admit(frozenset([ANOTHER]))
     until(lambda: not push.send([b"too late"]))
-    until(lambda: house.relay.figures()["joined"] == 0)
-    assert house.relay.figures()["waiting"] == 0
+    until(lambda: house.relay.statistics()["joined"] == 0)
+    assert house.relay.statistics()["waiting"] == 0
 
 
 def test_calling_off_ends_the_waiting_and_not_what_is_joined(house: House) -> None:
     pull = house.pull(lock=locked())
     push = house.push(pull)
     goes_through(push, pull, b"1")
-    until(lambda: house.relay.figures()["waiting"] == 1)
-    pull.reach_out(f"{house.place}/{TICKET}")  # the same: nothing happens
-    pull.reach_out("")
-    until(lambda: house.relay.figures()["waiting"] == 0)
+    until(lambda: house.relay.statistics()["waiting"] == 1)
+    pull.use_relay(f"{house.place}/{TICKET}")  # the same: nothing happens
+    pull.use_relay("")
+    until(lambda: house.relay.statistics()["waiting"] == 0)
     goes_through(push, pull, b"2")
-    pull.reach_out(f"{house.place}/{TICKET}")
-    until(lambda: house.relay.figures()["waiting"] == 1)
+    pull.use_relay(f"{house.place}/{TICKET}")
+    until(lambda: house.relay.statistics()["waiting"] == 1)
 
 
 def test_a_receiver_that_does_not_read_stops_the_sender_and_fills_nothing(house: House) -> None:
@@ -290,13 +290,13 @@ def test_a_receiver_that_does_not_read_stops_the_sender_and_fills_nothing(house:
     push = house.push(pull)
     body = secrets.token_bytes(4 << 20)
     goes_through(push, pull, body)
-    before, passed = psutil.Process().memory_info().rss, house.relay.figures()["bytes"]
+    before, passed = psutil.Process().memory_info().rss, house.relay.statistics()["bytes"]
     num_sent, give_up_at = 0, monotonic() + 1.5
     while monotonic() < give_up_at:
         num_sent += push.send([body])
         sleep(0.001)
     assert num_sent < 16  # the kernel's buffers, and the sender's own queue
-    assert house.relay.figures()["bytes"] - passed < num_sent * len(body)
+    assert house.relay.statistics()["bytes"] - passed < num_sent * len(body)
     num_received, give_up_at = 0, monotonic() + SOON_S
     while num_received < 50:  # 200 MB
         push.send([body])
@@ -310,7 +310,14 @@ def test_a_thousand_strangers_cost_nothing(house: House) -> None:
     pull = house.pull(lock=locked())
     push = house.push(pull)
     goes_through(push, pull, b"0")
-    said = (b"", b"GET / HTTP/1.1\r\n", b"\xff" + bytes(63), b"SWRL1 T", preamble(Side.SENDS, ANOTHER), os.urandom(400))
+    said = (
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"\xff" + bytes(63),
+        b"SWRL1 T",
+        encode_preamble(Side.SENDER, ANOTHER),
+        os.urandom(400),
+    )
     strangers = []
     for number in range(1000):
         stranger = socket.create_connection((HOST, house.port), SOON_S)
@@ -321,7 +328,7 @@ def test_a_thousand_strangers_cost_nothing(house: House) -> None:
             strangers.pop(0).close()
         if number % 20 == 0:
             goes_through(push, pull, b"%d" % number)
-    assert house.relay.figures()["refused"] >= 600
+    assert house.relay.statistics()["refused"] >= 600
     assert len(house.relay._ends) <= 256 + 3
     newcomer = house.push(pull)
     goes_through(newcomer, pull, b"a newcomer")
@@ -339,7 +346,7 @@ def test_the_last_descriptors_are_left_for_others(house: House) -> None:
     with open(os.devnull) as newest:
         resource.setrlimit(resource.RLIMIT_NOFILE, (newest.fileno() + RESERVE, hard))
         try:
-            stranger = house.knock(Side.SENDS)
+            stranger = house.knock(Side.SENDER)
             assert is_hung_up_on(stranger)
             stranger.close()
             goes_through(push, pull, os.urandom(1 << 20))
@@ -350,12 +357,12 @@ def test_the_last_descriptors_are_left_for_others(house: House) -> None:
 
 
 def test_the_newest_of_those_that_wait_are_kept(house: House) -> None:
-    oldest, *others = [house.knock(Side.WAITS) for _ in range(3)]
+    oldest, *others = [house.knock(Side.RECEIVER) for _ in range(3)]
     assert is_hung_up_on(oldest)
-    senders = [house.knock(Side.SENDS) for _ in range(2)]
+    senders = [house.knock(Side.SENDER) for _ in range(2)]
     for each in (*others, *senders):
         assert each.recv(1) == JOINED
-    crowd = [house.knock(Side.SENDS) for _ in range(MOST_SENDERS + 1)]
+    crowd = [house.knock(Side.SENDER) for _ in range(MAX_SENDERS + 1)]
     assert is_hung_up_on(crowd[0])
     assert is_hung_up_on(crowd[-1])  # nobody came for it, in three seconds
     for each in (oldest, *others, *senders, *crowd):
@@ -376,7 +383,7 @@ def test_who_waits_and_speaks_is_hung_up_on(house: House) -> None:
 def test_an_address_without_a_ticket_is_no_relays(relay: str) -> None:
     pull = PullChannel(HOST, LIMIT)
     with pytest.raises(ConfigError):
-        pull.reach_out(relay)
+        pull.use_relay(relay)
     if address_and_key(relay)[0].count("/") > 2:
         with pytest.raises(ConfigError):
             PushChannel(relay)

@@ -7,14 +7,14 @@ import asyncio
 import psutil
 import pytest
 
-from swarm.broker.drafts.questions import Question, answered
-from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.admin import solver
+from swarm.broker.admin.solver import PlanSolver
 from swarm.broker.events import Solved
-from swarm.broker.questions import solver
-from swarm.broker.questions.solver import Solver
-from swarm.wire.messages import Suppose
+from swarm.broker.planning.plan_query import PlanQuery, answer_query
+from swarm.broker.planning.rules import PlanRules
+from swarm.wire.messages import PlanWhatIf
 
-QUESTION = Question(None, (), None, PlanRules(), Suppose(more=1))
+QUESTION = PlanQuery(None, (), None, PlanRules(), PlanWhatIf(more=1))
 
 
 async def _answers(num: int) -> list[Solved]:
@@ -26,7 +26,7 @@ async def _answers(num: int) -> list[Solved]:
         if len(found) == num:
             all_found.set()
 
-    beside = Solver(told)
+    beside = PlanSolver(told)
     running = asyncio.create_task(beside.run())
     for number in range(num):
         beside.ask(number, QUESTION)
@@ -39,7 +39,7 @@ async def _answers(num: int) -> list[Solved]:
 async def test_another_process_finds_the_same() -> None:
     """One question after the other; no process is left."""
     before = set(psutil.Process().children())  # other tests' helpers
-    assert await _answers(2) == [Solved(number, answered(QUESTION)) for number in range(2)]
+    assert await _answers(2) == [Solved(number, answer_query(QUESTION)) for number in range(2)]
     assert set(psutil.Process().children()) <= before
 
 
@@ -67,5 +67,5 @@ async def test_an_answer_of_another_build_is_no_end(monkeypatch: pytest.MonkeyPa
     async def other(_: bytes) -> bytes:
         return answer
 
-    monkeypatch.setattr(solver, "_in_a_process", other)
+    monkeypatch.setattr(solver, "_run_process", other)
     assert ["the search failed" in each.problem for each in await _answers(2)] == [True, True]

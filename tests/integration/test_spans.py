@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm import AsyncClient
-from swarm.numbers.spans import MAX_TOKENS, Tracer, make_tracer
+from swarm.metrics.tracing import MAX_TOKENS, SpanExporter, make_span_exporter
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
@@ -81,8 +81,8 @@ async def client(swarm: Processes) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def tracer_for(collector: Collector, client: AsyncClient, **options: Any) -> Tracer:
-    made = make_tracer(collector.url, client.trace, **options)
+def tracer_for(collector: Collector, client: AsyncClient, **options: Any) -> SpanExporter:
+    made = make_span_exporter(collector.url, client.trace, **options)
     assert made is not None
     return made
 
@@ -110,7 +110,7 @@ async def test_a_request_is_a_tree_with_the_times_that_it_took(client: AsyncClie
     began = time.time()
     done = await client.generate([1, 5, 9], max_tokens=10, ignore_eos=True, request_id="traced", timeout=60)
     ended = time.time()
-    await tracer.request_ended("traced", None, {"swarm.api": "chat"})
+    await tracer.export_request("traced", None, {"swarm.api": "chat"})
     trace: Any = await client.trace("traced")
     await tracer.close()
     (request,) = [span for span in collector.spans if span.name == "swarm.request"]
@@ -146,7 +146,7 @@ async def test_a_request_belongs_to_its_senders_trace(client: AsyncClient, colle
     tracer = tracer_for(collector, client, share=0.0)
     for number, header in enumerate((f"{SENDER}-01", f"{SENDER}-00", None, "nonsense")):
         await client.generate([1, 5, 9], max_tokens=2, request_id=f"sent-{number}", timeout=60)
-        await tracer.request_ended(f"sent-{number}", header, {})
+        await tracer.export_request(f"sent-{number}", header, {})
     await tracer.close()
     (request,) = [span for span in collector.spans if span.name == "swarm.request"]
     assert attributes(request)["swarm.request_id"] == "sent-0"
@@ -158,7 +158,7 @@ async def test_continuations_stand_side_by_side_and_long_ones_are_cut(
 ) -> None:
     tracer = tracer_for(collector, client)
     await client.generate([1], n=2, max_tokens=MAX_TOKENS + 9, ignore_eos=True, request_id="two", timeout=60)
-    await tracer.request_ended("two", None, {})
+    await tracer.export_request("two", None, {})
     await tracer.close()
     choices = [attributes(span)["swarm.choice"] for span in collector.spans if span.name == "swarm.step"]
     assert sorted(choices) == [0] * MAX_TOKENS + [1] * MAX_TOKENS
@@ -167,6 +167,6 @@ async def test_continuations_stand_side_by_side_and_long_ones_are_cut(
 async def test_what_cannot_be_told_is_counted_and_harms_nobody(client: AsyncClient, collector: Collector) -> None:
     """The broker does not know it, or there is no collector."""
     tracer = tracer_for(collector, client)
-    await tracer.request_ended("nobody-knows-it", None, {})
+    await tracer.export_request("nobody-knows-it", None, {})
     await tracer.close()
     assert (tracer.num_missing, collector.spans) == (1, [])

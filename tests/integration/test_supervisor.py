@@ -18,8 +18,8 @@ from queue import Queue
 import psutil
 import pytest
 
-from swarm.cli.up.nursery.ours import Forked, Nursery, take_orphans_in
-from swarm.cli.up.nursery.renewal import MOST_SHORT_LIVES
+from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer, adopt_orphans
+from swarm.cli.up.forkserver.restart_budget import MAX_SHORT_RUNS
 from swarm.cli.up.processes import Lifeline, LogFile, Process
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ class Child:
 @pytest.fixture
 def orphanage() -> Iterator[None]:
     """This process takes in orphans for the time of a test."""
-    take_orphans_in()
+    adopt_orphans()
     yield
     ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
 
@@ -348,7 +348,7 @@ def test_a_nursery_that_keeps_ending_is_given_up(supervise: Supervise) -> None:
     """That is said, once; who dies afterwards is started as a process of its own."""
     swarm = supervise(1)
     children = swarm.next_children(2)
-    for _ in range(MOST_SHORT_LIVES):
+    for _ in range(MAX_SHORT_RUNS):
         _kill_nursery(swarm)
         assert swarm.next_line() == "the fork server was ended by SIGKILL; restarting it"
     _kill_nursery(swarm)
@@ -506,13 +506,13 @@ def _is_over(process: psutil.Process) -> bool:
     return bool(gone)
 
 
-@pytest.mark.parametrize("end", [Forked.terminate, Forked.kill])
-def test_who_was_ended_before_it_is_born_does_not_live(end: Callable[[Forked], None]) -> None:
-    life = Forked(lambda: pytest.fail("it is not started"))
+@pytest.mark.parametrize("end", [ForkedProcess.terminate, ForkedProcess.kill])
+def test_who_was_ended_before_it_is_born_does_not_live(end: Callable[[ForkedProcess], None]) -> None:
+    life = ForkedProcess(lambda: pytest.fail("it is not started"))
     end(life)
     assert life.poll() in (-signal.SIGTERM, -signal.SIGKILL)
     child = subprocess.Popen(["sleep", "60"])
-    life.born(child.pid)
+    life.on_started(child.pid)
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
@@ -528,11 +528,11 @@ async def test_who_is_born_when_a_nursery_is_ended_is_known(
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         listener.settimeout(PATIENCE_S)
-        nursery = Nursery(command, lifeline, LogFile(tmp_path / "nursery.log"), lambda: None)
-        life = nursery.begin(worker, LogFile(tmp_path / "w0.log"))
+        nursery = ForkServer(command, lifeline, LogFile(tmp_path / "nursery.log"), lambda: None)
+        life = nursery.fork(worker, LogFile(tmp_path / "w0.log"))
         link, _ = listener.accept()  # meanwhile the loop reads nothing
         with contextlib.closing(Child(link)) as child:
-            nursery.end()
+            nursery.stop()
             assert life.pid == child.pid
             life.kill()
             assert life.wait(PATIENCE_S)
@@ -544,8 +544,8 @@ def test_a_life_that_the_machine_cannot_start_says_why() -> None:
     def fail() -> Process:
         raise OSError("no more processes")
 
-    life = Forked(fail)
-    life.start_plainly()
+    life = ForkedProcess(fail)
+    life.start_separately()
     assert (life.poll(), life.problem) == (os.EX_OSERR, "no more processes")
 
 

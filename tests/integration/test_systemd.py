@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from swarm.auth import invitation
 from swarm.cli.doctor.checks import MANY_RESTARTS
-from swarm.lock import invitation
-from swarm.wire.door.keys import public_of
+from swarm.wire.transport.keys import public_of
 from tests.integration.booted import PROGRAMS, SOON_S, NoSystem, booted, environment, why_not
 from tests.integration.booted_swarm import (
     ASKS,
@@ -389,7 +389,7 @@ def test_secrets_come_as_credentials(serving: BootedSwarm) -> None:
     serving.systemctl("restart", "swarm-broker")
     serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
     line = json.loads(serving.swarmctl("invite", "--role", "worker", "--json"))["invitation"]
-    assert invitation.read(line).broker == public_of(secret)
+    assert invitation.decode(line).broker == public_of(secret)
     written(serving, "/hub.py", HUB)
     python = str(PROGRAMS / "python")
     into = ("--property=StandardOutput=file:/hub.log", "--property=StandardError=null")

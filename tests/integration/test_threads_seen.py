@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from swarm.stage.shell.beats import look
+from swarm.stage.shell.heartbeat import sample_threads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of threads")
@@ -30,15 +30,15 @@ def test_real_threads_are_seen_to_work_and_to_sleep() -> None:
     while not native:
         time.sleep(0.01)
     others = frozenset(t.native_id or 0 for t in threading.enumerate()) - {native[0]}
-    before, began = look(others), time.monotonic()
-    while (seen := look(others)) is None or before is None or seen.ran_s - before.ran_s < 0.05:
+    before, began = sample_threads(others), time.monotonic()
+    while (seen := sample_threads(others)) is None or before is None or seen.ran_s - before.ran_s < 0.05:
         assert time.monotonic() - began < 30.0
         time.sleep(0.01)
     stop.set()
-    while (seen := look(others)) is None or seen.attends:
+    while (seen := sample_threads(others)) is None or seen.is_active:
         assert time.monotonic() - began < 60.0
         time.sleep(0.01)
-    again = look(others)
+    again = sample_threads(others)
     assert again is not None
     assert again.ran_s - seen.ran_s < 0.01
     slept.set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm import AsyncClient
-from swarm.broker.reports.ended import NO_TIMES
+from swarm.broker.reports.ended_requests import NO_TIMES
 from swarm.broker.reports.trace import PARTS, RESTORED
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes

@@ -22,12 +22,11 @@ import psutil
 import pytest
 import zmq
 
-from swarm.cli.output import Progress
-from swarm.cli.up.host import BrokerLink
-from swarm.cli.up.supervisor import Answer, Asked, Event, Served
-from swarm.wire.channel import Place, RouterChannel
+from swarm.cli.output import ConsoleProgress
+from swarm.cli.up.host import HostConnection
+from swarm.cli.up.supervisor import AnswerRequest, Event, SwarmServing, WorkersRequested
+from swarm.wire.channel import BindAddress, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.door.peers import Arrived
 from swarm.wire.messages import (
     ClientMessage,
     HostDone,
@@ -37,6 +36,7 @@ from swarm.wire.messages import (
     ServerMessage,
     StartWorkers,
 )
+from swarm.wire.transport.peers import MessageReceived
 from tests.integration.processes import KEEPER
 
 ROOT = Path(__file__).parents[2]
@@ -306,7 +306,7 @@ class Broker:
 
     def __init__(self, port: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = RouterChannel([Place("127.0.0.1")], port, CLIENT.frame_limit_bytes)
+        self._router = RouterChannel([BindAddress("127.0.0.1")], port, CLIENT.frame_limit_bytes)
         self._peer = b""
         self.status: dict[str, object] = {"state": "waiting", "waits_for": "a worker", "epoch": 0, "model": "demo"}
 
@@ -314,7 +314,7 @@ class Broker:
         """The next message of this kind; questions on the way are answered."""
         async with asyncio.timeout(PATIENCE_S):
             async for event in self._router:
-                if isinstance(event, Arrived):
+                if isinstance(event, MessageReceived):
                     self._peer = event.peer
                     message, _ = CLIENT.decode(event.frames)
                     if isinstance(message, Query):
@@ -340,7 +340,7 @@ async def test_host_says_hello_starts_workers_and_follows() -> None:
     """Hello, an order with its answer, what the swarm waits for, the plan once it serves; and once more after a restart
     of the broker."""
     port, shown, events = free_ports(), io.StringIO(), asyncio.Queue[Event]()
-    link = BrokerLink(f"tcp://127.0.0.1:{port}", Progress(shown))
+    link = HostConnection(f"tcp://127.0.0.1:{port}", ConsoleProgress(shown))
     task = asyncio.create_task(link.run(events.put_nowait))
     for epoch in (1, 2):
         broker = Broker(port)
@@ -348,13 +348,13 @@ async def test_host_says_hello_starts_workers_and_follows() -> None:
         assert isinstance(hello, HostHello)
         assert hello.pid == os.getpid()
         broker.says(StartWorkers(ticket=epoch, count=2, memory_limit=1000))
-        assert await asyncio.wait_for(events.get(), PATIENCE_S) == Asked(epoch, 2, 1000)
-        link.answer(Answer(epoch, ("w0", "w1")))
+        assert await asyncio.wait_for(events.get(), PATIENCE_S) == WorkersRequested(epoch, 2, 1000)
+        link.answer(AnswerRequest(epoch, ("w0", "w1")))
         assert await broker.hears(HostDone) == HostDone(ticket=epoch, started=("w0", "w1"))
         assert await broker.hears(Query) != await broker.hears(Query)  # for nodes and for the status, in either order
         broker.status |= {"state": "serving", "waits_for": "", "epoch": epoch}
         answering = asyncio.create_task(broker.hears(HostDone))
-        assert await asyncio.wait_for(events.get(), PATIENCE_S) == Served()
+        assert await asyncio.wait_for(events.get(), PATIENCE_S) == SwarmServing()
         answering.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await answering

@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from swarm import AsyncClient, Unavailable
-from swarm.wire.channel import Place, RouterChannel
+from swarm.wire.channel import BindAddress, RouterChannel
 from swarm.wire.codec import WORKER
-from swarm.wire.door.peers import Arrived
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import Finished, ServerMessage, Submit
+from swarm.wire.transport.peers import MessageReceived
 from tests.faults.zygote import Zygote
 from tests.integration.fake_broker import FakeBroker, say
 from tests.integration.processes import Processes
@@ -84,13 +84,13 @@ async def test_a_field_that_is_not_known_here_ends_in_words() -> None:
 async def stranger(port: int) -> AsyncIterator[list[bytes]]:
     """Greets workers like one of another build; tells what else it heard."""
     context, heard = zmq.Context[zmq.Socket[bytes]](), list[bytes]()
-    door = RouterChannel([Place("127.0.0.1")], port, WORKER.frame_limit_bytes)
+    door = RouterChannel([BindAddress("127.0.0.1")], port, WORKER.frame_limit_bytes)
 
     async def listen() -> None:
         async for event in door:
-            if isinstance(event, Arrived) and read_greeting(event.frames) is not None:
+            if isinstance(event, MessageReceived) and read_greeting(event.frames) is not None:
                 door.send(event.peer, [msgspec.msgpack.encode(OTHER)])
-            elif isinstance(event, Arrived):
+            elif isinstance(event, MessageReceived):
                 heard.append(bytes(event.frames[0]))
 
     listener = asyncio.create_task(listen())

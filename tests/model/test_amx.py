@@ -62,7 +62,7 @@ def test_a_product_is_the_manual_s_chain(shape: tuple[int, int]) -> None:
     """Bit for bit, in one row and in many, whatever the number of inputs."""
     weight, rows = numbers(1, *shape), numbers(2, 70, shape[1])
     right = torch.from_numpy(chain(rows, weight.T)).bfloat16()
-    with torch.inference_mode(), native.using("amx"), cores.computing(2, 70):
+    with torch.inference_mode(), native.using_variant("amx"), cores.computing(2, 70):
         module = NativeLinear(weight, None)
         assert torch.equal(module(rows), right)
         assert torch.equal(module(rows[3:4]), right[3:4])
@@ -120,24 +120,26 @@ def test_pieces_of_every_size(pieces: ctypes.CDLL, vectors: int, pairs: int) -> 
 # --- what stands between the variant and its users --------------------------------------------------------------------
 
 
-@pytest.mark.skipif(LIBRARY is None, reason=f"no native kernels: {native.absence()}")
+@pytest.mark.skipif(LIBRARY is None, reason=f"no native kernels: {native.unavailable_reason()}")
 def test_a_variant_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one computes, the reason is kept, and nobody can choose the other by name."""
     assert LIBRARY is not None
     first, second = native.variants(LIBRARY)[:2]
-    honest = native._proof
-    monkeypatch.setattr(native, "_proof", lambda opened, name: "it is wrong" if name == first else honest(opened, name))
-    monkeypatch.setattr(native, "_passed_over", [])
+    honest = native._prove_variant
+    monkeypatch.setattr(
+        native, "_prove_variant", lambda opened, name: "it is wrong" if name == first else honest(opened, name)
+    )
+    monkeypatch.setattr(native, "_rejected", [])
     monkeypatch.setattr(native, "_chosen", native._chosen[:])
     try:
-        assert native.take(LIBRARY, native.variants(LIBRARY))
+        assert native.use_first_valid(LIBRARY, native.variants(LIBRARY))
         assert native.variant() == second
-        assert f"{first}: it is wrong" in native.passed_over()
+        assert f"{first}: it is wrong" in native.rejected_variants()
         with pytest.raises(ValueError, match="fails on this processor"):
-            native.choose(LIBRARY, first)
+            native.use_variant(LIBRARY, first)
     finally:
         monkeypatch.undo()
-        native.choose(LIBRARY, native.variant())
+        native.use_variant(LIBRARY, native.variant())
 
 
 @pytest.mark.skipif(

@@ -16,11 +16,11 @@ from swarm.params import SamplingParams
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.engine import selfcheck, torch_executor
-from swarm.stage.engine.kernels import describe
+from swarm.stage.engine.kernel_report import describe_kernels
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.model.build import Skeleton
+from swarm.stage.matmul.linears import choose_kernel, is_efficient
+from swarm.stage.model.build import ModelSkeleton
 from swarm.stage.model.rope import RopeTable
-from swarm.stage.products.linears import choose, good_at
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.float64 import truth_of
@@ -52,13 +52,13 @@ def test_refused(kind: str) -> None:
 )
 def test_the_check_notices(kind: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: attention that leaves out sinks, soft cap or window is refused by the check."""
-    right = attention.How
+    right = attention.AttentionOptions
 
     def partial(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         given = {"window": window, "softcap": softcap, "sinks": sinks} | {what: None}
         return right(scale, given["window"], given["softcap"], given["sinks"])
 
-    monkeypatch.setattr(attention, "How", partial)
+    monkeypatch.setattr(attention, "AttentionOptions", partial)
     selfcheck._difference.cache_clear()
     with pytest.raises(ModelError, match="something else than whole"):
         selfcheck.check_cut(AutoConfig.for_model(kind))
@@ -112,13 +112,13 @@ def test_logits_equal_the_whole_models(kind: str, folders: Any) -> None:
 
 def _of_scores(**changes: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Attention whose scores are treated otherwise than the model says."""
-    right = attention.How
+    right = attention.AttentionOptions
 
     def wrong(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         said = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         return right(**said | {name: change(said[name]) for name, change in changes.items() if said[name] is not None})
 
-    return lambda monkeypatch: monkeypatch.setattr(attention, "How", wrong)
+    return lambda monkeypatch: monkeypatch.setattr(attention, "AttentionOptions", wrong)
 
 
 def _of_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def _of_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
         positions = torch.arange(length).unsqueeze(0) * 1.001
         return tuple(part[0].clone() for part in table.inner(like, positions, *which))
 
-    monkeypatch.setattr(RopeTable, "_grown", wrong)
+    monkeypatch.setattr(RopeTable, "_extend", wrong)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
     folder = folders(kind, getattr(torch, stored))
     with torch.inference_mode():
         expected = load_whole(folder)(torch.tensor([TOKENS]), use_cache=False).logits[0]
-    good = stored == "float32" or (stored == "bfloat16" and good_at(torch.device("cpu"), torch.bfloat16))
+    good = stored == "float32" or (stored == "bfloat16" and is_efficient(torch.device("cpu"), torch.bfloat16))
     for dtype, off in (("auto", None), ("float32", 1e-5), ("bfloat16", 0.2), ("float16", 0.05)):
         pipeline = Cutter().cut(folder, (0, 2, 6), dtype)
         (runs_in,) = {stage.dtype for stage in pipeline.stages}
@@ -214,7 +214,7 @@ def test_kernels_are_named(kind: str, dtype: str, folders: Any) -> None:
     executor = TorchExecutor(str(folders(kind)), dtype=dtype, memory_limit=1 << 30)
     kernels = executor.prepare(LayerRange(0, 2), (), 8, nothing).kernels
     inputs = (96, 136)
-    assert choose(torch.device("cpu"), getattr(torch, dtype), inputs).name in kernels
+    assert choose_kernel(torch.device("cpu"), getattr(torch, dtype), inputs).name in kernels
     assert kernels.endswith(f"{dtype}, exact")
     assert ("experts" in kernels) == (kind == "mixtral")
     assert ("attention native" in kernels) == (native.library() is not None)
@@ -226,5 +226,7 @@ def test_models_that_apply_curves_by_themselves_are_named_inexact() -> None:
     """Qwen2-MoE weighs its shared expert by a sigmoid of one number per row, which torch computes by other instructions
     for the last rows than for the rest."""
     config = AutoConfig.for_model("qwen2_moe", num_hidden_layers=2, pad_token_id=0)
-    assert describe(Skeleton(config, torch.device("cpu"), torch.float32), (), ()).endswith("inexact")
-    assert describe(Skeleton(named_config("qwen3_moe"), torch.device("cpu"), torch.float32), (), ()).endswith(", exact")
+    assert describe_kernels(ModelSkeleton(config, torch.device("cpu"), torch.float32), (), ()).endswith("inexact")
+    assert describe_kernels(
+        ModelSkeleton(named_config("qwen3_moe"), torch.device("cpu"), torch.float32), (), ()
+    ).endswith(", exact")

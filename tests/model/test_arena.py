@@ -27,9 +27,9 @@ def some(count: int) -> torch.Tensor:
 
 def write(arena: KvArena, sequence: int, start: int, count: int) -> None:
     """As a pass does: first it is counted, then each layer writes."""
-    arena.take(Row(sequence, start, count, False))
+    arena.mark_used(Row(sequence, start, count, False))
     for layer in range(LAYERS):
-        arena.make(sequence, layer, some(count), some(count)).write(start, some(count), some(count))
+        arena.ensure_region(sequence, layer, some(count), some(count)).write(start, some(count), some(count))
 
 
 def test_what_counts_is_what_is_allocated() -> None:
@@ -58,13 +58,13 @@ def test_a_sequence_that_is_made_shorter_gives_its_memory_back() -> None:
 def test_what_is_held_stays_while_it_grows_and_shrinks() -> None:
     """Copied as it is moved, position by position the same; on the machine's own memory, used as such a device is."""
     arena = KvArena(torch.device("cpu"))
-    arena._has_pages, arena._num_places = False, 1
+    arena._has_pages, arena._num_slots = False, 1
     written = torch.randn(HEADS, 700, SIZE, generator=torch.Generator().manual_seed(4))
     arena.open(1, 700)
     for start in range(0, 700, 50):
         part = written[:, start : start + 50]
-        arena.take(Row(1, start, 50, False))
-        arena.make(1, 0, part, part).write(start, part, -part)
+        arena.mark_used(Row(1, start, 50, False))
+        arena.ensure_region(1, 0, part, part).write(start, part, -part)
     region = arena.region(1, 0)
     assert region is not None
     assert region.keys.shape[1] * region.layouts[0].unit == 768

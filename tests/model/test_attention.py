@@ -13,8 +13,8 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import tiles
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.grid import spans_of
-from swarm.stage.attention.passes import Pass, running
+from swarm.stage.attention.grid import layout_spans
+from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.native import cores
 from swarm.wire.messages import LayerRange, Row
 
@@ -44,14 +44,14 @@ def _variants() -> list[str]:
 VARIANTS = _variants()
 WITHOUT = "without"  # our own kernels
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-needs_library = pytest.mark.skipif(not VARIANTS, reason=f"no native kernels: {native.absence()}")
+needs_library = pytest.mark.skipif(not VARIANTS, reason=f"no native kernels: {native.unavailable_reason()}")
 
 
 @pytest.fixture(params=[f"{kind} {how}" for kind in KINDS for how in (*VARIANTS, WITHOUT)])
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """Either kind, with every variant of our own kernels that runs here, and with torch's."""
     kind, how = str(request.param).split()
-    with native.without("to test torch's") if how == WITHOUT else native.using(how):
+    with native.disabled("to test torch's") if how == WITHOUT else native.using_variant(how):
         yield KINDS[kind]
 
 
@@ -70,7 +70,7 @@ def random_parts(heads: tuple[int, int, int], length: int, seed: int, dtype: tor
 
 def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: float) -> object:
     column = torch.randn(heads[0], generator=torch.Generator().manual_seed(5)).to(dtype) if sinks else None
-    return attention.How(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
+    return attention.AttentionOptions(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
 
 
 def fed(
@@ -88,10 +88,10 @@ def fed(
         rows |= {MINE: (at, count)} | {sequence: (step, 1) for sequence in strangers if sequence > MINE}
         of = {MINE: mine} | strangers
         batch = [torch.cat([of[s][n][start : start + c] for s, (start, c) in rows.items()]) for n in range(3)]
-        spans = tuple(spans_of(Row(s, start, c, False) for s, (start, c) in rows.items()))
+        spans = tuple(layout_spans(Row(s, start, c, False) for s, (start, c) in rows.items()))
         if garbage is not None:
             left_behind(arena, at, len(mine[0]), batch[1:], garbage)
-        with running(Pass(arena, LayerRange(0, 1), spans)), torch.inference_mode():
+        with use_pass(ForwardPass(arena, LayerRange(0, 1), spans)), torch.inference_mode():
             result = attention.attend_rows(0, *batch, how)
         place = next(span.offset for span in spans if span.sequence == MINE)
         pieces.append(result[place : place + count].clone())
@@ -102,7 +102,7 @@ def fed(
 def left_behind(arena: KvArena, start: int, stop: int, like: list[torch.Tensor], garbage: float) -> None:
     dense = [part[:1].expand(stop - start, -1, -1).transpose(0, 1).clone().fill_(garbage) for part in like]
     with torch.inference_mode():
-        arena.make(MINE, 0, *dense).write(start, *dense)
+        arena.ensure_region(MINE, 0, *dense).write(start, *dense)
 
 
 def plan_of(chunk: int, first: int = 0) -> list[int]:
@@ -131,7 +131,7 @@ def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None
     assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
 
 
-def formula(mine: Tensors, how: attention.How) -> torch.Tensor:
+def formula(mine: Tensors, how: attention.AttentionOptions) -> torch.Tensor:
     """What it should come to, in float64 and without any care for bits."""
     query, keys, values = (part.double().transpose(0, 1) for part in mine)
     fold = len(query) // len(keys)
@@ -165,7 +165,7 @@ def test_processors_agree(heads: tuple[int, int, int], how: str) -> None:
 
 
 def under(variant: str, mine: Tensors, how: object, chunks: list[int]) -> torch.Tensor:
-    with native.using(variant):
+    with native.using_variant(variant):
         return fed(mine, how, chunks, {})
 
 
@@ -193,7 +193,7 @@ def test_what_lies_behind_the_end_has_no_effect(variant: str, kind: str) -> None
     for heads in ((8, 2, 64), (9, 3, 22)):
         mine = random_parts(heads, LENGTH, 1, KINDS[kind])
         rules = made(heads, KINDS[kind], None, False)
-        with native.using(variant):
+        with native.using_variant(variant):
             clean = fed(mine, rules, plan_of(33), {})
             for garbage in (float("nan"), float("inf")):
                 assert torch.equal(fed(mine, rules, plan_of(33), {}, garbage), clean)
@@ -216,9 +216,12 @@ def test_other_kernels_half_way_are_refused() -> None:
     mine = random_parts((2, 1, 16), 4, 1, torch.float32)
     arena = KvArena(torch.device("cpu"))
     arena.open(MINE, 10)
-    with running(Pass(arena, LayerRange(0, 1), tuple(spans_of([Row(MINE, 0, 4, False)])))), torch.inference_mode():
+    with (
+        use_pass(ForwardPass(arena, LayerRange(0, 1), tuple(layout_spans([Row(MINE, 0, 4, False)])))),
+        torch.inference_mode(),
+    ):
         attention.attend_rows(0, *mine, made((2, 1, 16), torch.float32, None, False))
-        with native.without("to change"), pytest.raises(IllegalMove, match="as other kernels want them"):
+        with native.disabled("to change"), pytest.raises(IllegalMove, match="as other kernels want them"):
             attention.attend_rows(0, *mine, made((2, 1, 16), torch.float32, None, False))
 
 
@@ -229,7 +232,7 @@ def test_kinds_are_not_mixed() -> None:
     arena = KvArena(torch.device("cpu"))
     arena.open(MINE, 10)
     with (
-        running(Pass(arena, LayerRange(0, 1), tuple(spans_of([Row(MINE, 0, 4, False)])))),
+        use_pass(ForwardPass(arena, LayerRange(0, 1), tuple(layout_spans([Row(MINE, 0, 4, False)])))),
         pytest.raises(ValueError, match="are not of one kind"),
     ):
         attention.attend_rows(0, query.bfloat16(), key, value, made((2, 1, 16), torch.float32, None, False))

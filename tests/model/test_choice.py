@@ -10,15 +10,15 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.stage import native
-from swarm.stage.engine import kernels, rounding
-from swarm.stage.model.build import Skeleton
-from swarm.stage.native import choice
-from swarm.stage.products import proofs
+from swarm.stage.engine import kernel_report, portability
+from swarm.stage.matmul import proofs
+from swarm.stage.model.build import ModelSkeleton
+from swarm.stage.native import variant_choice
 from tests.model.models import llama_config
 
 CPU = torch.device("cpu")
 
-needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.undo()
     opened = native.library()
     if before and opened is not None:
-        native.choose(opened, before)
+        native.use_variant(opened, before)
 
 
 def here() -> list[str]:
@@ -43,12 +43,12 @@ def here() -> list[str]:
 def test_the_quickest_is_chosen() -> None:
     """Of all, or of those with portable bits; or the one that is named."""
     for bits in ("auto", "fast"):
-        choice.settle("auto", bits)
+        variant_choice.select_kernels("auto", bits)
         assert native.variant() == here()[0]
-    choice.settle("auto", "portable")
-    assert native.variant() == next(name for name in here() if name in choice.PORTABLE)
+    variant_choice.select_kernels("auto", "portable")
+    assert native.variant() == next(name for name in here() if name in variant_choice.PORTABLE)
     for name in here():
-        choice.settle(name, "auto")
+        variant_choice.select_kernels(name, "auto")
         assert native.variant() == name
 
 
@@ -57,7 +57,7 @@ def test_what_the_processor_lacks_is_an_error() -> None:
     """It names what the processor has."""
     absent = next(name for name in ("neon", "avx2") if name not in here())
     with pytest.raises(ConfigError) as caught:
-        choice.settle(absent, "auto")
+        variant_choice.select_kernels(absent, "auto")
     assert f"worker.kernels = {absent!r} can't run on this processor" in str(caught.value)
     assert all(name in str(caught.value) for name in here())
 
@@ -66,16 +66,20 @@ def test_what_the_processor_lacks_is_an_error() -> None:
 def test_one_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quickest of the others computes, for whoever leaves the choice; whoever asked for it by name is told why it
     can't be had."""
-    first, honest = here()[0], native._proof
-    monkeypatch.setattr(native, "_passed_over", [])
-    monkeypatch.setattr(native, "_proof", lambda opened, name: "it is wrong" if name == first else honest(opened, name))
+    first, honest = here()[0], native._prove_variant
+    monkeypatch.setattr(native, "_rejected", [])
+    monkeypatch.setattr(
+        native, "_prove_variant", lambda opened, name: "it is wrong" if name == first else honest(opened, name)
+    )
     for bits in ("auto", "fast", "portable"):
-        choice.settle("auto", bits)
-        assert native.variant() == next(name for name in here()[1:] if bits != "portable" or name in choice.PORTABLE)
-    choice.settle("auto", "auto")
-    assert native.passed_over() == f"{first}: it is wrong"
+        variant_choice.select_kernels("auto", bits)
+        assert native.variant() == next(
+            name for name in here()[1:] if bits != "portable" or name in variant_choice.PORTABLE
+        )
+    variant_choice.select_kernels("auto", "auto")
+    assert native.rejected_variants() == f"{first}: it is wrong"
     with pytest.raises(ConfigError, match="it is wrong"):
-        choice.settle(first, "auto")
+        variant_choice.select_kernels(first, "auto")
 
 
 @needs_library
@@ -84,15 +88,15 @@ def test_portable_c_is_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, wron
     """On a processor that runs nothing else, or where all others fail, torch's kernels are the quicker ones."""
     found = ["avx2", "portable"] if wrong else ["portable"]
     monkeypatch.setattr(native, "variants", lambda opened: found)
-    monkeypatch.setattr(native, "_proof", lambda opened, name: wrong if name != "portable" else "")
-    monkeypatch.setattr(native, "_passed_over", [])
-    choice.settle("auto", "auto")
+    monkeypatch.setattr(native, "_prove_variant", lambda opened, name: wrong if name != "portable" else "")
+    monkeypatch.setattr(native, "_rejected", [])
+    variant_choice.select_kernels("auto", "auto")
     assert native.library() is None
-    assert "portable C kernels work here, and torch's are faster" in native.absence()
-    assert ("avx2: it is wrong" in native.absence()) is bool(wrong)
+    assert "portable C kernels work here, and torch's are faster" in native.unavailable_reason()
+    assert ("avx2: it is wrong" in native.unavailable_reason()) is bool(wrong)
     for named, bits in (("portable", "auto"), ("auto", "portable")):
         monkeypatch.setattr(native, "_refusals", [])
-        choice.settle(named, bits)
+        variant_choice.select_kernels(named, bits)
         assert native.variant() == "portable"
 
 
@@ -100,34 +104,34 @@ def test_portable_c_is_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, wron
 def test_bits_that_a_kernel_does_not_have_are_an_error() -> None:
     """However the two settings came together."""
     for name in here():
-        if name not in choice.PORTABLE:
+        if name not in variant_choice.PORTABLE:
             with pytest.raises(ConfigError, match="has bits of its own"):
-                choice.settle(name, "portable")
+                variant_choice.select_kernels(name, "portable")
 
 
 def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who leaves the choice gets torch's kernels; who asks for ours or for portable bits is told why there are none."""
     monkeypatch.setattr(native, "_refusals", ["nothing was built"])
-    choice.settle("auto", "auto")
+    variant_choice.select_kernels("auto", "auto")
     for named, bits, asked in (("avx2", "auto", "worker.kernels = 'avx2'"), ("auto", "portable", "worker.bits")):
         with pytest.raises(ConfigError, match=rf"{asked}.* nothing was built"):
-            choice.settle(named, bits)
+            variant_choice.select_kernels(named, bits)
     with pytest.raises(ConfigError, match=r"is not possible for this model.* nothing was built"):
-        choice.demand_portable(own=False)
-    choice.demand_portable(own=True)
+        variant_choice.require_portable(own=False)
+    variant_choice.require_portable(own=True)
 
 
 def test_torch_is_taken_at_its_word() -> None:
     """Then there are no kernels of our own in this process."""
-    choice.settle("torch", "auto")
+    variant_choice.select_kernels("torch", "auto")
     assert native.library() is None
-    assert native.absence() == "worker.kernels is torch"
+    assert native.unavailable_reason() == "worker.kernels is torch"
 
 
 def told(dtype: torch.dtype, *left: str) -> tuple[str, str]:
-    skeleton = Skeleton(llama_config(), CPU, dtype)
-    text = kernels.describe(skeleton, (), left)
-    return text, kernels.bits(skeleton, left, text)
+    skeleton = ModelSkeleton(llama_config(), CPU, dtype)
+    text = kernel_report.describe_kernels(skeleton, (), left)
+    return text, kernel_report.describe_bits(skeleton, left, text)
 
 
 @needs_library
@@ -135,18 +139,18 @@ def test_whose_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of the portable family have equal bits, whichever it is; a dtype, other kernels and what is left to torch
     make others, the last on every make of machine. In float32, all of ours have those of the family."""
     for name in here():
-        choice.settle(name, "auto")
+        variant_choice.select_kernels(name, "auto")
         text, bits = told(torch.float32)
         assert f"linears native {name};" in text
         assert ("portable bits;" in text, bits) == (True, "portable bits, torch.float32")
         text, bits = told(torch.bfloat16)
-        assert (bits == "portable bits, torch.bfloat16") is (name in choice.PORTABLE)
-        assert ("portable bits;" if name in choice.PORTABLE else f"; bits of {name};") in text
-    choice.settle("portable", "auto")
+        assert (bits == "portable bits, torch.bfloat16") is (name in variant_choice.PORTABLE)
+        assert ("portable bits;" if name in variant_choice.PORTABLE else f"; bits of {name};") in text
+    variant_choice.select_kernels("portable", "auto")
     text, bits = told(torch.float32, "bmm", "softmax")
     assert "portable bits but for torch's bmm, softmax;" in text
-    assert bits == f"{text}, on machines of make {proofs.make()}"
-    choice.settle("torch", "auto")
+    assert bits == f"{text}, on machines of make {proofs.machine_id()}"
+    variant_choice.select_kernels("torch", "auto")
     text, bits = told(torch.float32)
     assert "; bits of torch;" in text
     monkeypatch.setattr(proofs, "machine", lambda: ("another",))
@@ -174,6 +178,6 @@ Operation = Any
 def test_operations_with_the_processors_bits(operation: Operation, found: set[str]) -> None:
     """What every processor rounds alike is not named; what it sums or approximates in its own way is."""
     x = torch.randn(4, 4)
-    with torch.inference_mode(), rounding.watching() as seen:
+    with torch.inference_mode(), portability.watch_operations() as seen:
         operation(x)
     assert {name.lstrip("_") for name in seen} == found

@@ -14,14 +14,14 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.attention.passes import Pass, running
+from swarm.stage.attention.passes import ForwardPass, use_pass
+from swarm.stage.matmul.elementwise import AlignedActivation
+from swarm.stage.matmul.linears import PackedLinear
 from swarm.stage.model import program
-from swarm.stage.model.byrule import by_rule
+from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable
-from swarm.stage.modules import merged
+from swarm.stage.modules import fused
 from swarm.stage.native import cores
-from swarm.stage.products.linears import PackedLinear
-from swarm.stage.products.steady import Steady
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.models import llama_config
@@ -78,7 +78,7 @@ def test_shrunk(cutter: Cutter, llama: Path) -> None:
     assert stage.kv_used() == 320
     assert torch.equal(fed(pipeline, 1, 150), expected[150:])
     with pytest.raises(IllegalMove, match="reserved 320"):
-        stage._arena.check(Row(1, 320, 1, False))
+        stage._arena.check_reserved(Row(1, 320, 1, False))
 
 
 def test_blocks_on_another_machine(cutter: Cutter, llama: Path, dtype: str) -> None:
@@ -115,7 +115,7 @@ def test_places_are_clean(cutter: Cutter, llama: Path, dtype: str) -> None:
         region.values.fill_(float("nan"))
     pipeline.release(2)
     pipeline.open(4)
-    assert arena.place(4)[1] == 1  # the very place
+    assert arena.slot(4)[1] == 1  # the very place
     assert torch.equal(fed(pipeline, 4, 0), expected)
 
 
@@ -124,11 +124,11 @@ def test_racks() -> None:
     arena = KvArena(CPU)
     for sequence, limit in ((1, 100), (2, 128), (3, 129), (4, 90)):
         arena.open(sequence, limit)
-    assert [arena.place(each)[1] for each in (1, 2, 4)] == [0, 1, 2]
-    assert arena.place(1)[0] is arena.place(4)[0] is not arena.place(3)[0]
+    assert [arena.slot(each)[1] for each in (1, 2, 4)] == [0, 1, 2]
+    assert arena.slot(1)[0] is arena.slot(4)[0] is not arena.slot(3)[0]
     arena.release(2)
     arena.open(5, 10)
-    assert arena.place(5)[1] == 1
+    assert arena.slot(5)[1] == 1
     for sequence in (1, 3, 4, 5):
         arena.release(sequence)
     assert len(arena) == arena.used == 0
@@ -149,20 +149,20 @@ def test_norm(torch_dtype: torch.dtype) -> None:
     own.weight.data = _rows(176, torch_dtype, 1)[0]
     rows = _rows(176, torch_dtype)
     with torch.inference_mode():
-        assert torch.equal(merged.RmsNorm(own.weight.data, own.variance_epsilon)(rows), own(rows))
-    assert merged.is_rms_norm(own)
-    assert not merged.is_rms_norm(Olmo2RMSNorm(176))  # multiplies before it rounds
+        assert torch.equal(fused.RmsNorm(own.weight.data, own.variance_epsilon)(rows), own(rows))
+    assert fused.is_rms_norm(own)
+    assert not fused.is_rms_norm(Olmo2RMSNorm(176))  # multiplies before it rounds
 
 
 def test_gated() -> None:
     """Function and product inside the kernels come to what the model's own modules do; other functions stay outside."""
     own = LlamaMLP(llama_config(hidden_act="silu")).eval().requires_grad_(False)
-    assert merged.is_gated(own)
-    assert not merged.is_gated(LlamaMLP(llama_config(hidden_act="relu")))
+    assert fused.is_gated(own)
+    assert not fused.is_gated(LlamaMLP(llama_config(hidden_act="relu")))
     gate, up, down = (PackedLinear(part.weight, None) for part in (own.gate_proj, own.up_proj, own.down_proj))
     rows = _rows(64, torch.float32)
     with torch.inference_mode():
-        assert torch.allclose(merged.GatedMlp(gate, up, down, Steady(own.act_fn))(rows), own(rows), atol=1e-6)
+        assert torch.allclose(fused.GatedMlp(gate, up, down, AlignedActivation(own.act_fn))(rows), own(rows), atol=1e-6)
 
 
 def test_joint_matrix() -> None:
@@ -171,8 +171,8 @@ def test_joint_matrix() -> None:
     parts: Any = torch.nn.Module()
     parts.q_proj, parts.k_proj, parts.v_proj = (torch.nn.Linear(32, n, bias=n != 8) for n in (24, 8, 16))
     own = {name: part.requires_grad_(False) for name, part in parts.named_children()}
-    assert merged.has_qkv(parts)
-    merged.join_qkv(parts, lambda _, like: like.clone(), PackedLinear)
+    assert fused.has_qkv(parts)
+    fused.join_qkv(parts, lambda _, like: like.clone(), PackedLinear)
     one, two = _rows(32, torch.float32), _rows(32, torch.float32) * 2
     with torch.inference_mode():
         for name, rows in (("q_proj", one), ("k_proj", one), ("v_proj", one), ("v_proj", two), ("q_proj", two)):
@@ -185,14 +185,14 @@ def test_rope_table(dtype: str) -> None:
     inner = LlamaRotaryEmbedding(AutoConfig.for_model("llama", hidden_size=64, num_attention_heads=4))
     table, like = RopeTable(inner), torch.empty(1, dtype=getattr(torch, dtype))
     for positions in ([0, 5, 1023, 7], [3, 1500], [3, 1500], list(range(64))):
-        this = Pass(KvArena(CPU), LayerRange(0, 1), (), length=max(positions) + 1)
+        this = ForwardPass(KvArena(CPU), LayerRange(0, 1), (), length=max(positions) + 1)
         ids = torch.tensor([positions])
-        with running(this):
+        with use_pass(this):
             found = table(like, ids)
-        with by_rule():
+        with portable_math():
             expected = inner(like, ids)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-        assert this.tally.rope_hits + this.tally.rope_misses == 1
+        assert this.cache_stats.rope_hits + this.cache_stats.rope_misses == 1
 
 
 def test_tables_are_counted(cutter: Cutter, llama: Path) -> None:
@@ -204,7 +204,7 @@ def test_tables_are_counted(cutter: Cutter, llama: Path) -> None:
     before = stage.stats()
     for position in range(3):
         batch = Pipeline.batch((1, position, TOKENS[position : position + 1]))
-        with program.without("to see each layer use the mask"):
+        with program.disabled("to see each layer use the mask"):
             stage.forward(batch, lambda: False, nothing)
     now = {name: value - before[name] for name, value in stage.stats().items()}
     assert (now["mask_misses"], now["mask_hits"]) == (3, 3 * 7)
@@ -232,11 +232,11 @@ def test_helpers_are_called_for_large_work_only() -> None:
     """In a step of few rows one thread computes, but for products that are worth waking the others."""
     with cores.computing(2, rows=4):
         assert torch.get_num_threads() == 1
-        assert not cores.gather(1000)
-        before = cores.gather(cores.WORTH_WAKING)
+        assert not cores.use_threads(1000)
+        before = cores.use_threads(cores.MIN_PARALLEL_WORK)
         assert (before, torch.get_num_threads()) == (1, 2)
-        cores.dismiss(before)
+        cores.restore_threads(before)
         assert torch.get_num_threads() == 1
     with cores.computing(2, rows=500):
         assert torch.get_num_threads() == 2
-        assert not cores.gather(cores.WORTH_WAKING)  # all are at work anyhow
+        assert not cores.use_threads(cores.MIN_PARALLEL_WORK)  # all are at work anyhow

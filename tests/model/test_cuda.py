@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.stage.engine.kernels import describe
+from swarm.stage.engine.kernel_report import describe_kernels
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import MANY, Pipeline, nothing, random_tokens
@@ -61,7 +61,7 @@ def test_forks_and_cuts(llama: Path) -> None:
 def test_what_is_promised_there(llama: Path) -> None:
     """No test holds a GPU's kernels to the bits, so they are named inexact."""
     executor = stages(llama, "cuda", "float32").stages[0]
-    assert "inexact" in describe(executor._skeleton, executor._stage().modules.values())
+    assert "inexact" in describe_kernels(executor._skeleton, executor._active_stage().modules.values())
 
 
 def test_keys_and_values_take_what_is_counted(llama: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from swarm.params import SamplingParams
-from swarm.stage.engine.device import CudaClock, clock_of, memory_of
+from swarm.stage.engine.device import CudaClock, make_clock, memory_stats
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.executor import Batch, ForwardResult, SampleJob
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, ready
 
@@ -27,14 +27,14 @@ class CountingClock:
         self.num_marks += 1
         return self.num_marks
 
-    def between(self, first: Any, last: Any) -> float:
+    def elapsed_s(self, first: Any, last: Any) -> float:
         return float(last - first)
 
 
-def forward(executor: TorchExecutor, *, sample: bool) -> Forwarded:
+def forward(executor: TorchExecutor, *, sample: bool) -> ForwardResult:
     """Three tokens of a sequence; the last stage draws one."""
     executor.open(1, 64)
-    first = executor._stage().embeds
+    first = executor._active_stage().has_embedding
     hidden = None if first else np.ones((3, executor.manifest.hidden_size), np.float32)
     job = SampleJob(0, SamplingParams(), 1, [5, 6, 7], 3)
     batch = Batch((Row(1, 0, 3, sample),), np.array([5, 6, 7]), hidden, (job,) if sample else ())
@@ -71,15 +71,15 @@ def test_a_gpu_is_timed_by_itself(llama: Path) -> None:
     executor.prepare(LayerRange(0, 8), (), 8, nothing)
     executor.activate(LayerRange(0, 8))
     device = torch.device("cuda")
-    clock = clock_of(device)
+    clock = make_clock(device)
     assert isinstance(clock, CudaClock)
     matrix = torch.ones(4096, 4096, device=device)
     began = clock.mark()
     for _ in range(20):
         matrix = matrix @ matrix
-    assert clock.between(began, clock.mark()) > 0.001  # 20 times 137 billion operations
+    assert clock.elapsed_s(began, clock.mark()) > 0.001  # 20 times 137 billion operations
     done = forward(executor, sample=True)
     assert done.compute_s > done.head_s > 0
     assert done.sample_s > 0
-    memory = memory_of(device)
+    memory = memory_stats(device)
     assert 0 < memory["device_memory_bytes"] <= memory["device_memory_peak_bytes"] < memory["device_memory_total_bytes"]

@@ -13,12 +13,12 @@ import torch
 
 from swarm.params import SamplingParams
 from swarm.stage import native
-from swarm.stage.engine.draws import draw_plainly
-from swarm.stage.engine.own_draws import draw_rows, serves
-from swarm.stage.engine.sampling import Drawn
+from swarm.stage.engine.batch_sampling import sample_rows
+from swarm.stage.engine.native_sampling import sample_rows_native, supports
+from swarm.stage.engine.sampling import SampledToken
 from swarm.stage.executor import SampleJob
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 ENDS = (0, 2)
 SIZES = (1, 2, 7, 16, 17, 100, 1023, 1024, 1025, 3001)
@@ -80,7 +80,7 @@ def some_mask(chance: np.random.Generator, words: int) -> np.ndarray | None:
 
 
 def rows_of(row: torch.Tensor) -> torch.Tensor:
-    assert serves(row[None])
+    assert supports(row[None])
     return row[None]
 
 
@@ -92,9 +92,9 @@ def test_every_variant_follows_the_rule(name: str, seed: int) -> None:
     for _ in range(500):
         words = int(chance.choice(SIZES))
         row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
-        with native.using(name):
-            found = draw_rows(rows_of(row), [job], ENDS, 1, [mask])
-        assert found == draw_plainly(row[None], [job], ENDS, [mask]), (words, job, mask)
+        with native.using_variant(name):
+            found = sample_rows_native(rows_of(row), [job], ENDS, 1, [mask])
+        assert found == sample_rows(row[None], [job], ENDS, [mask]), (words, job, mask)
 
 
 @pytest.mark.parametrize("words", LARGE)
@@ -103,10 +103,10 @@ def test_large_vocabularies_follow_the_rule(words: int) -> None:
     chance = np.random.default_rng(words)
     for _ in range(12):
         row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
-        expected = draw_plainly(row[None], [job], ENDS, [mask])
+        expected = sample_rows(row[None], [job], ENDS, [mask])
         for name in variants():
-            with native.using(name):
-                assert draw_rows(rows_of(row), [job], ENDS, 1, [mask]) == expected, (name, job)
+            with native.using_variant(name):
+                assert sample_rows_native(rows_of(row), [job], ENDS, 1, [mask]) == expected, (name, job)
 
 
 @pytest.mark.parametrize("name", variants())
@@ -118,8 +118,8 @@ def test_what_a_grammar_forbids_is_never_drawn(name: str) -> None:
         row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
         if mask is None:
             continue
-        with native.using(name):
-            (free,), (bound,) = (draw_rows(rows_of(row), [job], ENDS, 1, masks) for masks in ([], [mask]))
+        with native.using_variant(name):
+            (free,), (bound,) = (sample_rows_native(rows_of(row), [job], ENDS, 1, masks) for masks in ([], [mask]))
         assert free is not None
         assert bound is not None
         assert mask[bound.token >> 5] >> (bound.token & 31) & 1
@@ -131,9 +131,9 @@ def test_a_mask_is_of_its_own_row_alone() -> None:
     rows, jobs = a_crowd(16, 3001)
     chance = np.random.default_rng(4)
     masks = [some_mask(chance, 3001) for _ in jobs]
-    found = draw_rows(rows, jobs, ENDS, 3, masks)
-    assert found == draw_plainly(rows, jobs, ENDS, masks)
-    assert found == [draw_rows(rows[i : i + 1], [job], ENDS, 1, [masks[i]])[0] for i, job in enumerate(jobs)]
+    found = sample_rows_native(rows, jobs, ENDS, 3, masks)
+    assert found == sample_rows(rows, jobs, ENDS, masks)
+    assert found == [sample_rows_native(rows[i : i + 1], [job], ENDS, 1, [masks[i]])[0] for i, job in enumerate(jobs)]
 
 
 @pytest.mark.parametrize("name", variants())
@@ -150,9 +150,9 @@ def test_rows_that_leave_nothing_to_choose_by(name: str, row: str) -> None:
     for top_p, top_k in [(1.0, 0), (0.5, 0), (0.95, 0), (1.0, 700), (0.3, 12_000)]:
         params = SamplingParams(temperature=0.9, top_p=top_p, top_k=top_k, logprobs=20)
         job = SampleJob(0, params, int(chance.integers(2**63)), [1], 1)
-        with native.using(name):
-            found = draw_rows(rows_of(logits), [job], ENDS, 1)
-        assert found == draw_plainly(logits[None], [job], ENDS)
+        with native.using_variant(name):
+            found = sample_rows_native(rows_of(logits), [job], ENDS, 1)
+        assert found == sample_rows(logits[None], [job], ENDS)
 
 
 def a_crowd(count: int, words: int) -> tuple[torch.Tensor, list[SampleJob]]:
@@ -166,31 +166,31 @@ def test_a_draw_depends_on_its_own_row_alone(dtype: torch.dtype) -> None:
     """Whoever else is in the batch, at whatever place, with any number of threads, in rows that lie apart."""
     rows, jobs = a_crowd(24, 5003)
     rows = rows.to(dtype)
-    alone = [draw_rows(rows[index : index + 1], [job], ENDS, 1)[0] for index, job in enumerate(jobs)]
+    alone = [sample_rows_native(rows[index : index + 1], [job], ENDS, 1)[0] for index, job in enumerate(jobs)]
     for threads in (1, 2, 3, 8):
-        assert draw_rows(rows, jobs, ENDS, threads) == alone
-        assert draw_rows(rows.flip(0), jobs[::-1], ENDS, threads) == alone[::-1]
-    assert draw_rows(torch.cat((rows, rows), 1)[:, :5003], jobs, ENDS, 2) == alone
+        assert sample_rows_native(rows, jobs, ENDS, threads) == alone
+        assert sample_rows_native(rows.flip(0), jobs[::-1], ENDS, threads) == alone[::-1]
+    assert sample_rows_native(torch.cat((rows, rows), 1)[:, :5003], jobs, ENDS, 2) == alone
 
 
 def test_callers_at_the_same_time_disturb_nobody() -> None:
     """Each thread has its own place to work in."""
     rows, jobs = a_crowd(12, 3001)
-    alone = draw_rows(rows, jobs, ENDS, 1)
+    alone = sample_rows_native(rows, jobs, ENDS, 1)
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(lambda count: draw_rows(rows, jobs, ENDS, 1 + count % 3) == alone, range(60)))
+        assert all(pool.map(lambda count: sample_rows_native(rows, jobs, ENDS, 1 + count % 3) == alone, range(60)))
 
 
 def test_what_is_not_finite_is_told() -> None:
     """Of that row alone, wherever in it; the logits are left as they are."""
     rows, jobs = a_crowd(6, 2050)
-    alone = draw_rows(rows, jobs, ENDS, 1)
+    alone = sample_rows_native(rows, jobs, ENDS, 1)
     for place, bad in [(0, math.nan), (1024, math.inf), (2049, -math.inf)]:
         broken = rows.clone()
         broken[2, place] = bad
         before = broken.clone()
-        assert draw_rows(broken, jobs, ENDS, 2) == [*alone[:2], None, *alone[3:]]
-        assert draw_plainly(broken, jobs, ENDS)[2] is None
+        assert sample_rows_native(broken, jobs, ENDS, 2) == [*alone[:2], None, *alone[3:]]
+        assert sample_rows(broken, jobs, ENDS)[2] is None
         assert torch.equal(torch.nan_to_num(broken), torch.nan_to_num(before))
 
 
@@ -199,8 +199,8 @@ def test_draws_follow_the_distribution() -> None:
     logits = torch.from_numpy(np.random.default_rng(8).normal(size=(1, 40)).astype(np.float32))
     count = 20_000
     jobs = [SampleJob(0, SamplingParams(temperature=0.8), 5, range(position), 1) for position in range(1, count + 1)]
-    drawn = [draw_rows(logits, [job], ENDS, 1)[0] for job in jobs]
-    found = Counter(each.token for each in drawn if isinstance(each, Drawn))
+    drawn = [sample_rows_native(logits, [job], ENDS, 1)[0] for job in jobs]
+    found = Counter(each.token for each in drawn if isinstance(each, SampledToken))
     shares = torch.softmax(logits[0].double() / 0.8, -1).tolist()
     for token, share in enumerate(shares):
         assert abs(found[token] - count * share) < 4 * math.sqrt(count * share * (1 - share)) + 1
@@ -211,7 +211,7 @@ def test_log_probabilities_are_those_of_float64(dtype: torch.dtype) -> None:
     """Within a hundred-thousandth, for flat and for steep rows of a large vocabulary."""
     for scale in (0.1, 2.0, 8.0):
         row = (torch.from_numpy(np.random.default_rng(4).normal(size=(1, 151_936))) * scale).to(dtype)
-        (found,) = draw_rows(row, [SampleJob(0, SamplingParams(logprobs=20), 0, [1], 1)], ENDS, 2)
+        (found,) = sample_rows_native(row, [SampleJob(0, SamplingParams(logprobs=20), 0, [1], 1)], ENDS, 2)
         assert found is not None
         exact = torch.log_softmax(row[0].double(), -1)
         assert [each.token for each in found.logprobs[1:]] == torch.topk(exact, 20).indices.tolist() or dtype != DTYPES[

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swarm.broker.planner.problem import Model
+from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import DeviceError, IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import exercise, forward, measure
+from swarm.stage.engine import dry_runs, forward, measure
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.executor import Batch, Fenced, SampleJob
+from swarm.stage.executor import Batch, FenceRaised, SampleJob
 from swarm.stage.model import program
-from swarm.stage.native import siblings
+from swarm.stage.native import shared_cache
 from swarm.stage.shell.pieces import forward_in_pieces
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, random_tokens, ready
@@ -64,7 +64,7 @@ def test_a_device_is_tested_with_the_layers_in_use(
     executor.test(lambda: seen.append(None))
     assert len(seen) == 3 * len(layers)
     assert len(executor._arena) == 0
-    sound = exercise.run
+    sound = dry_runs.run_batch
     for number, (wrong, says) in enumerate([(1.0, "twice and came to different"), (float("nan"), "not finite")]):
         calls: list[None] = []
 
@@ -75,7 +75,7 @@ def test_a_device_is_tested_with_the_layers_in_use(
                 result = result + wrong
             return result
 
-        monkeypatch.setattr(exercise, "run", broken)
+        monkeypatch.setattr(dry_runs, "run", broken)
         with pytest.raises(DeviceError, match=says):
             executor.test(nothing)
         assert calls, number
@@ -94,7 +94,7 @@ def test_pieces_have_the_bits_of_the_whole(llama: Path, monkeypatch: pytest.Monk
     for executor in (whole, pieces):
         executor.open(1, 64)
         executor.open(2, 64)
-    with pytest.raises(Fenced):
+    with pytest.raises(FenceRaised):
         pieces.forward(batch, iter([False, True]).__next__, nothing)
     found = forward_in_pieces(pieces, batch, never, nothing)
     assert found.hidden is not None
@@ -146,9 +146,9 @@ def test_each_new_layer_is_warmed_up_once(llama: Path, monkeypatch: pytest.Monke
     def recorded(stage: Any, arena: Any, batch: Batch, **rest: Any) -> Any:
         if not rest.get("by_modules"):  # the same step once more, for comparison
             warmed.append((stage.layers, len(batch.tokens)))
-        return forward.run(stage, arena, batch, **rest)
+        return forward.run_batch(stage, arena, batch, **rest)
 
-    monkeypatch.setattr(exercise, "run", recorded)
+    monkeypatch.setattr(dry_runs, "run", recorded)
 
     def new() -> set[tuple[LayerRange, int]]:
         assert len(warmed) == len(set(warmed))
@@ -261,7 +261,7 @@ def test_fence_between_layers(llama: Path, by: str, monkeypatch: pytest.MonkeyPa
         step(each, 0, 10)
     asked, done = iter([False, False, True]), []
     batch = Batch((Row(1, 10, 3, False),), np.asarray([9, 9, 9], np.int64), None, ())
-    with pytest.raises(Fenced):
+    with pytest.raises(FenceRaised):
         executor.forward(batch, lambda: next(asked), lambda: done.append(1))
     assert len(done) == 2
     assert np.array_equal(step(executor, 10, 5).hidden, step(reference, 10, 5).hidden)
@@ -390,7 +390,7 @@ def test_measured_costs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stage_that_rested_takes_longer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which counts for steps that are alone, and for what a step takes beside its layers."""
-    monkeypatch.setattr(measure._Bench, "after_rests", lambda self, threads: 0.5)
+    monkeypatch.setattr(measure._LayerBench, "measure_idle_penalty", lambda self, threads: 0.5)
     costs = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=1).measure()
     found = {(c.kind, c.rows, c.context, c.alone): c.seconds for c in costs}
     for (kind, rows, context, is_alone), seconds in found.items():
@@ -400,11 +400,11 @@ def test_a_stage_that_rested_takes_longer(llama: Path, monkeypatch: pytest.Monke
 
 def test_what_a_sibling_has_measured(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are forked from one measure once for the same model, device and threads, and again for others."""
-    monkeypatch.setattr(siblings, "_board", None)
-    siblings.share_with_children()
+    monkeypatch.setattr(shared_cache, "_memory", None)
+    shared_cache.create_shared_cache()
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=1)
     executor.measure()
-    monkeypatch.setattr(measure, "_measured", lambda *_: ())
+    monkeypatch.setattr(measure, "_measure_costs", lambda *_: ())
     assert {cost.kind for cost in executor.measure()} == set(KINDS_OF_COST)
     assert TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=2).measure() == ()
 
@@ -555,7 +555,7 @@ def test_keys_and_values_get_their_share(llama: Path) -> None:
     assert [each.kv_share for each in some] == [0.25, 0.75]
     rooms = [each.prepare(whole, (), 8, nothing).kv_tokens for each in some]
     assert rooms[1] == pytest.approx(3 * rooms[0], rel=0.01)
-    model = Model.of(some[1].manifest)
+    model = ModelSizes.from_manifest(some[1].manifest)
     assert rooms[1] == model.kv_positions(whole, MANY, 0.75) // GRID * GRID
 
 

@@ -26,20 +26,20 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.engine import rounding, selfcheck
-from swarm.stage.engine.forward import run
+from swarm.stage.engine import portability, selfcheck
+from swarm.stage.engine.forward import run_batch
 from swarm.stage.executor import Batch
-from swarm.stage.model.build import Skeleton, Stage, Weights
-from swarm.stage.modules.experts import NativeMixture, experts_of, mixture_of
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
+from swarm.stage.modules.experts import NativeMixture, replace_experts, replace_mixture
 from swarm.stage.modules.mlps import NativeActivation
-from swarm.stage.modules.norms import norm_of
-from swarm.stage.modules.recognition import activation, same_function
+from swarm.stage.modules.norms import replace_norm
+from swarm.stage.modules.recognition import find_activation, same_function
 from swarm.stage.native import cores
-from swarm.stage.native.linears import FUNCTIONS, NativeLinear, Own
+from swarm.stage.native.linears import FUNCTIONS, NativeLinear, NativeModule
 from swarm.wire.messages import LayerRange, Row
 from tests.model.models import ARCHITECTURES, named_config
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def held_by(part: nn.Module) -> native.Read:
+def held_by(part: nn.Module) -> native.ReadTensor:
     """Reads a part's own weights."""
     return lambda name, _: part.get_parameter(name).data.clone()
 
@@ -67,7 +67,7 @@ def in_every_variant(module: Callable[[torch.Tensor], torch.Tensor], rows: torch
     for two, and those that sum in one order agree about all of them. Returns what the first one made."""
     made = {}
     for name in here():
-        with native.using(name), torch.inference_mode():
+        with native.using_variant(name), torch.inference_mode():
             with cores.computing(2, len(rows)):
                 made[name] = module(rows)
             for count in COUNTS:
@@ -88,9 +88,9 @@ def near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bo
 
 
 def stage_of(config: Any, dtype: torch.dtype) -> Stage:
-    skeleton = Skeleton(config, CPU, dtype)
+    skeleton = ModelSkeleton(config, CPU, dtype)
     state = selfcheck._random_model(config).state_dict()
-    weights = Weights(skeleton, selfcheck.StateSource(state), lambda _: None)
+    weights = WeightLoader(skeleton, selfcheck.MemorySource(state), lambda _: None)
     return Stage(skeleton, LayerRange(0, skeleton.num_layers), {}, weights)
 
 
@@ -102,15 +102,15 @@ def test_nothing_of_a_known_layer_is_left_to_torch(kind: str, dtype: torch.dtype
     stage = stage_of(named_config(kind), dtype)
     for name, module in stage.modules.items():
         for path, leaf in module.named_modules(prefix=name):
-            if not list(leaf.children()) and not isinstance(leaf, Own):
+            if not list(leaf.children()) and not isinstance(leaf, NativeModule):
                 assert isinstance(leaf, nn.Embedding | nn.ModuleList), path
     arena = KvArena(CPU)
     arena.open(1, 64)
     for start, count in ((0, 9), (9, 1)):  # the first one makes the tables of positions
         rows = (Row(1, start, count, True),)
-        arena.take(rows[0])
-        with rounding.watching() as found:
-            run(stage, arena, Batch(rows, torch.arange(3, 3 + count).numpy(), None, ()))
+        arena.mark_used(rows[0])
+        with portability.watch_operations() as found:
+            run_batch(stage, arena, Batch(rows, torch.arange(3, 3 + count).numpy(), None, ()))
     assert found == set()
 
 
@@ -154,7 +154,7 @@ def block(kind: str, choices: int = 3, **changes: Any) -> Any:
 
 
 def ours(part: Any, dtype: torch.dtype = torch.float32) -> NativeMixture:
-    mixture = mixture_of(part, held_by(part.to(dtype)))
+    mixture = replace_mixture(part, held_by(part.to(dtype)))
     assert isinstance(mixture, NativeMixture)
     return mixture
 
@@ -222,7 +222,7 @@ def test_logits_that_are_no_numbers() -> None:
 def test_experts_that_others_chose(kind: str, dtype: torch.dtype) -> None:
     """For a router that is not known, experts take its choice, in any order; a number that nobody has gives nothing."""
     part = block(kind).experts
-    experts = experts_of(part, held_by(part.to(dtype)))
+    experts = replace_experts(part, held_by(part.to(dtype)))
     assert experts is not None
     rows = random(MOST, HIDDEN, seed=5, dtype=dtype)
     chosen = torch.rand(MOST, EXPERTS, generator=torch.Generator().manual_seed(6)).topk(3).indices
@@ -252,7 +252,7 @@ def test_a_layers_experts_exist_once() -> None:
         alive.append(weakref.ref(tensor))
         return tensor
 
-    assert experts_of(part, read) is not None
+    assert replace_experts(part, read) is not None
     assert len(alive) == 2
 
 
@@ -266,7 +266,7 @@ def test_other_experts_are_left_alone(off: str) -> None:
         part.__class__ = type("Other", (type(part),), {"_apply_gate": lambda self, rows: rows.chunk(2, -1)[0]})
     else:
         part.has_post_expert_norm = True
-    assert experts_of(part, held_by(part)) is None
+    assert replace_experts(part, held_by(part)) is None
 
 
 # --- activations, norms -----------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ NAMED = ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "quick_ge
 @pytest.mark.parametrize("name", NAMED)
 def test_activations(name: str, dtype: torch.dtype) -> None:
     """Alone and applied to a product: the function itself, at its ends too, and no number stays none."""
-    function = activation(ACT2FN[name])
+    function = find_activation(ACT2FN[name])
     assert function is not None
     apply, rows = ACT2FN[name].double(), torch.cat([random(MOST - 1, 37) * 4, torch.linspace(-100, 100, 37)[None]])
     rows = rows.to(dtype)
@@ -302,10 +302,10 @@ def test_softcap(dtype: torch.dtype) -> None:
 def test_functions_have_their_own_numbers() -> None:
     """Unknown activations are left alone, and no two functions are one to the kernel."""
     assert len(set(FUNCTIONS.values())) == len(FUNCTIONS)
-    assert activation(nn.Softplus()) is None
-    assert activation(nn.Linear(2, 2)) is None
-    assert activation(nn.GELU("tanh")) == ("gelu", "tanh")
-    assert activation(nn.GELU()) == ("gelu", "none")
+    assert find_activation(nn.Softplus()) is None
+    assert find_activation(nn.Linear(2, 2)) is None
+    assert find_activation(nn.GELU("tanh")) == ("gelu", "tanh")
+    assert find_activation(nn.GELU()) == ("gelu", "none")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -316,7 +316,7 @@ def test_norms(kind: Any, width: int, dtype: torch.dtype) -> None:
     part = kind(width).requires_grad_(False)
     for index, parameter in enumerate(part.parameters()):
         parameter.data = random(width, seed=index, dtype=dtype)
-    norm = norm_of(part, held_by(part))
+    norm = replace_norm(part, held_by(part))
     assert norm is not None
     rows = random(MOST, width, seed=8, dtype=dtype) * 3 + 1
     assert near(in_every_variant(norm, rows), part.double()(rows.double()), dtype)
@@ -325,4 +325,4 @@ def test_norms(kind: Any, width: int, dtype: torch.dtype) -> None:
 def test_norms_of_other_kinds_are_left_alone() -> None:
     """One that adds 1 to a layer norm's weight, and a layer norm over two dimensions."""
     for part in (NemotronLayerNorm1P(8), nn.LayerNorm((2, 8)), nn.LayerNorm(8, elementwise_affine=False)):
-        assert norm_of(part, held_by(part)) is None
+        assert replace_norm(part, held_by(part)) is None

@@ -18,12 +18,12 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from swarm.stage import native
-from swarm.stage.modules.merged import RmsNorm
+from swarm.stage.matmul import experts
+from swarm.stage.matmul.elementwise import ALIGN, AlignedActivation, apply_aligned
+from swarm.stage.matmul.linears import KERNELS, PackedLinear, PlainLinear, build_linear, choose_kernel, is_efficient
+from swarm.stage.modules.fused import RmsNorm
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeGated
-from swarm.stage.products import experts
-from swarm.stage.products.linears import KERNELS, PackedLinear, PlainLinear, choose, good_at, made
-from swarm.stage.products.steady import ALIGN, Steady, steadily
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -90,12 +90,12 @@ def served_here() -> list[Any]:
         for kernel in KERNELS
         for dtype in DTYPES
         for shape in ([SMALL[0], SMALL[3]] if dtype == torch.float16 else [*SMALL, *LARGE, *LARGEST])
-        if kernel.serves(CPU, dtype, shape[1:])
+        if kernel.supports(CPU, dtype, shape[1:])
     ] + [
         pytest.param(kernel, dtype, ONE_OUTPUT, id=f"{kernel.__name__}-{str(dtype)[6:]}-1x64")
         for kernel in KERNELS
         for dtype in DTYPES[:2]
-        if kernel.serves(CPU, dtype, ONE_OUTPUT[1:])
+        if kernel.supports(CPU, dtype, ONE_OUTPUT[1:])
     ]
 
 
@@ -119,40 +119,40 @@ def test_every_choice_is_under_the_test(threads: int) -> None:
     """Whatever the dtype and the numbers of inputs, a stage takes one of ``KERNELS``: our own where there are such."""
     for dtype in DTYPES:
         for inputs in ((), (64,), (63, 64), (2048, 5632)):
-            kernel = choose(CPU, dtype, inputs)
+            kernel = choose_kernel(CPU, dtype, inputs)
             assert kernel in KERNELS
-            assert kernel.serves(CPU, dtype, inputs)
+            assert kernel.supports(CPU, dtype, inputs)
     for device in ("cuda", "mps"):
-        assert choose(torch.device(device), torch.bfloat16) is PlainLinear
-    with native.without("to see what is chosen then"):
-        assert choose(CPU, torch.float16) is PlainLinear
-        assert (choose(CPU, torch.float32) is PackedLinear) == torch._C._has_mkldnn
+        assert choose_kernel(torch.device(device), torch.bfloat16) is PlainLinear
+    with native.disabled("to see what is chosen then"):
+        assert choose_kernel(CPU, torch.float16) is PlainLinear
+        assert (choose_kernel(CPU, torch.float32) is PackedLinear) == torch._C._has_mkldnn
 
 
 def test_another_kernel_takes_the_place_of_one_that_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where oneDNN's kernel can't be shown to be exact on this machine and torch's can, torch's multiplies; where
     neither can, the quicker one does, and says so."""
-    if not PackedLinear.serves(CPU, torch.float32):
+    if not PackedLinear.supports(CPU, torch.float32):
         pytest.skip("torch has no oneDNN on this machine")
     weight = tensors(SMALL[0], torch.float32)[0]
-    assert isinstance(made(PlainLinear, weight, None), PlainLinear)
+    assert isinstance(build_linear(PlainLinear, weight, None), PlainLinear)
     for packed, plain, taken in ((True, True, PackedLinear), (False, True, PlainLinear), (False, False, PackedLinear)):
         monkeypatch.setattr(PackedLinear, "exact", packed)
         monkeypatch.setattr(PlainLinear, "exact", plain)
-        assert type(made(PackedLinear, weight, None)) is taken
+        assert type(build_linear(PackedLinear, weight, None)) is taken
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("shape", [(176, 72), (1408, 512)], ids=str)
 def test_products_with_a_function_behind_them(shape: tuple[int, int], dtype: torch.dtype, threads: int) -> None:
     """oneDNN's, where its probe says that they are exact, and what they compute."""
-    if not PackedLinear.serves(CPU, dtype):
+    if not PackedLinear.supports(CPU, dtype):
         pytest.skip("torch has no such kernel on this machine")
     weight, _, rows = tensors(shape, dtype)
     gate, up = PackedLinear(weight, None), PackedLinear(weight.flip(0).clone(), None)
 
     def gated(some: torch.Tensor) -> torch.Tensor:
-        return up.times(some, gate.activated(some, "swish", ""))
+        return up.apply_times(some, gate.apply_activated(some, "swish", ""))
 
     with torch.inference_mode(), cores.computing(threads, MOST_ROWS):
         near = functional.silu(rows.float() @ weight.float().T) * (rows.float() @ weight.float().flip(0).T)
@@ -164,8 +164,8 @@ def test_products_with_a_function_behind_them(shape: tuple[int, int], dtype: tor
 
 def test_what_a_cpu_is_good_at(threads: int) -> None:
     """In float32 always, in float16 never: a checkpoint in float16 is computed in float32."""
-    assert good_at(CPU, torch.float32)
-    assert not good_at(CPU, torch.float16)
+    assert is_efficient(CPU, torch.float32)
+    assert not is_efficient(CPU, torch.float16)
 
 
 # --- the parts that are not matrices of layers ------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_what_a_cpu_is_good_at(threads: int) -> None:
 @pytest.mark.parametrize("shape", [(176, 72), (136, 96), (5632, 2048)], ids=str)
 def test_gated(shape: tuple[int, int], function: tuple[str, str], threads: int) -> None:
     """Gate and up with the function between them, where the machine has our own kernels: the model's own formula."""
-    if not NativeGated.serves(CPU, torch.bfloat16, shape[1:]):
+    if not NativeGated.supports(CPU, torch.bfloat16, shape[1:]):
         pytest.skip("no native kernels on this machine")
     gate, _, rows = tensors(shape, torch.bfloat16)
     up = gate.flip(0).clone()
@@ -206,7 +206,7 @@ def experts_of(kind: str, dtype: torch.dtype, hidden: int, inner: int) -> Any:
     for parameter in module.parameters():
         parameter.data = (torch.randn(parameter.shape, generator=chance) * 0.1).to(dtype)
     if hasattr(module, "act_fn"):
-        module.act_fn = Steady(module.act_fn)  # as a stage does
+        module.act_fn = AlignedActivation(module.act_fn)  # as a stage does
     config._experts_implementation = experts.NAME
     return module
 
@@ -227,11 +227,11 @@ def test_experts(kind: str, dtype: torch.dtype, sizes: tuple[int, int], threads:
     if not experts.is_exact(module):
         return  # and a worker says so: test_probe
     with torch.inference_mode():
-        whole = experts.mix(module, rows, chosen, weights)
+        whole = experts.mix_experts(module, rows, chosen, weights)
         for count in (1, 2, 3, 5, 12, 13, 31, 64, 100, 257, 303):
             for first in {0, count * 7 % (MOST_ROWS - count)}:
                 where = slice(first, first + count)
-                some = experts.mix(module, rows[where].clone(), chosen[where], weights[where])
+                some = experts.mix_experts(module, rows[where].clone(), chosen[where], weights[where])
                 assert torch.equal(some, whole[where]), (count, first)
 
 
@@ -245,7 +245,7 @@ def test_experts_with_more_threads(more: int) -> None:
 
     def mix(some: torch.Tensor) -> torch.Tensor:
         one = torch.ones(len(some), 1)
-        return experts.mix(module, some, one.long(), one)
+        return experts.mix_experts(module, some, one.long(), one)
 
     with torch.inference_mode():
         whole = mix(rows)
@@ -263,8 +263,8 @@ def test_activations(function: torch.nn.Module, width: int, dtype: torch.dtype, 
     """Activations too, whatever the width."""
     rows = torch.randn(MOST_ROWS, width, generator=torch.Generator().manual_seed(2)).to(dtype)
     stride = 3 if width < 1000 else 41
-    assert unsteady(Steady(function), rows, range(1, MOST_ROWS + 1, stride)) == []
-    assert torch.equal(Steady(function)(rows[:, 1:]), steadily(function, rows[:, 1:].contiguous()))
+    assert unsteady(AlignedActivation(function), rows, range(1, MOST_ROWS + 1, stride)) == []
+    assert torch.equal(AlignedActivation(function)(rows[:, 1:]), apply_aligned(function, rows[:, 1:].contiguous()))
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_plain_activations_are_unsteady(threads: int) -> None:
     """Control: without the aligned pieces, a function that treats the end of a piece otherwise fails the comparison."""
     rows = torch.randn(MOST_ROWS, 72, generator=torch.Generator().manual_seed(2))
     assert unsteady(Torn(), rows, range(1, MOST_ROWS + 1))
-    assert unsteady(Steady(Torn()), rows, range(1, MOST_ROWS + 1)) == []
+    assert unsteady(AlignedActivation(Torn()), rows, range(1, MOST_ROWS + 1)) == []
 
 
 def test_one_wrong_bit_is_noticed() -> None:

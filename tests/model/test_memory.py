@@ -21,7 +21,7 @@ RESERVED_POSITIONS = 100_000
 
 _CHILD = """
 import json, pathlib, sys
-from swarm.stage.shell.waiting import wait_passively
+from swarm.stage.shell.openmp import wait_passively
 wait_passively()
 import numpy as np, psutil
 from swarm.stage.executor import Batch

@@ -18,20 +18,20 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from swarm.stage import native
 from swarm.stage.engine import selfcheck
+from swarm.stage.matmul import linears
 from swarm.stage.model import program
-from swarm.stage.modules import heads
+from swarm.stage.modules import attention
 from swarm.stage.modules.norms import NativeRmsNorm
 from swarm.stage.modules.recognition import same_code
 from swarm.stage.native import cores, sources
 from swarm.stage.native.linears import NativeLinear
-from swarm.stage.products import linears
 from tests.model.models import ARCHITECTURES, named_config
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = Path(native.__file__).parent
 FLAGS = Path("/proc/cpuinfo")
 
-needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -53,25 +53,25 @@ def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
 )
 def test_they_are_there_where_they_can_be() -> None:
     """An installation that silently lost its kernels would be slow, and nobody would know why."""
-    assert native.library() is not None, native.absence()
+    assert native.library() is not None, native.unavailable_reason()
 
 
 def test_a_process_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then torch's kernels are chosen, and the reason is told."""
     monkeypatch.setattr(native, "_refusals", [])
-    native.do_without("somebody wants to compare")
+    native.disable("somebody wants to compare")
     assert native.library() is None
-    assert native.absence() == "somebody wants to compare"
-    assert linears.choose(torch.device("cpu"), torch.bfloat16, (64,)) is not NativeLinear
+    assert native.unavailable_reason() == "somebody wants to compare"
+    assert linears.choose_kernel(torch.device("cpu"), torch.bfloat16, (64,)) is not NativeLinear
 
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its functions may take other arguments. Where there are no sources, as in a package, it is the package's own."""
     if not list(SOURCES.glob("_native*")):
-        pytest.skip(f"no library was built: {native.absence()}")
+        pytest.skip(f"no library was built: {native.unavailable_reason()}")
     for found, is_used in (("a digest of other sources", False), ("", True), (sources.digest(SOURCES), True)):
         monkeypatch.setattr(native, "digest", lambda _, found=found: found)
-        library, why_not = native.built.__wrapped__()
+        library, why_not = native.open_library.__wrapped__()
         assert (library is not None) == is_used
         assert ("was built from other sources" in why_not) == (not is_used)
 
@@ -158,11 +158,11 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     selfcheck.check_kernels(config, "bfloat16")
     assert native.library() is not None
     selfcheck._difference.cache_clear()
-    monkeypatch.setattr(heads.PlainAttention, "_turn_heads", lambda self, rows, *tables: None)
+    monkeypatch.setattr(attention.NativeAttention, "_turn_heads", lambda self, rows, *tables: None)
     selfcheck.check_kernels(config, "bfloat16")
     selfcheck._difference.cache_clear()
     assert native.library() is None
-    assert "compute LlamaConfig otherwise" in native.absence()
+    assert "compute LlamaConfig otherwise" in native.unavailable_reason()
 
 
 @needs_library
@@ -179,9 +179,9 @@ def test_rows_of_another_kind_are_refused() -> None:
 
 def test_a_kernel_without_memory_is_an_error() -> None:
     """Not an answer made of whatever lay there."""
-    native.checked(0)
+    native.check_status(0)
     with pytest.raises(MemoryError, match="no memory"):
-        native.checked(-1)
+        native.check_status(-1)
 
 
 @needs_library
@@ -190,4 +190,4 @@ def test_named_kinds_of_models_are_served_by_them(kind: str, monkeypatch: pytest
     """None of them is taken for one that they compute otherwise, experts that are chosen otherwise included."""
     monkeypatch.setattr(native, "_refusals", [])
     selfcheck.check_kernels(named_config(kind), "bfloat16")
-    assert native.library() is not None, native.absence()
+    assert native.library() is not None, native.unavailable_reason()

@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.engine import kernels
-from swarm.stage.engine.selfcheck import StateSource
-from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.engine import kernel_report
+from swarm.stage.engine.selfcheck import MemorySource
+from swarm.stage.matmul import linears, proofs, raw_matmul, tiled
+from swarm.stage.matmul.linears import PackedLinear, PlainLinear
+from swarm.stage.matmul.probe import SIZES, Proof, multiply_in_tiles, prove, split_rows
+from swarm.stage.matmul.raw_matmul import RawMatrix
+from swarm.stage.matmul.tiled import TiledMatmul, is_discriminating, sample_matrix, torch_matmul
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.native import cores
-from swarm.stage.products import bare, fixed, linears, proofs
-from swarm.stage.products.bare import BareMatrix
-from swarm.stage.products.fixed import Fixed, by_torch, telling, tells
-from swarm.stage.products.linears import PackedLinear, PlainLinear
-from swarm.stage.products.probe import SIZES, Proof, cuts, in_tiles, prove
 from swarm.wire.messages import LayerRange
 from tests.model.models import named_config, random_model
 
@@ -45,9 +45,9 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of its own, with nothing in it."""
     monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
-    proofs.forget()
+    proofs.clear()
     yield tmp_path / "proofs"
-    proofs.forget()
+    proofs.clear()
 
 
 def right(rows: torch.Tensor) -> torch.Tensor:
@@ -149,8 +149,8 @@ def test_any_number_of_rows_goes_into_tiles(sizes: tuple[int, ...]) -> None:
         return right(tile)
 
     for count in (0, 1, 2, 3, 4, 5, 15, 16, 17, 20, 33, 48, 49, 63, 64, 65, 100, 193, 255, 256, 257, 300, 519, 700):
-        assert torch.equal(in_tiles(fake, (rows[:count],), sizes), right(rows[:count]))
-        pieces = cuts(count, sizes)
+        assert torch.equal(multiply_in_tiles(fake, (rows[:count],), sizes), right(rows[:count]))
+        pieces = split_rows(count, sizes)
         assert sum(cut.count for cut in pieces) == count
         assert all(0 < cut.count <= cut.size for cut in pieces)
         assert all(cut.count > cut.size // 2 or cut.size in (4, 16, sizes[0]) for cut in pieces)
@@ -165,7 +165,7 @@ def test_tiles_begin_where_tensors_do() -> None:
         seen.append(tile.data_ptr() % 64)
         return right(tile)
 
-    in_tiles(watched, (rows[1:],), (4, 16))
+    multiply_in_tiles(watched, (rows[1:],), (4, 16))
     assert len(seen) > 2
     assert set(seen) == {0}
 
@@ -181,7 +181,7 @@ def test_it_is_called_as_the_proof_says(empty: Path) -> None:
 
     shape = (WIDTH, WIDTH)
     torch.set_num_threads(2)
-    product = Fixed("fake", watched, shape, torch.float32)
+    product = TiledMatmul("fake", watched, shape, torch.float32)
     with_two = product(torch.ones(1, 3, WIDTH))
     seen.clear()
     with cores.computing(1, 300):
@@ -189,10 +189,10 @@ def test_it_is_called_as_the_proof_says(empty: Path) -> None:
         product(torch.ones(20, WIDTH))
         assert torch.get_num_threads() == 1
     assert seen == [(4, 2), (16, 2), (4, 2)]
-    assert product.how == "4/16/64/256 by 2 threads"
+    assert product.tiling == "4/16/64/256 by 2 threads"
 
     seen.clear()
-    hopeless = Fixed("another", lambda tile: odd_otherwise(watched(tile)), shape, torch.float32)
+    hopeless = TiledMatmul("another", lambda tile: odd_otherwise(watched(tile)), shape, torch.float32)
     assert not hopeless.proof.exact
     seen.clear()
     hopeless(torch.ones(2, 37, WIDTH))
@@ -215,7 +215,7 @@ class Maker:
 
 def recalled(maker: Maker, name: tuple[object, ...] = ("fake", 8)) -> int:
     """How often it has been made after another request."""
-    assert proofs.recall(name, maker) == ALL
+    assert proofs.get_proof(name, maker) == ALL
     return maker.made
 
 
@@ -223,7 +223,7 @@ def test_a_proof_is_made_once(empty: Path) -> None:
     """In a process, and for the next one; another kernel has its own."""
     maker = Maker()
     assert [recalled(maker), recalled(maker)] == [1, 1]
-    proofs.forget()
+    proofs.clear()
     assert recalled(maker) == 1
     assert recalled(maker, ("fake", 9)) == 2
 
@@ -245,7 +245,7 @@ def test_another_machine_makes_its_own(changed: Any, empty: Path, monkeypatch: p
     maker = Maker()
     recalled(maker)
     changed(monkeypatch)
-    proofs.forget()
+    proofs.clear()
     assert recalled(maker) == 2
 
 
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_made_again(content: str, empty: Path) -> None:
     whole = path.read_text()
     for damaged in (content, whole[:-3], whole.replace("16", "17"), whole.replace("[1, 2]", '["x"]')):
         path.write_text(damaged)
-        proofs.forget()
+        proofs.clear()
         before = maker.made
         assert recalled(maker) == before + 1
         assert path.read_text() == whole
@@ -272,10 +272,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     """Then the proof holds for this process."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SWARM_CACHE", str(tmp_path / "file"))
-    proofs.forget()
+    proofs.clear()
     maker = Maker()
     assert [recalled(maker), recalled(maker)] == [1, 1]
-    proofs.forget()
+    proofs.clear()
     assert recalled(maker) == 2
 
 
@@ -295,12 +295,12 @@ def test_where_proofs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_that_are_alike_show_nothing(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix of zeros has the same product in any order: another one of its shape is tried in its place."""
-    assert tells(torch.randn(96, 64))
-    assert tells(telling((1000, 64), torch.bfloat16))
-    assert not tells(torch.zeros(96, 64))
+    assert is_discriminating(torch.randn(96, 64))
+    assert is_discriminating(sample_matrix((1000, 64), torch.bfloat16))
+    assert not is_discriminating(torch.zeros(96, 64))
     monkeypatch.setattr(functional, "linear", lambda rows, weight, bias: odd_otherwise(rows @ weight.T))
-    assert not by_torch(torch.zeros(96, 64), None).proof.exact
-    assert not by_torch(torch.zeros(64, 96).T, torch.zeros(96)).proof.exact
+    assert not torch_matmul(torch.zeros(96, 64), None).proof.exact
+    assert not torch_matmul(torch.zeros(64, 96).T, torch.zeros(96)).proof.exact
 
 
 @pytest.mark.parametrize("kernel", [PackedLinear, PlainLinear])
@@ -308,20 +308,20 @@ def test_a_kernel_that_cannot_be_shown_exact_says_so(kernel: Any, empty: Path, m
     """And multiplies all the same; on another device, nothing is tried."""
     if not kernel.serves(torch.device("cpu"), torch.float32):
         pytest.skip("torch has no oneDNN on this machine")
-    monkeypatch.setattr(fixed, "prove", lambda *_, **__: NOTHING)
+    monkeypatch.setattr(tiled, "prove", lambda *_, **__: NOTHING)
     weight, rows = torch.randn(96, 64), torch.randn(5, 64)
     module = kernel(weight, None)
     assert not module.exact
     assert torch.allclose(module(rows), rows @ weight.T, atol=1e-4)
-    assert not Fixed("fake", right, (8, 8), torch.float32, device="cuda").proof.exact
+    assert not TiledMatmul("fake", right, (8, 8), torch.float32, device="cuda").proof.exact
 
 
 def test_matrices_that_modules_multiply_by_themselves(empty: Path) -> None:
     """Every way to multiply rows by them computes the same in tiles, also after the module gave it another form."""
     weight, bias, rows = torch.randn(24, 32), torch.randn(24), torch.randn(2, 9, 32)
-    matrix = BareMatrix.of(weight)
+    matrix = RawMatrix.wrap(weight)
     expected = rows @ weight.T
-    flat, inputs_first = rows.view(-1, 32), BareMatrix.of(weight.T.contiguous())
+    flat, inputs_first = rows.view(-1, 32), RawMatrix.wrap(weight.T.contiguous())
     with torch.inference_mode():
         ways = [
             functional.linear(rows, matrix),
@@ -347,7 +347,7 @@ def test_matrices_that_modules_multiply_by_themselves(empty: Path) -> None:
 
 def test_what_else_is_computed_with_such_a_matrix_is_doubted() -> None:
     """Nothing shows that its bits don't depend on the number of rows."""
-    matrix = BareMatrix.of(torch.randn(24, 32))
+    matrix = RawMatrix.wrap(torch.randn(24, 32))
     result = torch.einsum("oi,ni->no", matrix, torch.randn(3, 32))
     assert type(result) is torch.Tensor
     assert matrix.doubts == {"einsum"}
@@ -357,8 +357,8 @@ def test_what_else_is_computed_with_such_a_matrix_is_doubted() -> None:
 
 def test_a_bare_product_that_cannot_be_shown_exact_is_doubted(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As any other kernel's."""
-    monkeypatch.setattr(fixed, "prove", lambda *_, **__: NOTHING)
-    matrix = BareMatrix.of(torch.randn(24, 32))
+    monkeypatch.setattr(tiled, "prove", lambda *_, **__: NOTHING)
+    matrix = RawMatrix.wrap(torch.randn(24, 32))
     functional.linear(torch.randn(3, 32), matrix)
     assert matrix.doubts == {"product"}
 
@@ -366,16 +366,16 @@ def test_a_bare_product_that_cannot_be_shown_exact_is_doubted(empty: Path, monke
 # --- what a worker says -----------------------------------------------------------------------------------------------
 
 
-def stage_of(kind: str) -> tuple[Skeleton, Stage]:
+def stage_of(kind: str) -> tuple[ModelSkeleton, Stage]:
     config = named_config(kind)
-    skeleton = Skeleton(config, torch.device("cpu"), torch.float32)
-    weights = Weights(skeleton, StateSource(random_model(config).state_dict()), lambda _: None)
+    skeleton = ModelSkeleton(config, torch.device("cpu"), torch.float32)
+    weights = WeightLoader(skeleton, MemorySource(random_model(config).state_dict()), lambda _: None)
     return skeleton, Stage(skeleton, LayerRange(0, 2), {}, weights)
 
 
 def said(kind: str) -> str:
     skeleton, stage = stage_of(kind)
-    return kernels.describe(skeleton, stage.modules.values())
+    return kernel_report.describe_kernels(skeleton, stage.modules.values())
 
 
 @pytest.fixture
@@ -385,7 +385,7 @@ def without_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_names_its_tiles(without_own: None, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says exact where all that it multiplies was shown to be."""
-    monkeypatch.setattr(fixed, "prove", lambda *_, **__: Proof((16, 64), (1, 2)))
+    monkeypatch.setattr(tiled, "prove", lambda *_, **__: Proof((16, 64), (1, 2)))
     monkeypatch.setattr(attention, "prove", lambda *_, **__: Proof((16,), (1, 2)))
     assert "in tiles of 16/64; attention torch" in said("llama")
     assert said("llama").partition(" (")[0].endswith("float32, exact")
@@ -405,7 +405,9 @@ def test_a_worker_says_what_is_not_exact(
     kind: str, spoilt: Callable[[str], bool], without_own: None, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kernel that no probe could show to be exact, and the worker doesn't say exact."""
-    monkeypatch.setattr(proofs, "recall", lambda name, make: NOTHING if spoilt(str(name[0])) else Proof((16,), (1, 2)))
+    monkeypatch.setattr(
+        proofs, "get_proof", lambda name, make: NOTHING if spoilt(str(name[0])) else Proof((16,), (1, 2))
+    )
     assert "inexact" in said(kind)
 
 
@@ -413,20 +415,20 @@ def test_a_worker_says_what_is_doubted(without_own: None, empty: Path) -> None:
     """A router that computes something else with its matrix."""
     skeleton, stage = stage_of("mixtral")
     modules = list(stage.modules.values())
-    routers = [matrix for root in modules for module in root.modules() for matrix in bare.matrices(module)]
+    routers = [matrix for root in modules for module in root.modules() for matrix in raw_matmul.raw_matrices(module)]
     assert len(routers) == 2
-    before = kernels.describe(skeleton, modules)
+    before = kernel_report.describe_kernels(skeleton, modules)
     routers[0].doubts.add("einsum")
-    assert "inexact" in kernels.describe(skeleton, modules)
+    assert "inexact" in kernel_report.describe_kernels(skeleton, modules)
     routers[0].doubts.clear()
-    assert kernels.describe(skeleton, modules) == before
+    assert kernel_report.describe_kernels(skeleton, modules) == before
 
 
 def test_fused_products_are_taken_where_they_are_as_exact(
     without_own: None, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only the plain product can be shown to be exact, function and product stay outside of the kernel."""
-    if not PackedLinear.serves(torch.device("cpu"), torch.float32):
+    if not PackedLinear.supports(torch.device("cpu"), torch.float32):
         pytest.skip("torch has no oneDNN on this machine")
     for spoilt, fused in (("nothing", True), ("swish", False), ("times", False), ("oneDNN", False)):
         monkeypatch.setattr(
@@ -435,12 +437,12 @@ def test_fused_products_are_taken_where_they_are_as_exact(
         _, stage = stage_of("llama")
         kinds = {type(module).__name__ for root in stage.modules.values() for module in root.modules()}
         assert ("GatedMlp" in kinds) == fused, spoilt
-        assert kernels.describe(*said_of(stage)).partition(" (")[0].endswith("exact")
-        assert "inexact" not in kernels.describe(*said_of(stage))
+        assert kernel_report.describe_kernels(*said_of(stage)).partition(" (")[0].endswith("exact")
+        assert "inexact" not in kernel_report.describe_kernels(*said_of(stage))
 
 
-def said_of(stage: Stage) -> tuple[Skeleton, Any]:
-    return Skeleton(named_config("llama"), torch.device("cpu"), torch.float32), stage.modules.values()
+def said_of(stage: Stage) -> tuple[ModelSkeleton, Any]:
+    return ModelSkeleton(named_config("llama"), torch.device("cpu"), torch.float32), stage.modules.values()
 
 
 def test_sequences_share_a_product_only_where_that_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,29 +453,31 @@ def test_sequences_share_a_product_only_where_that_was_shown(monkeypatch: pytest
         monkeypatch.setattr(
             proofs, "recall", lambda name, make, what=spoilt: NOTHING if what in str(name[0]) else Proof((16,), (1, 2))
         )
-        proof, shared = attention.shown(*parts)
+        proof, shared = attention.prove_attention(*parts)
         assert (proof.exact, shared) == (exact, together)
 
 
 def test_the_kernels_of_this_machine_are_tried(empty: Path) -> None:
     """With nothing known, loading a stage makes proofs; with what it left, the next one makes none."""
     for kind in ("llama", "mixtral", "gpt_oss"):
-        with native.without("to try torch's"):
+        with native.disabled("to try torch's"):
             said(kind)
     kept = {path.name for path in empty.iterdir()}
     assert len(kept) >= 8
-    proofs.forget()
+    proofs.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fixed, "prove", lambda *_, **__: pytest.fail("was made again"))
+        patch.setattr(tiled, "prove", lambda *_, **__: pytest.fail("was made again"))
         patch.setattr(attention, "prove", lambda *_, **__: pytest.fail("was made again"))
         for kind in ("llama", "mixtral", "gpt_oss"):
-            with native.without("to try torch's"):
+            with native.disabled("to try torch's"):
                 said(kind)
     assert {path.name for path in empty.iterdir()} == kept
 
 
 def test_float16_is_multiplied_in_tiles(without_own: None) -> None:
     """What no kernel of ours serves goes the same way."""
-    module = linears.made(linears.choose(torch.device("cpu"), torch.float16), torch.randn(64, 32).half(), None)
+    module = linears.build_linear(
+        linears.choose_kernel(torch.device("cpu"), torch.float16), torch.randn(64, 32).half(), None
+    )
     assert isinstance(module, PlainLinear)
-    assert module.exact == any(module.how)
+    assert module.exact == any(module.tiling)

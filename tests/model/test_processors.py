@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from swarm.stage import native
-from swarm.stage.native.choice import PORTABLE
+from swarm.stage.native.variant_choice import PORTABLE
 
 REPOSITORY = Path(__file__).parents[2]
 KERNELS = Path(native.__file__).parent
@@ -32,7 +32,7 @@ Command = list[str]
 Lines = list[str]
 
 pytestmark = [
-    pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}"),
+    pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
 needs_aarch64 = pytest.mark.skipif(
@@ -70,7 +70,7 @@ def compiled(command: Sequence[str | Path], program: Path) -> Path:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """The driver for this processor, with the library that is installed."""
-    opened, _ = native.built()
+    opened, _ = native.open_library()
     assert opened is not None
     library = Path(opened._name)
     program = tmp_path_factory.mktemp("driver") / "driver"

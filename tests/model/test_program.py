@@ -16,18 +16,18 @@ from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine import selfcheck
-from swarm.stage.engine.forward import run
+from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
 from swarm.stage.model import program
-from swarm.stage.model.build import Skeleton, Stage, Weights
-from swarm.stage.shell import equipment
-from swarm.wire.door.keys import new_pair
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
+from swarm.stage.shell import resources
 from swarm.wire.messages import LayerRange, Row
+from swarm.wire.transport.keys import new_pair
 from tests.model.cutting import nothing
 from tests.model.models import ARCHITECTURES, named_config
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 CPU = torch.device("cpu")
 # What a program can't do yet, and why.
@@ -50,9 +50,9 @@ STEPS = (
 
 def stages_of(config: Any, dtype: torch.dtype) -> list[Stage]:
     """A tiny model cut in two."""
-    skeleton = Skeleton(config, CPU, dtype)
+    skeleton = ModelSkeleton(config, CPU, dtype)
     state = selfcheck._random_model(config).state_dict()
-    weights = Weights(skeleton, selfcheck.StateSource(state), lambda _: None)
+    weights = WeightLoader(skeleton, selfcheck.MemorySource(state), lambda _: None)
     middle, num = skeleton.num_layers // 2, skeleton.num_layers
     return [Stage(skeleton, layers, {}, weights) for layers in (LayerRange(0, middle), LayerRange(middle, num))]
 
@@ -73,16 +73,16 @@ class Way:
             return []
         rows = tuple(Row(sequence, start, count, True) for sequence, start, count in parts)
         for row in rows:
-            self.arena.take(row)
+            self.arena.mark_used(row)
         num = sum(row.count for row in rows)
         tokens = np.random.default_rng(num).integers(3, 200, num)
         given, hidden = [], None
         for stage in self._stages:
-            result = run(
+            result = run_batch(
                 stage,
                 self.arena,
                 Batch(rows, tokens, hidden, ()),
-                head_rows=range(0, num, 2) if stage.heads else None,
+                head_rows=range(0, num, 2) if stage.has_head else None,
                 threads=self._threads,
                 by_modules=self._by_modules,
             )
@@ -103,9 +103,9 @@ class Way:
 def test_a_program_has_the_bits_of_its_modules(kind: str, dtype: torch.dtype, variant: str) -> None:
     """Any number of rows, prompts in chunks, mixed steps, after a cut; in each variant, by any number of threads."""
     config = named_config(kind)
-    with native.using(variant):
+    with native.using_variant(variant):
         stages = stages_of(config, dtype)
-        assert [stage.no_program for stage in stages] == ["", ""]
+        assert [stage.no_program_reason for stage in stages] == ["", ""]
         one, other = Way(stages, by_modules=False, threads=2), Way(stages, by_modules=True, threads=1)
         for parts in STEPS:
             for mine, theirs in zip(one.step(parts), other.step(parts), strict=True):
@@ -123,7 +123,7 @@ def test_unknown_parts_stay_with_their_modules(kind: str) -> None:
     glm = AutoConfig.for_model("glm", num_hidden_layers=2, pad_token_id=0, hidden_size=64, head_dim=16)
     stages = stages_of(glm if kind == "glm" else named_config(kind), torch.float32)
     assert all(stage.program is None for stage in stages)
-    assert {stage.no_program for stage in stages} == {BY_MODULES.get(kind, "GlmAttention is not supported")}
+    assert {stage.no_program_reason for stage in stages} == {BY_MODULES.get(kind, "GlmAttention is not supported")}
 
 
 def test_every_layer_is_reported_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,14 +136,14 @@ def test_every_layer_is_reported_and_asked_for(monkeypatch: pytest.MonkeyPatch) 
             told.clear()
             arena = KvArena(CPU)
             arena.open(1, 32)
-            run(
+            run_batch(
                 stage,
                 arena,
                 Batch((Row(1, start, 1, True),), np.asarray([5]), np.ones((1, 96), np.float32), ()),
                 head_rows=(0,),
-                fenced=lambda told=told: told.append("asked") or False,
-                progressed=lambda told=told: told.append("layer"),
-                left_layers=lambda told=told: told.append("left"),
+                is_fenced=lambda told=told: told.append("asked") or False,
+                on_progress=lambda told=told: told.append("layer"),
+                on_layers_done=lambda told=told: told.append("left"),
             )
         assert told.count("layer") == 3
         assert told.count("asked") == num_asked
@@ -156,7 +156,7 @@ def test_the_rows_that_came_stay_as_they_are() -> None:
     arena, hidden = KvArena(CPU), np.random.default_rng(1).standard_normal((3, 96), np.float32)
     before = hidden.copy()
     arena.open(1, 32)
-    run(stage, arena, Batch((Row(1, 0, 3, True),), np.asarray([5, 6, 7]), hidden, ()), head_rows=(2,))
+    run_batch(stage, arena, Batch((Row(1, 0, 3, True),), np.asarray([5, 6, 7]), hidden, ()), head_rows=(2,))
     assert np.array_equal(hidden, before)
 
 
@@ -167,7 +167,7 @@ def test_a_step_beyond_a_sequences_place_is_refused() -> None:
     arena.open(1, 32)
     batch = Batch((Row(1, 120, 20, False),), np.arange(3, 23), None, ())
     with pytest.raises(ValueError, match=r"sequence 1: .*don't fit into 20 rows and 128 positions"):
-        run(stage, arena, batch)
+        run_batch(stage, arena, batch)
 
 
 def test_other_bits_and_the_modules_compute(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,15 +179,15 @@ def test_other_bits_and_the_modules_compute(llama: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(program.Program, "_first", lambda *how: first(*how) * (1 + 2**-10))
     kernels = executor.prepare(LayerRange(2, 4), (), 8, nothing).kernels
     assert kernels.endswith("(module by module: a step as one call has other bits than its modules)")
-    assert not program.runs()
+    assert not program.is_enabled()
 
 
 def test_without_programs_the_bits_that_are_named_are_the_same(llama: Path) -> None:
     """Layers move between a worker with programs and one without, since both have the same bits."""
     executor = TorchExecutor(str(llama), dtype="bfloat16", memory_limit=1 << 30)
-    assert program.runs()
+    assert program.is_enabled()
     one = executor.prepare(LayerRange(0, 4), (), 8, nothing)
-    with program.without("worker.program is off"):
+    with program.disabled("worker.program is off"):
         other = executor.prepare(LayerRange(0, 4), (), 8, nothing)
     assert other.kernels == f"{one.kernels} (module by module: worker.program is off)"
     assert one.bits == other.bits
@@ -199,14 +199,14 @@ def test_the_setting_turns_programs_off(monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[str] = []
 
     def executor(*_: object, **__: object) -> None:
-        seen.append(program.absence())
+        seen.append(program.disabled_reason())
         raise ModelError("enough")
 
-    monkeypatch.setattr(equipment, "TorchExecutor", executor)
+    monkeypatch.setattr(resources, "TorchExecutor", executor)
     for value in ("auto", "off"):
         settings = Settings.model_validate({"worker": {"program": value}})
         with pytest.raises(ModelError, match="enough"):
-            equipment.equip(settings, new_pair())
+            resources.open_resources(settings, new_pair())
     assert seen == ["", "worker.program is off"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from swarm.errors import IllegalMove
 from swarm.params import SamplingParams
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.executor import Batch, Forwarded, SampleJob
-from swarm.stage.recheck import digest_of
+from swarm.stage.executor import Batch, ForwardResult, SampleJob
+from swarm.stage.recheck import compute_digest
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import never, nothing, random_tokens, ready
 
@@ -20,7 +20,7 @@ TOKENS = random_tokens(70, seed=33)
 
 def again(
     executor: TorchExecutor, layers: LayerRange, hidden: np.ndarray | None, chunks: tuple[int, ...]
-) -> list[Forwarded]:
+) -> list[ForwardResult]:
     """The sequence through these layers, in chunks, apart from what is held."""
     found, start = [], 0
     for count in chunks:
@@ -32,8 +32,8 @@ def again(
     return found
 
 
-def digest(parts: list[Forwarded]) -> str:
-    return digest_of(np.concatenate([part.hidden for part in parts if part.hidden is not None]))
+def digest(parts: list[ForwardResult]) -> str:
+    return compute_digest(np.concatenate([part.hidden for part in parts if part.hidden is not None]))
 
 
 def first_run(executor: TorchExecutor, hidden: np.ndarray | None = None) -> np.ndarray:
@@ -65,12 +65,12 @@ def test_standby_layers_compute_the_same_bits(llama: Path, chunks: tuple[int, ..
     checker.keep((LayerRange(0, 6),), nothing, lambda _: False)
     checker.open(7, 128)  # a sequence of the same number, which it holds
     held = checker.kv_used()
-    assert digest(again(checker, LayerRange(0, 3), None, chunks)) == digest_of(hidden)
-    assert digest(again(checker, LayerRange(3, 6), hidden, chunks)) == digest_of(behind)
+    assert digest(again(checker, LayerRange(0, 3), None, chunks)) == compute_digest(hidden)
+    assert digest(again(checker, LayerRange(3, 6), hidden, chunks)) == compute_digest(behind)
     assert checker.kv_used() == held
     wrong = hidden.copy()
     wrong[0, 0] = -wrong[0, 0]
-    assert digest(again(checker, LayerRange(3, 6), wrong, chunks)) != digest_of(behind)
+    assert digest(again(checker, LayerRange(3, 6), wrong, chunks)) != compute_digest(behind)
 
 
 def test_the_last_layers_draw_the_same_token(llama: Path) -> None:

@@ -19,9 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from swarm.errors import ModelError
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import Pass, running
-from swarm.stage.model import byrule
-from swarm.stage.model.byrule import by_rule
+from swarm.stage.attention.passes import ForwardPass, use_pass
+from swarm.stage.model import portable_math as byrule
+from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable
 from swarm.wire.messages import LayerRange
 
@@ -79,21 +79,21 @@ def tables(module: Any, length: int = POSITIONS) -> tuple[torch.Tensor, torch.Te
 
 
 def by_the_rule(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    with by_rule():
+    with portable_math():
         return tables(rotary(kind))
 
 
 @pytest.mark.parametrize("kind", SCALED)
 def test_as_torch_computes_them(kind: str) -> None:
     """Frequencies differ by no more than a last bit, and so do the cosines and sines of the same angles."""
-    with by_rule():
+    with portable_math():
         ours = rotary(kind)
     theirs = rotary(kind)
     assert ours.attention_scaling == theirs.attention_scaling
     assert ours.inv_freq.shape == theirs.inv_freq.shape
     steps = ours.inv_freq.view(torch.int32) - theirs.inv_freq.view(torch.int32)
     assert int(steps.abs().max()) <= 1
-    with by_rule():
+    with portable_math():
         found = tables(ours)
     for mine, other in zip(found, tables(ours), strict=True):
         ulp = torch.from_numpy(np.spacing(other.abs().numpy()))
@@ -162,7 +162,7 @@ def test_powers_and_their_like() -> None:
     """By decimal numbers: the nearest float64, however they are written in a model's code."""
     x = torch.tensor([0.25, 0.5, 1.75], dtype=torch.float64)
     right = {"pow": [math.pow(1e6, v) for v in x], "exp": [math.exp(v) for v in x], "log": [math.log(v) for v in x]}
-    with by_rule():
+    with portable_math():
         found = {"pow": [1e6**x, torch.pow(1e6, x)], "exp": [x.exp(), torch.exp(x)], "log": [x.log(), torch.log(x)]}
         square, negative, whole = x**2, (-x) ** 2.0, torch.tensor([2, 3]) ** 2
         turned = torch.polar(torch.ones(3, dtype=torch.float64), x)
@@ -180,12 +180,12 @@ def test_a_table_grows_at_its_end() -> None:
     table = RopeTable(rotary("llama3"))
     expected = None
     for length in (10, 1500, 5000):
-        this = Pass(KvArena(torch.device("cpu")), LayerRange(0, 1), ())
+        this = ForwardPass(KvArena(torch.device("cpu")), LayerRange(0, 1), ())
         this.length = length
         positions = torch.tensor([[0, 7, length - 1]])
-        with running(this):
+        with use_pass(this):
             found = table(torch.empty(0), positions)
-        with by_rule():
+        with portable_math():
             expected = tables(table.inner, length)
         for mine, right in zip(found, expected, strict=True):
             assert torch.equal(mine[0], right[positions[0]])

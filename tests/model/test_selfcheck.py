@@ -11,11 +11,11 @@ import torch
 from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention import tiles
-from swarm.stage.engine import forward, kernels, selfcheck
-from swarm.stage.model.build import Skeleton
-from swarm.stage.modules import merged
-from swarm.stage.products import linears
-from swarm.stage.products.linears import PackedLinear
+from swarm.stage.engine import forward, kernel_report, selfcheck
+from swarm.stage.matmul import linears
+from swarm.stage.matmul.linears import PackedLinear
+from swarm.stage.model.build import ModelSkeleton
+from swarm.stage.modules import fused
 from tests.model.models import named_config
 
 LLAMA = named_config("llama")
@@ -55,12 +55,12 @@ def test_a_dtype_that_this_machine_computes_wrongly(
     selfcheck.check_kernels(LLAMA, dtype)
     selfcheck._difference.cache_clear()
     wrong = getattr(torch, dtype)
-    norm = merged.RmsNorm.forward
+    norm = fused.RmsNorm.forward
 
     def garbage(self: Any, rows: torch.Tensor) -> torch.Tensor:
         return norm(self, rows).flip(-1) if rows.dtype == wrong else norm(self, rows)
 
-    monkeypatch.setattr(merged.RmsNorm, "forward", garbage)
+    monkeypatch.setattr(fused.RmsNorm, "forward", garbage)
     selfcheck.check_cut(LLAMA)
     with pytest.raises(ModelError, match=rf"LlamaConfig.*in {dtype}.*try worker\.dtype = float32"):
         selfcheck.check_kernels(LLAMA, dtype)
@@ -71,11 +71,11 @@ def test_bits_that_depend_on_the_cut(dtype: str, monkeypatch: pytest.MonkeyPatch
     """A model whose bits depend on how it is cut is served, and not called exact."""
     assert selfcheck.same_bits(LLAMA, dtype)
     selfcheck._same_bits.cache_clear()
-    to_wire = forward.to_wire
-    monkeypatch.setattr(selfcheck, "to_wire", lambda hidden: to_wire(hidden) * 1.01)
+    to_wire = forward.copy_to_array
+    monkeypatch.setattr(selfcheck, "copy_to_array", lambda hidden: to_wire(hidden) * 1.01)
     assert not selfcheck.same_bits(LLAMA, dtype)
-    skeleton = Skeleton(LLAMA, torch.device("cpu"), torch.float32)
-    assert "inexact" in kernels.describe(skeleton, (), steady=False)
+    skeleton = ModelSkeleton(LLAMA, torch.device("cpu"), torch.float32)
+    assert "inexact" in kernel_report.describe_kernels(skeleton, (), same_bits_when_cut=False)
 
 
 def test_our_own_kernels_are_given_up_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_our_own_kernels_are_given_up_before_the_model(monkeypatch: pytest.Monke
     difference = selfcheck._difference
     monkeypatch.setattr(selfcheck, "_difference", lambda text, dtype, own: 1.0 if own else difference(text, dtype, own))
     if native.library() is None:
-        pytest.skip(f"no native kernels: {native.absence()}")
+        pytest.skip(f"no native kernels: {native.unavailable_reason()}")
     selfcheck.check_cut(LLAMA)
-    assert "compute LlamaConfig otherwise" in native.absence()
-    assert linears.choose(torch.device("cpu"), torch.float32) is PackedLinear
+    assert "compute LlamaConfig otherwise" in native.unavailable_reason()
+    assert linears.choose_kernel(torch.device("cpu"), torch.float32) is PackedLinear
     monkeypatch.setattr(selfcheck, "_difference", lambda text, dtype, own: 1.0)
     with pytest.raises(ModelError, match="whole"):
         selfcheck.check_cut(LLAMA)

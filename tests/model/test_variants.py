@@ -19,7 +19,7 @@ LIBRARY = native.library()
 VARIANTS = (
     native.variants(LIBRARY)
     if LIBRARY is not None
-    else [pytest.param("", marks=pytest.mark.skip(reason=f"no native kernels: {native.absence()}"))]
+    else [pytest.param("", marks=pytest.mark.skip(reason=f"no native kernels: {native.unavailable_reason()}"))]
 )
 DTYPES = [torch.float32, torch.bfloat16]
 # (outputs, inputs). Blocks that aren't full, inputs that end within a pair, within a tile of 32, behind a segment.
@@ -66,7 +66,7 @@ def test_products(variant: str, dtype: torch.dtype, shape: tuple[int, int], thre
     """Near what float64 gives, and the same bits alone and among others, at any place, by one thread and by two."""
     weight, bias, rows = tensors(shape, dtype)
     right = rows.double() @ weight.double().T + bias.double()
-    with torch.inference_mode(), native.using(variant), cores.computing(threads, most_rows(shape)):
+    with torch.inference_mode(), native.using_variant(variant), cores.computing(threads, most_rows(shape)):
         module = NativeLinear(weight, bias)
         whole = module(rows)
         with cores.computing(3 - threads, most_rows(shape)):
@@ -84,7 +84,7 @@ def test_gated_products(variant: str, dtype: torch.dtype, shape: tuple[int, int]
     gate /= shape[1] ** 0.5
     up = gate.flip(0).clone()
     right = functional.silu(rows.double() @ gate.double().T) * (rows.double() @ up.double().T)
-    with torch.inference_mode(), native.using(variant), cores.computing(2, most_rows(shape)):
+    with torch.inference_mode(), native.using_variant(variant), cores.computing(2, most_rows(shape)):
         module = NativeGated(gate, up, ("swish", ""))
         whole = module(rows)
         assert off(whole, right) < {torch.float32: 1e-5, torch.bfloat16: 5e-3}[dtype]
@@ -101,12 +101,14 @@ def test_products_by_groups(variant: str, dtype: torch.dtype) -> None:
     offsets = [0, 37, 37, 40, 62]
     rows = torch.randn(offsets[-1], 98, generator=chance).to(dtype)
     out = torch.full((offsets[-1], 70), float("nan"), dtype=dtype)
-    with torch.inference_mode(), native.using(variant), cores.computing(2, len(rows)):
+    with torch.inference_mode(), native.using_variant(variant), cores.computing(2, len(rows)):
         modules = [NativeLinear(weight, None) for weight in weights]
-        where = native.Rows(rows.data_ptr(), 98, out.data_ptr(), 70)
-        matrices = (native.Matrix * 4)(*(module.matrix for module in modules))
-        native.checked(
-            LIBRARY.swarm_multiply(matrices, (ctypes.c_int64 * 5)(*offsets), 4, ctypes.byref(where), cores.threads())
+        where = native.NativeRows(rows.data_ptr(), 98, out.data_ptr(), 70)
+        matrices = (native.NativeMatrix * 4)(*(module.matrix for module in modules))
+        native.check_status(
+            LIBRARY.swarm_multiply(
+                matrices, (ctypes.c_int64 * 5)(*offsets), 4, ctypes.byref(where), cores.num_threads()
+            )
         )
         for module, first, last in zip(modules, offsets[:-1], offsets[1:], strict=True):
             assert torch.equal(out[first:last], module(rows[first:last]))

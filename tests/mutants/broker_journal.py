@@ -7,14 +7,14 @@ MUTANTS = (
         name="journal-believed-unsynced",
         breaks="A restarted broker uses journal entries that its predecessor did not sync.",
         target="swarm.broker.journal.database:_prepare",
-        old="_make_last(path, db)",
+        old="_sync_checkpoint(path, db)",
         new='db.execute("PRAGMA quick_check(1)")',
         caught_by="tests/unit/broker/journal/test_journal.py::test_what_is_believed_lasts",
     ),
     Mutant(
         name="failed-sync-tried-again",
         breaks="After a failed sync the broker syncs the same journal file again and trusts it.",
-        target="swarm.broker.journal.doubts:Doubts.failed",
+        target="swarm.broker.journal.integrity:JournalIntegrity.record_error",
         old="if isinstance(error, DamagedJournal | UnsyncedJournal):",
         new="if isinstance(error, DamagedJournal):",
         caught_by="tests/unit/broker/journal/test_renewal.py::test_a_write_that_tells_of_it",
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="earlier-boots-judged-at-once",
         breaks="Requests of an earlier boot expire by the clock of a machine that has just started.",
-        target="swarm.broker.journal.moment:Moment.knows_the_time",
+        target="swarm.broker.journal.timestamps:Timestamp.is_wall_clock_trusted",
         old="return not self.boot or self.tick >= SETTLED_S",
         new="return True",
         caught_by="tests/unit/broker/journal/test_journal.py::test_a_clock_that_is_wrong_at_boot",
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         name="age-by-the-wall-clock",
         breaks="The age of an ended request follows the wall clock, even within one boot of the machine.",
-        target="swarm.broker.journal.moment:old",
+        target="swarm.broker.journal.timestamps:age_limits",
         old='"boot": now.boot or None,',
         new='"boot": None,',
         caught_by="tests/unit/broker/journal/test_journal.py::test_a_clock_that_was_wrong_at_an_end_and_has_been_set",
@@ -39,14 +39,14 @@ MUTANTS = (
         name="submissions-wait-for-lists",
         breaks="The thread for reports never pauses, so that submissions wait.",
         target="swarm.broker.journal.reader:JournalReader._run",
-        old="self._rest(self.rest * (self.clock.now() - began))",
-        new="self._rest(0.0 * (self.clock.now() - began))",
+        old="self._pause(self.rest_factor * (self.clock.now() - began))",
+        new="self._pause(0.0 * (self.clock.now() - began))",
         caught_by="tests/unit/broker/journal/test_journal_reader.py::test_it_rests_as_long_as_it_worked_and_longer",
     ),
     Mutant(
         name="reader-keeps-the-old-journal",
         breaks="The reader of the journal stays with the old file after the journal is renewed.",
-        target="swarm.broker.journal.reader:JournalReader._turn",
+        target="swarm.broker.journal.reader:JournalReader._switch",
         old="if self._next_store is not None:",
         new="if False:",
         caught_by="tests/unit/broker/journal/test_journal_reader.py::test_a_journal_that_was_begun_anew_is_read_from_then_on",
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         name="journal-lists-everybodys-requests",
         breaks="Lists from the journal contain requests of other tenants.",
-        target="swarm.broker.journal.records:_whose",
+        target="swarm.broker.journal.records:_account_condition",
         old='return " AND tenant = ?", (account.tenant,)',
         new='return "", ()',
         caught_by="tests/unit/broker/requests/test_accounts.py::test_the_journals_reader_finds_its_own",
@@ -70,9 +70,9 @@ MUTANTS = (
     Mutant(
         name="journal-forgets-the-last-steps",
         breaks="A restarted broker does not read the tokens of the last steps.",
-        target="swarm.broker.journal.records:past",
-        old="gathered = recent.read(db, Part)",
-        new="gathered: recent.Parts[Part] = {}",
+        target="swarm.broker.journal.records:read_snapshot",
+        old="gathered = token_buffer.read_buffered(db, Part)",
+        new="gathered: token_buffer.Parts[Part] = {}",
         caught_by="tests/unit/broker/journal/test_journal.py::test_what_is_written_is_read_again",
     ),
     Mutant(
@@ -86,23 +86,23 @@ MUTANTS = (
     Mutant(
         name="salvage-gives-numbers-again",
         breaks="Salvage continues after the highest readable sequence number although higher ones may be lost.",
-        target="swarm.broker.journal.salvage:_Numbers.next",
-        old="return max(self._highest, int(time.time())) + _AHEAD",
+        target="swarm.broker.journal.salvage:_UsedNumbers.next",
+        old="return max(self._highest, int(time.time())) + _SKIPPED_NUMBERS",
         new="return self._highest + 1",
         caught_by="tests/unit/broker/journal/test_journal.py::test_the_next_number_is_lost",
     ),
     Mutant(
         name="renewed-numbers-of-the-living",
         breaks="A renewed journal reuses sequence numbers that the running broker has assigned since.",
-        target="swarm.broker.journal.salvage:_copy",
-        old="_mend(new, numbers.next + ahead)",
-        new="_mend(new, numbers.next)",
+        target="swarm.broker.journal.salvage:_copy_readable",
+        old="_restore_missing(new, numbers.next + num_skipped)",
+        new="_restore_missing(new, numbers.next)",
         caught_by="tests/unit/broker/journal/test_renewal.py::test_no_number_is_given_out_twice",
     ),
     Mutant(
         name="salvage-drops-the-incomplete",
         breaks="Salvage drops an accepted request because one of its sequences is lost.",
-        target="swarm.broker.journal.salvage:_mend",
+        target="swarm.broker.journal.salvage:_restore_missing",
         old="if ended_at is not None and len(missing) == len(ends):",
         new="if missing:",
         caught_by="tests/unit/broker/journal/test_salvage.py::test_a_lost_sequence_begins_anew",
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         name="salvage-reads-one-way",
         breaks="Salvage reads tables in one direction only, so that rows after a bad page are lost.",
-        target="swarm.broker.journal.salvage:_rows",
+        target="swarm.broker.journal.salvage:_read_rows",
         old='for order in ("ASC", "DESC"):',
         new='for order in ("ASC",):',
         caught_by="tests/unit/broker/journal/test_journal.py::test_a_corrupt_page",
@@ -118,15 +118,15 @@ MUTANTS = (
     Mutant(
         name="renewed-journal-takes-the-files-lineage",
         breaks="A renewed journal takes its lineage from the old file instead of the running broker.",
-        target="swarm.broker.journal.salvage:renewed",
-        old="store.go_on_as(old.lineage)",
+        target="swarm.broker.journal.salvage:renew_journal",
+        old="store.continue_lineage(old.lineage)",
         new="store.lineage = old.lineage",
         caught_by="tests/unit/broker/journal/test_renewal.py::test_it_is_the_same_life",
     ),
     Mutant(
         name="epoch-not-written",
         breaks="The journal keeps only the first epoch.",
-        target="swarm.broker.journal.store:_facts_of",
+        target="swarm.broker.journal.store:_epoch_facts",
         old='facts: dict[str, object] = {"epoch": write.epoch, "workers": write.workers, "blames": write.blames}',
         new="""
             facts: dict[str, object] = {"epoch": min(write.epoch, 1), "workers": write.workers, "blames": write.blames}
@@ -136,37 +136,37 @@ MUTANTS = (
     Mutant(
         name="poisoned-numbers-believed",
         breaks="Numbers from the journal are not checked against an upper bound.",
-        target="swarm.broker.journal.values:counted",
-        old="if not 0 <= value < HIGHEST:",
+        target="swarm.broker.journal.values:check_count",
+        old="if not 0 <= value < MAX_COUNT:",
         new="if value < 0:",
         caught_by="tests/unit/broker/journal/test_salvage.py::test_a_poisoned_number_is_not_believed",
     ),
     Mutant(
         name="journal-joins-over-a-gap",
         breaks="After a power cut tokens are joined although some between them are lost.",
-        target="swarm.broker.journal.values:joined",
+        target="swarm.broker.journal.values:join_parts",
         old="""
-            known = len(ids) - first
-            if known < 0:
+            overlap = len(ids) - first
+            if overlap < 0:
                 break
         """,
-        new="known = max(0, len(ids) - first)",
+        new="overlap = max(0, len(ids) - first)",
         caught_by="tests/unit/broker/journal/test_recent.py::test_missing_tokens_that_are_written_again",
     ),
     Mutant(
         name="mended-before-it-is-whole",
         breaks="A renewed journal accepts requests before it contains those in memory.",
-        target="swarm.broker.journal.writer:JournalWriter._mended",
-        old="if self._broken and not self._awaits_rewrite and self.store.reserve.fill():",
-        new="if self._broken and self.store.reserve.fill():",
+        target="swarm.broker.journal.writer:JournalWriter._set_mended",
+        old="if self._broken_reason and not self._awaits_rewrite and self.store.reserve.fill():",
+        new="if self._broken_reason and self.store.reserve.fill():",
         caught_by="tests/unit/broker/journal/test_renewal.py::test_it_is_noticed_without_a_write",
     ),
     Mutant(
         name="journal-tells-out-of-order",
         breaks="The journal thread reports completed writes in reverse order.",
         target="swarm.broker.journal.writer:JournalWriter._write",
-        old="facts: list[Fact] = [_fact(write, open_still) for write in self._batch]",
-        new="facts: list[Fact] = [_fact(write, open_still) for write in reversed(self._batch)]",
+        old="facts: list[JournalFact] = [_confirm_or_refuse(write, refused_ends) for write in self._batch]",
+        new="facts: list[JournalFact] = [_confirm_or_refuse(write, refused_ends) for write in reversed(self._batch)]",
         caught_by="tests/unit/broker/journal/test_journal_writer.py::test_facts_come_in_the_order_of_the_writes",
     ),
     Mutant(

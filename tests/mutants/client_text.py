@@ -7,7 +7,7 @@ MUTANTS = (
         name="http-half-a-character-given",
         breaks="A token with part of a character is streamed as a replacement character.",
         target="swarm.client.text.detokenize:Detokenizer.push",
-        old="num_open = min(len(fresh) - len(fresh.rstrip(_BROKEN)), _MAX_OPEN)",
+        old="num_open = min(len(new_text) - len(new_text.rstrip(_BROKEN)), _MAX_OPEN)",
         new="num_open = 0",
         caught_by="tests/unit/client/text/test_detokenize.py::test_any_text_comes_back",
     ),
@@ -31,14 +31,14 @@ MUTANTS = (
         name="text-loops-of-templates-uncounted",
         breaks="Loops of a chat template are not limited.",
         target="swarm.client.text.rewriting:_Rewriter.visit_For",
-        old="node.body.insert(0, nodes.ExprStmt(_call(budget.tick, [], node.lineno), lineno=node.lineno))",
+        old="node.body.insert(0, nodes.ExprStmt(_make_call(budget.tick, [], node.lineno), lineno=node.lineno))",
         new="",
         caught_by="tests/unit/client/text/test_budget.py::test_a_template_has_its_time",
     ),
     Mutant(
         name="text-any-word-between-brackets",
         breaks="Any bracketed word that a template writes becomes a control token, not only role names.",
-        target="swarm.client.text.spelling:Spelling._is_joined",
+        target="swarm.client.text.spelling:Spelling._is_assembled",
         old='return text in self._numbers and _MIDDLE.sub("", text).lower() in ROLES',
         new="return text in self._numbers",
         caught_by="tests/unit/client/text/test_spelling.py::test_no_other_word_between_a_templates_brackets_is_one",
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="text-stripped-text-counts",
         breaks="The byte limit of a token is trusted although the tokenizer's normalizer drops text.",
-        target="swarm.client.text.vocabulary:_shrinking",
+        target="swarm.client.text.vocabulary:_shrink_factor",
         old="""
             else:
                 return None

@@ -6,15 +6,15 @@ MUTANTS = (
     Mutant(
         name="http-body-decoded-uncounted",
         breaks="The number of JSON values in a request body is not limited.",
-        target="swarm.gateway.doors.body:decode",
-        old="if any(num_values > most for num_values in counts(body)):",
-        new="if any(num_values < 0 for num_values in counts(body)):",
+        target="swarm.gateway.middleware.body:decode_body",
+        old="if any(num_values > max_values for num_values in count_values(body)):",
+        new="if any(num_values < 0 for num_values in count_values(body)):",
         caught_by="tests/unit/gateway/test_scan.py::test_too_many_values_are_refused_before_they_are_decoded",
     ),
     Mutant(
         name="http-two-lengths",
         breaks="A request with both Content-Length and Transfer-Encoding is served.",
-        target="swarm.gateway.doors.connection:BoundedConnection.next_event",
+        target="swarm.gateway.middleware.connection:BoundedConnection.next_event",
         old="""
         if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
         """,
@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         name="http-whole-heads-unbounded",
         breaks="A request head that arrives in one piece may have any size.",
-        target="swarm.gateway.doors.connection:BoundedConnection.next_event",
+        target="swarm.gateway.middleware.connection:BoundedConnection.next_event",
         old="if end is None:",
         new="if end is None and not _END_OF_HEAD.search(buffer):",
         caught_by="tests/integration/test_gateway_limits.py::test_a_long_head_is_431",
@@ -34,23 +34,23 @@ MUTANTS = (
     Mutant(
         name="http-place-not-given-back",
         breaks="A request that fails keeps its place in its key's concurrency limit.",
-        target="swarm.gateway.doors.guard:Guard._let_in",
+        target="swarm.gateway.middleware.auth:AuthMiddleware._admit",
         old="""
             try:
-                await self._pass(scope, headers, receive, send)
+                await self._forward(scope, headers, receive, send)
             finally:
-                book.leave(key.name)
+                limiter.release(key.name)
         """,
         new="""
-            await self._pass(scope, headers, receive, send)
-            book.leave(key.name)
+            await self._forward(scope, headers, receive, send)
+            limiter.release(key.name)
         """,
         caught_by="tests/unit/gateway/test_guard.py::test_what_fails_behind_it_gives_its_place_back",
     ),
     Mutant(
         name="http-refused-pages-are-served",
         breaks="A gateway without keys serves pages of other origins.",
-        target="swarm.gateway.doors.guard:check_local",
+        target="swarm.gateway.middleware.auth:check_local",
         old="""
         if origin is not None and "*" not in origins and origin not in origins and not _is_loopback(_hostname(origin)):
         """,
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         name="console-pages-from-elsewhere-order",
         breaks="The console accepts orders from a page of another origin.",
-        target="swarm.gateway.doors.guard:check_same_origin",
+        target="swarm.gateway.middleware.auth:check_same_origin",
         old="if origin is not None and netloc_of(origin) != host.lower():",
         new="if origin is not None and not host:",
         caught_by="tests/unit/gateway/console/test_routes.py::test_pages_from_elsewhere_may_not_ask",

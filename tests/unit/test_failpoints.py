@@ -29,26 +29,26 @@ def test_off_unless_the_environment_says_so() -> None:
     """Nothing is armed, so a place is one look at a name; and what is reached all the same does nothing."""
     failpoints.arm({})
     assert failpoints.armed is None
-    failpoints.reached("step.sampled")
+    failpoints.hit("step.sampled")
 
 
 def test_it_happens_at_the_time_that_was_named() -> None:
     """@3: the third time and no other."""
     arm("step.computes=raise@3")
-    failpoints.reached("step.computes")
-    failpoints.reached("step.computes")
+    failpoints.hit("step.computes")
+    failpoints.hit("step.computes")
     with pytest.raises(RuntimeError, match=r"step\.computes"):
-        failpoints.reached("step.computes")
-    failpoints.reached("step.computes")
+        failpoints.hit("step.computes")
+    failpoints.hit("step.computes")
 
 
 def test_with_a_plus_it_goes_on() -> None:
     """@2+: not the first time, and from then on each time."""
     arm("beat.due=raise@2+")
-    failpoints.reached("beat.due")
+    failpoints.hit("beat.due")
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            failpoints.reached("beat.due")
+            failpoints.hit("beat.due")
 
 
 def test_nothing_counts_before_the_file_is_there(tmp_path: Path) -> None:
@@ -56,27 +56,27 @@ def test_nothing_counts_before_the_file_is_there(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     failpoints.arm({failpoints.VARIABLE: "step.computes=raise@2", failpoints.FROM_VARIABLE: str(begun)})
     for _ in range(3):
-        failpoints.reached("step.computes")
+        failpoints.hit("step.computes")
     begun.touch()
-    failpoints.reached("step.computes")
+    failpoints.hit("step.computes")
     with pytest.raises(RuntimeError):
-        failpoints.reached("step.computes")
+        failpoints.hit("step.computes")
 
 
 def test_only_what_the_condition_names_counts() -> None:
     """token=7: batches without that token don't, nor do they count."""
     arm("step.computes[token=7]=memory")
-    failpoints.reached("step.computes", token=[1, 2])
+    failpoints.hit("step.computes", token=[1, 2])
     with pytest.raises(MemoryError):
-        failpoints.reached("step.computes", token=[1, 7])
+        failpoints.hit("step.computes", token=[1, 7])
 
 
 def test_values_are_spoilt_in_a_copy() -> None:
     """NaN in what is passed on, and nothing in what the caller still has; other places' values stay."""
     arm("step.computed=nan@2")
     values = np.ones((2, 4), np.float32)
-    assert failpoints.altered("step.computed", values) is values
-    spoilt = failpoints.altered("step.computed", values)
+    assert failpoints.falsified_values("step.computed", values) is values
+    spoilt = failpoints.falsified_values("step.computed", values)
     assert np.isnan(spoilt).sum() == 1
     assert np.all(values == 1)
 
@@ -85,15 +85,15 @@ def test_another_port_is_told() -> None:
     """The endpoint that others hear of, each time."""
     arm("advertise=port:-10000")
     for _ in range(2):
-        assert failpoints.retold("advertise", "tcp://127.0.0.1:20001") == "tcp://127.0.0.1:10001"
-    assert failpoints.retold("broker.advertise", "tcp://127.0.0.1:20001") == "tcp://127.0.0.1:20001"
+        assert failpoints.advertised_endpoint("advertise", "tcp://127.0.0.1:20001") == "tcp://127.0.0.1:10001"
+    assert failpoints.advertised_endpoint("broker.advertise", "tcp://127.0.0.1:20001") == "tcp://127.0.0.1:20001"
 
 
 def test_what_happened_is_written_down(tmp_path: Path) -> None:
     """One line each: place, action, which time it was."""
     arm("step.sent=stall:0@2, loop.turn=stall:0", str(tmp_path / "trace"))
     for place in ("step.sent", "loop.turn", "step.sent"):
-        failpoints.reached(place)
+        failpoints.hit(place)
     lines = [line.split()[1:4] for line in (tmp_path / "trace").read_text().splitlines()]
     assert lines == [["loop.turn", "stall", "1"], ["step.sent", "stall", "2"]]
 

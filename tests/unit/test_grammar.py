@@ -13,24 +13,24 @@ import pytest
 import swarm.demo
 from swarm import grammar as module
 from swarm.errors import InvalidRequest, ModelError
-from swarm.grammar import MAX_RULES, compiled, vocabulary
+from swarm.grammar import MAX_RULES, compile_grammar, grammar_vocabulary
 from swarm.params import MAX_CHOICES, MAX_GRAMMAR, Grammar
 
 TOKENIZER = (Path(swarm.demo.__file__).parent / "village" / "tokenizer.json").read_text()
-WORDS = vocabulary(TOKENIZER, (1,))
+WORDS = grammar_vocabulary(TOKENIZER, (1,))
 OBJECT = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"array","items":{"type":"string"}}}}'
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
     """Whether this is a whole answer."""
-    matcher = compiled(grammar, WORDS)
+    matcher = compile_grammar(grammar, WORDS)
     ids = WORDS.tokenize_str(text)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def refused(kind: str, text: str) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        compiled(Grammar(kind, text), WORDS)  # type: ignore[arg-type]
+        compile_grammar(Grammar(kind, text), WORDS)  # type: ignore[arg-type]
     assert caught.value.code == "grammar"
     assert str(caught.value).startswith(f"grammar ({kind}): ")
     assert "\n" not in str(caught.value)
@@ -166,19 +166,19 @@ def test_no_text_takes_the_process_with_it(name: str) -> None:
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller waits no longer than its patience."""
     looked = threading.Event()
-    monkeypatch.setattr(module, "_compiled", lambda *_: looked.wait(60.0))
+    monkeypatch.setattr(module, "_compile", lambda *_: looked.wait(60.0))
     with pytest.raises(InvalidRequest, match=r"grammar \(json_object\): it is not compiled after 0.01 s"):
-        compiled(Grammar("json_object"), WORDS, 0.01)
+        compile_grammar(Grammar("json_object"), WORDS, 0.01)
     looked.set()
 
 
 def test_the_compilers_stack_is_its_own() -> None:
     """Threads that others start have the stack that they had."""
     before = threading.stack_size()
-    compiled(Grammar("json_object"), WORDS)
+    compile_grammar(Grammar("json_object"), WORDS)
     assert threading.stack_size() == before
 
 
 def test_a_broken_tokenizer_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match=r"tokenizer.json can't be used for grammars"):
-        vocabulary("{}", (1,))
+        grammar_vocabulary("{}", (1,))

@@ -20,7 +20,7 @@ from swarm.errors import ModelError
 from swarm.hub import errors as hub_errors
 from swarm.hub import lookup as hub_module
 from swarm.hub.headers import RemoteFile
-from swarm.stage.model.checkpoint import Checkpoint, Place, resolve
+from swarm.stage.model.checkpoint import Checkpoint, ModelLocation, locate_model
 from swarm.wire.messages import Manifest
 from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
@@ -243,7 +243,7 @@ def test_a_file_that_is_not_as_described(hub: Hub, run: Run) -> None:
     """A description is held against the file that comes."""
     process = run(NAME, "-", endpoint=hub.endpoint)
     folder = folder_of(process)
-    described = Place(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
+    described = ModelLocation(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
     checkpoint = Checkpoint(described.folder, described.remote)
     with pytest.raises(ModelError, match=r"has another .* than the hub told; remove the file"):
         checkpoint.fetch(["head.weight"])
@@ -433,7 +433,7 @@ def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return ""
 
     monkeypatch.setattr(hub_module, "hf_hub_download", slow)
-    monkeypatch.setattr(hub_module, "TICK_S", 0.001)
+    monkeypatch.setattr(hub_module, "PROGRESS_INTERVAL_S", 0.001)
     snapshot_in(tmp_path).fetch(["model.safetensors"], progress)
     assert (40, 100) in said
     assert said[-1] == (100, 100)
@@ -471,9 +471,9 @@ def test_descriptions_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     first, second = RemoteFile(1, "0" * 64, "{}"), RemoteFile(2, "1" * 64, "{}")
-    hub_module._remember(folder, {"a.safetensors": first})
-    hub_module._remember(folder, {"b.safetensors": second})
-    assert hub_module._remembered(folder) == {"a.safetensors": first, "b.safetensors": second}
+    hub_module._store_descriptions(folder, {"a.safetensors": first})
+    hub_module._store_descriptions(folder, {"b.safetensors": second})
+    assert hub_module._read_descriptions(folder) == {"a.safetensors": first, "b.safetensors": second}
     assert [path.suffix for path in (tmp_path / "swarm").iterdir()] == [".json"]
 
 
@@ -486,9 +486,9 @@ def test_an_index_names_files_beside_it(tmp_path: Path, name: object) -> None:
         hub_module.shards_of(tmp_path)
 
 
-def snapshot_in(folder: Path) -> hub_module.Snapshot:
+def snapshot_in(folder: Path) -> hub_module.ModelSnapshot:
     """A model of one file, which is not there."""
-    return hub_module.Snapshot(NAME, folder, {"model.safetensors": RemoteFile(100, "0" * 64, "{}")})
+    return hub_module.ModelSnapshot(NAME, folder, {"model.safetensors": RemoteFile(100, "0" * 64, "{}")})
 
 
 def test_a_cache_that_cannot_be_written(hub: Hub, run: Run, tmp_path: Path) -> None:
@@ -507,11 +507,11 @@ def test_something_else_at_the_endpoint(hub: Hub, run: Run) -> None:
 def test_paths_are_not_looked_up(model: str) -> None:
     """Only owner/name is a name on a hub; anything else is a path, and there is none."""
     with pytest.raises(ModelError, match="there is no directory"):
-        resolve(model)
+        locate_model(model)
 
 
 def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it looks like a name on a hub."""
     (tmp_path / "somebody" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert resolve(NAME) == Place((tmp_path / NAME).resolve())
+    assert locate_model(NAME) == ModelLocation((tmp_path / NAME).resolve())

@@ -166,10 +166,10 @@ def test_unconfigured_only_warnings_on_stderr(capsys: pytest.CaptureFixture[str]
 
 def test_lines_that_anybody_can_cause_are_few() -> None:
     """Some at once, then one every ten seconds, each with the number of those left out: none is lost count of."""
-    damper = log.Damper(at_once=3, every_s=10.0)
-    asked = [damper.asks(now / 100) for now in range(10_000)]  # a hundred seconds, a hundred a second
+    damper = log.LogRateLimiter(burst=3, interval_s=10.0)
+    asked = [damper.take(now / 100) for now in range(10_000)]  # a hundred seconds, a hundred a second
     told = [left_out for left_out in asked if left_out is not None]
     assert told[:3] == [0, 0, 0]
     assert 12 <= len(told) <= 13
     assert sum(told) + len(told) == 1 + max(index for index, left_out in enumerate(asked) if left_out is not None)
-    assert log.Damper().asks(0.0) == 0
+    assert log.LogRateLimiter().take(0.0) == 0

@@ -13,7 +13,7 @@ import swarm
 
 PACKAGE = Path(swarm.__file__).parent
 
-# From below to above: a room may import itself and those before it in its own list, and what ``BESIDE`` adds.
+# From below to above: a room may import itself and those before it in its own list, and what ``SALVAGED`` adds.
 BROKER = (
     "planner",
     "state",
@@ -266,7 +266,7 @@ OWNERS = {
         "ticked_at": "core",
         "workers": "members",
     },
-    "PlanBook": {
+    "PlanState": {
         "again_at": "recovery",
         "awaited": "recovery",
         "changed_at": "recovery",
@@ -286,27 +286,27 @@ OWNERS = {
         "said": "recovery",
         "under_way": "recovery",
     },
-    "Return": {
+    "RestartState": {
         "awaited": "recovery",
         "gathered_at": "recovery",
         "is_over": "recovery",
         "model_is_remembered": "recovery",
         "until": "recovery",
     },
-    "Running": {"prompts_are_next": "steps"},
-    "Decided": {
+    "RunningSequences": {"prompts_are_next": "steps"},
+    "SchedulerDecision": {
         "budget": "steps",
         "depth": "steps",
         "mode": "steps",
         "prefill": "steps",
         "throttle": "steps",
     },
-    "Setbacks": {
+    "DataPathErrors": {
         "damaged": "members",
         "lost": "members",
     },
     "Evidence": {"suspects_are_next": "steps"},
-    "DoorBook": {
+    "AcceptState": {
         "closed": "members",
         "closed_at": "members",
         "closed_s": "members",
@@ -317,13 +317,13 @@ OWNERS = {
         "reason": "members",
         "times": "members",
     },
-    "KeyBook": {
+    "KeyState": {
         "has_changed": "members",
         "heard_at": "members",
         "known": "members",
         "passed_on": "members",
     },
-    "Pulse": {},
+    "HeartbeatHistory": {},
     "Sequence": {},
     "Request": {
         "accepted": "requests",
@@ -354,16 +354,16 @@ CHANGES = {"append", "add", "clear", "pop", "remove", "extend", "discard", "upda
 # How such a value is called where it is written.
 NAMES = {
     "State": ("state", "self.state", "self._state"),
-    "PlanBook": ("book", "self._book", "state.book", "self.state.book", "self._state.book"),
+    "PlanState": ("book", "self._book", "state.book", "self.state.book", "self._state.book"),
     "Rebuilding": ("self.book", "rebuilding", "self.state.rebuilding", "self._state.rebuilding"),
-    "Return": ("self.book", "back", "state.back", "self._state.back"),
-    "Running": ("running", "state.running", "self.state.running", "self._state.running"),
-    "Decided": ("decided", "state.decided", "self.state.decided", "self._state.decided"),
-    "Setbacks": ("setbacks", "state.setbacks", "self.state.setbacks", "self._state.setbacks"),
+    "RestartState": ("self.book", "back", "state.back", "self._state.back"),
+    "RunningSequences": ("running", "state.running", "self.state.running", "self._state.running"),
+    "SchedulerDecision": ("decided", "state.decided", "self.state.decided", "self._state.decided"),
+    "DataPathErrors": ("setbacks", "state.setbacks", "self.state.setbacks", "self._state.setbacks"),
     "Evidence": ("evidence", "state.evidence", "self.state.evidence"),
-    "DoorBook": ("self.book", "state.doors", "self.state.doors", "self._state.doors"),
-    "KeyBook": ("self.book",),
-    "Pulse": ("pulse", "worker.pulse"),
+    "AcceptState": ("self.book", "state.doors", "self.state.doors", "self._state.doors"),
+    "KeyState": ("self.book",),
+    "HeartbeatHistory": ("pulse", "worker.pulse"),
     "Sequence": ("sequence", "s", "other", "victim", "each", "first", "passed[0]", "trial.sequence"),
     "Request": ("request", "known", "r", "sequence.request", "trial.sequence.request"),
     "Worker": (
@@ -379,16 +379,16 @@ NAMES = {
 }
 HOME = {
     "State": "state",
-    "PlanBook": "plans",
+    "PlanState": "plans",
     "Rebuilding": "plans",
-    "Return": "plans",
-    "Running": "running",
-    "Decided": "state",
-    "Setbacks": "state",
+    "RestartState": "plans",
+    "RunningSequences": "running",
+    "SchedulerDecision": "state",
+    "DataPathErrors": "state",
     "Evidence": "evidence",
-    "DoorBook": "state",
-    "KeyBook": "state",
-    "Pulse": "workers",
+    "AcceptState": "state",
+    "KeyState": "state",
+    "HeartbeatHistory": "workers",
     "Sequence": "sequences",
     "Request": "sequences",
     "Worker": "workers",
@@ -473,6 +473,6 @@ def test_nobody_writes_such_a_field_under_another_name() -> None:
             if target.attr in kinds and holder != "self" and not is_known:
                 found.add((name, holder, target.attr))
     assert found == {
-        ("swarm.broker.lockkeeper", "self._locks", "lost"),
+        ("swarm.broker.auth.service", "self._locks", "lost"),
         ("swarm.broker.members.assets", "upload", "heard_at"),
     }

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from swarm.config import load
-from swarm.stage.shell import leaving
+from swarm.stage.shell import shutdown
 from tests.documents import PROGRAMS, Command, commands, parse
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def test_the_manifest_belongs_together() -> None:
     (gateway,) = sets["swarm-gateway"]["template"]["spec"]["containers"]
     assert gateway["readinessProbe"]["httpGet"] == {"path": "/ready", "port": gateway["ports"][0]["name"]}
     assert gateway["livenessProbe"]["httpGet"]["path"] == "/health"
-    assert sets["swarm-worker"]["template"]["spec"]["terminationGracePeriodSeconds"] > 3 * leaving.PATIENCE_S
+    assert sets["swarm-worker"]["template"]["spec"]["terminationGracePeriodSeconds"] > 3 * shutdown.RELEASE_TIMEOUT_S
 
 
 def test_compose_belongs_together() -> None:

@@ -11,7 +11,7 @@ def test_a_bound_belongs_to_its_bucket_and_the_last_bucket_takes_the_rest() -> N
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5, 100.0):
         histogram.add(value)
-    assert histogram.body() == {"bounds": [1.0, 2.0], "counts": [2, 2, 2], "total": 107.5}
+    assert histogram.report() == {"bounds": [1.0, 2.0], "counts": [2, 2, 2], "total": 107.5}
 
 
 @pytest.mark.parametrize("bounds", [SHORT_S, LONG_S, POWERS])

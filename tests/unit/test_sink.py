@@ -16,7 +16,7 @@ import pytest
 from swarm import log
 from swarm.cli.output import JsonProgress
 from swarm.config import LogSettings
-from swarm.sink import Sink
+from swarm.safe_stream import SafeStream
 from tests.unit import test_log
 
 _restore = test_log._restore  # leave logging as it was
@@ -36,7 +36,7 @@ class Full(io.StringIO):
 def test_lines_are_dropped_counted_and_told_once() -> None:
     """Nothing is raised; with room again one line says how many are missing, then all is as before."""
     stream = Full()
-    sink = Sink(stream)
+    sink = SafeStream(stream)
     for _ in range(3):
         print("a line", file=sink, flush=True)
     stream.full = False
@@ -70,10 +70,10 @@ def test_a_log_on_a_full_disk(way: str) -> None:
 def test_what_programs_read_stays_json() -> None:
     """The line that tells of others is an event like them."""
     stream = Full()
-    progress = JsonProgress(cast(TextIO, Sink(stream)))
-    progress.say("lost")
+    progress = JsonProgress(cast(TextIO, SafeStream(stream)))
+    progress.print_line("lost")
     stream.full = False
-    progress.say("there")
+    progress.print_line("there")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["note", "note"]
     assert "1 lines could not be written" in stream.getvalue()
 
@@ -89,7 +89,7 @@ def test_nobody_reads_any_more() -> None:
             raise BrokenPipeError
 
     stream = Gone()
-    sink = Sink(stream)
+    sink = SafeStream(stream)
     for _ in range(3):
         print("a line", file=sink)
     assert stream.writes == 1
@@ -100,7 +100,7 @@ def test_there_is_no_stream_or_no_more() -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
-        sink = Sink(stream)
+        sink = SafeStream(stream)
         print("a line", file=sink, flush=True)
         assert not sink.isatty()
 
@@ -109,7 +109,7 @@ def test_a_line_that_was_torn_is_ended_first(tmp_path: Path, monkeypatch: pytest
     """A disk takes a beginning of a line and no more: what comes later begins with a line of its own."""
     file = (tmp_path / "log").open("w+")
     monkeypatch.setattr(sys, "__stderr__", file)
-    sink = Sink(file)
+    sink = SafeStream(file)
     real = os.write
     room = 4
 

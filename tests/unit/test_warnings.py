@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "warnings.md"
 RULES = ROOT / "config" / "prometheus" / "swarm.rules.yml"
 
 LEVELS = {"warning": "warning", "error": "error", "critical": "critical", "exception": "error"}
-NOTES = ("note", "_note", "Note")  # how cores hand an event to their shells
+NOTES = ("note", "_note", "WriteLog", "Note")  # how cores hand an event to their shells
 LOW = {"debug", "info"}
 
 

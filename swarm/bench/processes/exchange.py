@@ -13,19 +13,19 @@ from typing import Self
 
 import aiohttp
 
-from swarm.bench.plan import Target
-from swarm.bench.prompts import Job
-from swarm.bench.protocol import PATHS, Reading, body
-from swarm.bench.records import CUT, OK, Record
-from swarm.bench.retry import AGAIN, retry_after_s, wait_s
-from swarm.bench.sse import BadStream, Events
+from swarm.bench.plan import BenchTarget
+from swarm.bench.prompts import BenchRequest
+from swarm.bench.protocol import PATHS, AnswerReader, encode_request
+from swarm.bench.records import CUT, OK, RequestTiming
+from swarm.bench.retry import RETRY_STATUSES, backoff_s, retry_after_s
+from swarm.bench.sse import BadStream, SseParser
 from swarm.version import __version__
 
-CONNECT_S = 30.0
-DETAIL = 300  # characters of an error that are recorded
+CONNECT_TIMEOUT_S = 30.0
+MAX_DETAIL = 300  # characters of an error that are recorded
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """The server answered with an error status."""
 
     def __init__(self, status: int, text: str, retry_after: float | None) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class Meter:
+class ChunkMeter:
     """Counter of chunks with text, in bins of the window."""
 
     opens_at: float  # start of the window, ``time.monotonic()``
@@ -56,25 +56,25 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Attempt:
+class SendAttempt:
     """One attempt to send a request."""
 
     on_kept_connection: bool = False  # the connection has served another request before
 
 
-def _tells_reuse() -> aiohttp.TraceConfig:
-    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+def _trace_reuse() -> aiohttp.TraceConfig:
+    async def on_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.on_kept_connection = True
 
     config = aiohttp.TraceConfig()
-    config.on_connection_reuseconn.append(reused)
+    config.on_connection_reuseconn.append(on_reuse)
     return config
 
 
-class Exchange:
+class HttpExchange:
     """Session with one server, with one connection per request in flight."""
 
-    def __init__(self, target: Target, meter: Meter) -> None:
+    def __init__(self, target: BenchTarget, meter: ChunkMeter) -> None:
         self._target = target
         self._meter = meter
         # No compression: a server that compresses a stream delays tokens.
@@ -85,8 +85,8 @@ class Exchange:
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=3600),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            trace_configs=[_tells_reuse()],
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            trace_configs=[_trace_reuse()],
             read_bufsize=256 * 1024,
         )
         self._url = target.url + PATHS[target.api]
@@ -99,7 +99,7 @@ class Exchange:
     ) -> None:
         await self._session.close()
 
-    async def ask(self, job: Job, due: float) -> tuple[Record, list[float]]:
+    async def send_request(self, job: BenchRequest, due: float) -> tuple[RequestTiming, list[float]]:
         """Send a request and read its answer; return its record and the times between its chunks.
 
         Any error becomes the record's outcome. If the task is cancelled, the outcome is ``cut`` and nothing is raised:
@@ -107,51 +107,53 @@ class Exchange:
         """
         opens_at = self._meter.opens_at
         now = time.monotonic()
-        record = Record(job.index, due - opens_at, now - opens_at)
+        record = RequestTiming(job.index, due - opens_at, now - opens_at)
         gaps: list[float] = []
         try:
             async with asyncio.timeout(self._target.timeout_s):
-                await self._until_answered(body(self._target, job), record, gaps, Random(f"retry:{job.index}"))
+                await self._send_with_retries(
+                    encode_request(self._target, job), record, gaps, Random(f"retry:{job.index}")
+                )
         except TimeoutError:
             record.outcome, record.detail = "timeout", f"no complete answer within {self._target.timeout_s:g} s"
-        except Refused as error:
-            record.outcome, record.detail = f"http_{error.status}", str(error)[:DETAIL]
+        except HttpRefusal as error:
+            record.outcome, record.detail = f"http_{error.status}", str(error)[:MAX_DETAIL]
         except (BadStream, aiohttp.ClientPayloadError) as error:
-            record.outcome, record.detail = "bad_stream", str(error)[:DETAIL]
+            record.outcome, record.detail = "bad_stream", str(error)[:MAX_DETAIL]
         except (aiohttp.ClientError, OSError) as error:
-            record.outcome, record.detail = "connection", f"{type(error).__name__}: {error}"[:DETAIL]
+            record.outcome, record.detail = "connection", f"{type(error).__name__}: {error}"[:MAX_DETAIL]
         except asyncio.CancelledError:
             record.outcome = CUT
         record.end = time.monotonic() - opens_at
         return record, gaps if record.outcome == OK else []
 
-    async def _until_answered(self, data: bytes, record: Record, gaps: list[float], chance: Random) -> None:
+    async def _send_with_retries(self, data: bytes, record: RequestTiming, gaps: list[float], chance: Random) -> None:
         while True:
-            attempt = Attempt()
+            attempt = SendAttempt()
             try:
-                return await self._once(data, record, gaps, attempt)
+                return await self._send_once(data, record, gaps, attempt)
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
                 if not attempt.on_kept_connection:
                     raise
                 continue  # the server had closed an idle connection, which is no answer: clients open another one
-            except Refused as error:
-                if error.status not in AGAIN or record.num_retries >= self._target.max_retries:
+            except HttpRefusal as error:
+                if error.status not in RETRY_STATUSES or record.num_retries >= self._target.max_retries:
                     raise
                 record.num_retries += 1
-                wait = wait_s(record.num_retries, error.retry_after, chance)
+                wait = backoff_s(record.num_retries, error.retry_after, chance)
                 if time.monotonic() - self._meter.opens_at + wait - record.sent > self._target.timeout_s:
                     raise  # it would end as a timeout; the rejection is more informative
             await asyncio.sleep(wait)
 
-    async def _once(self, data: bytes, record: Record, gaps: list[float], attempt: Attempt) -> None:
+    async def _send_once(self, data: bytes, record: RequestTiming, gaps: list[float], attempt: SendAttempt) -> None:
         sending = self._session.post(self._url, data=data, allow_redirects=False, trace_request_ctx=attempt)
         async with sending as response:
             attempt.on_kept_connection = False  # from now on, a lost connection is an error of the answer
             if response.status != 200:
                 text = (await response.content.read(4096)).decode("utf-8", "replace")
                 after = retry_after_s(response.headers.get("Retry-After"), datetime.now(UTC))
-                raise Refused(response.status, " ".join(text.split()), after)
-            reading = Reading()
+                raise HttpRefusal(response.status, " ".join(text.split()), after)
+            reading = AnswerReader()
             try:
                 if self._target.stream:
                     await self._read_stream(response, reading, record, gaps)
@@ -163,15 +165,15 @@ class Exchange:
                 record.has_usage = reading.completion_tokens is not None
 
     async def _read_stream(
-        self, response: aiohttp.ClientResponse, reading: Reading, record: Record, gaps: list[float]
+        self, response: aiohttp.ClientResponse, reading: AnswerReader, record: RequestTiming, gaps: list[float]
     ) -> None:
-        events, opens_at, last = Events(), self._meter.opens_at, 0.0
+        events, opens_at, last = SseParser(), self._meter.opens_at, 0.0
         content = response.content
         while piece := await content.readany():
             now = time.monotonic()
             num = 0
             for data in events.feed(piece):
-                num += reading.take(data) == "token"
+                num += reading.read_event(data) == "token"
             if not num:
                 continue
             if record.first is None:
@@ -184,12 +186,12 @@ class Exchange:
             last = now
             record.num_pieces += num
             record.pieces_inside += self._meter.count(num, now)
-        for data in events.end():
-            reading.take(data)
+        for data in events.finish():
+            reading.read_event(data)
         reading.check_end()
 
-    async def _read_whole(self, response: aiohttp.ClientResponse, reading: Reading, record: Record) -> None:
+    async def _read_whole(self, response: aiohttp.ClientResponse, reading: AnswerReader, record: RequestTiming) -> None:
         """Read an answer that is not streamed. It counts as one chunk: its tokens arrive together."""
-        reading.take_whole(await response.read())
+        reading.read_answer(await response.read())
         record.num_pieces = 1
         record.pieces_inside = 1 if self._meter.count(1, time.monotonic()) else 0

@@ -9,14 +9,14 @@ from dataclasses import replace
 import aiohttp
 import msgspec
 
-from swarm.bench.calibrate import PROBES, scale_of
-from swarm.bench.plan import EXACT, Scale, Shape, Target
-from swarm.bench.processes.exchange import Exchange, Meter
-from swarm.bench.prompts import Job, Prompts
-from swarm.bench.records import Record
+from swarm.bench.calibrate import PROBES, fit_scale
+from swarm.bench.plan import EXACT, BenchTarget, RequestShape, Scale
+from swarm.bench.processes.exchange import ChunkMeter, HttpExchange
+from swarm.bench.prompts import BenchRequest, PromptSource
+from swarm.bench.records import RequestTiming
 from swarm.errors import SwarmError
 
-MODELS_S = 15.0
+MODELS_TIMEOUT_S = 15.0
 
 
 class _Model(msgspec.Struct):
@@ -30,7 +30,7 @@ class _Models(msgspec.Struct):
 async def first_model(url: str, key: str | None) -> str:
     """Return the first model that the server lists. Raises SwarmError with a remedy if there is none."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    timeout = aiohttp.ClientTimeout(total=MODELS_S)
+    timeout = aiohttp.ClientTimeout(total=MODELS_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
@@ -38,7 +38,7 @@ async def first_model(url: str, key: str | None) -> str:
         ):
             status, text = response.status, await response.content.read(1 << 20)
     except TimeoutError:
-        raise SwarmError(f"{url}/models does not answer within {MODELS_S:.0f} s") from None
+        raise SwarmError(f"{url}/models does not answer within {MODELS_TIMEOUT_S:.0f} s") from None
     except (aiohttp.ClientError, OSError) as error:
         raise SwarmError(f"no server answers at {url}: {error}") from None
     if status in (401, 403):
@@ -52,50 +52,50 @@ async def first_model(url: str, key: str | None) -> str:
     return models[0].id
 
 
-async def calibrate(target: Target, shape: Shape) -> tuple[Target, Scale]:
+async def calibrate(target: BenchTarget, shape: RequestShape) -> tuple[BenchTarget, Scale]:
     """Send a few short requests; return the target, adapted to what its streams report, and the scale of our words.
 
     Raises SwarmError if the server can't answer even these.
     """
-    prompts = Prompts(shape, EXACT)
+    prompts = PromptSource(shape, EXACT)
     if shape.token_ids is not None:
         scale = EXACT
-        await _answered(target, Job(0, list(range(shape.token_ids[0], shape.token_ids[0] + 1)), 1, 1))
+        await _require_answer(target, BenchRequest(0, list(range(shape.token_ids[0], shape.token_ids[0] + 1)), 1, 1))
     else:
-        told: list[tuple[int, int | None]] = []
+        probes: list[tuple[int, int | None]] = []
         for number, words in enumerate(PROBES):
-            job = Job(number, prompts.words(words, f"probe {number}"), words, 1)
-            record = await _ask(replace(target, stream=False), job)
+            job = BenchRequest(number, prompts.words(words, f"probe {number}"), words, 1)
+            record = await _send_probe(replace(target, stream=False), job)
             if number == 0 and not record.is_ok:
-                _complain(target, record)
-            told.append((words, record.prompt_tokens if record.is_ok else None))
-        scale = scale_of(told)
+                _raise_unusable(target, record)
+            probes.append((words, record.prompt_tokens if record.is_ok else None))
+        scale = fit_scale(probes)
     if target.stream and shape.token_ids is None:
-        record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
+        record = await _send_probe(target, BenchRequest(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
         if record.outcome in ("http_400", "http_422"):  # the server does not support stream_options
             target = replace(target, asks_usage=False)
-            record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
+            record = await _send_probe(target, BenchRequest(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
         if not record.is_ok:
-            _complain(target, record)
+            _raise_unusable(target, record)
     return target, scale
 
 
-async def _answered(target: Target, job: Job) -> None:
-    record = await _ask(target, job)
+async def _require_answer(target: BenchTarget, job: BenchRequest) -> None:
+    record = await _send_probe(target, job)
     if not record.is_ok:
-        _complain(target, record)
+        _raise_unusable(target, record)
 
 
-async def _ask(target: Target, job: Job) -> Record:
+async def _send_probe(target: BenchTarget, job: BenchRequest) -> RequestTiming:
     now = time.monotonic()
-    async with Exchange(target, Meter(now, float("inf"), 1.0)) as exchange:
-        record, _ = await exchange.ask(job, now)
+    async with HttpExchange(target, ChunkMeter(now, float("inf"), 1.0)) as exchange:
+        record, _ = await exchange.send_request(job, now)
     if (task := asyncio.current_task()) is not None and task.cancelling():
         raise asyncio.CancelledError
     return record
 
 
-def _complain(target: Target, record: Record) -> None:
+def _raise_unusable(target: BenchTarget, record: RequestTiming) -> None:
     hint = {
         "http_401": ": name the variable that holds the key with --api-key-env",
         "http_403": ": name the variable that holds the key with --api-key-env",

@@ -13,11 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarm.bench.document import Result
+from swarm.bench.document import PointResult
 from swarm.bench.figures import percentile
-from swarm.bench.processes.orders import Progress
-from swarm.bench.report.table import line
-from swarm.bench.report.words import number, time_of
+from swarm.bench.processes.pipe_messages import ShareProgress
+from swarm.bench.report.format import format_number, format_time
+from swarm.bench.report.table import summarise_point
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # of the curve, in half seconds
@@ -32,7 +32,7 @@ class LiveView:
         self._load = ""
         self._seconds: float | None = None
         self._count: int | None = None
-        self._begun = 0.0
+        self._began_at = 0.0
         self._rates: deque[float] = deque(maxlen=WIDTH)
         self._last: tuple[float, int] = (0.0, 0)
 
@@ -51,23 +51,23 @@ class LiveView:
 
     def begin(self, load: str, seconds: float | None, count: int | None) -> None:
         self._load, self._seconds, self._count = load, seconds, count
-        self._begun = time.monotonic()
+        self._began_at = time.monotonic()
         self._rates.clear()
-        self._last = (self._begun, 0)
-        self.progress(Progress(0, 0, 0, 0))
+        self._last = (self._began_at, 0)
+        self.progress(ShareProgress(0, 0, 0, 0))
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: ShareProgress) -> None:
         now = time.monotonic()
         since, pieces = self._last
         if now - since >= 0.5:
             self._rates.append(max(0, progress.num_pieces - pieces) / (now - since))
             self._last = (now, progress.num_pieces)
-        self._show(self._drawn(progress, now - self._begun))
+        self._show(self._render(progress, now - self._began_at))
 
-    def measured(self, result: Result) -> None:
-        self._live.console.print(Text("✓ ", style="green") + Text(line(result)))
+    def on_point_measured(self, result: PointResult) -> None:
+        self._live.console.print(Text("✓ ", style="green") + Text(summarise_point(result)))
 
-    def _drawn(self, progress: Progress, elapsed: float) -> RenderableType:
+    def _render(self, progress: ShareProgress, elapsed: float) -> RenderableType:
         done = progress.num_ok + progress.num_failed
         share = elapsed / self._seconds if self._seconds else done / self._count if self._count else 0.0
         head = Table.grid(padding=(0, 2))
@@ -76,9 +76,9 @@ class LiveView:
         head.add_row(Text(self._load, style="bold"), bar, Text(left, style="dim"))
         row = Table.grid(padding=(0, 3))
         ttfts = sorted(progress.ttfts)
-        first = time_of(percentile(ttfts, 50) * 1000) if ttfts else "–"
+        first = format_time(percentile(ttfts, 50) * 1000) if ttfts else "–"
         failed = Text(f"{progress.num_failed} failed", style="red" if progress.num_failed else "dim")
-        rate = number(self._rates[-1]) if self._rates else "–"
+        rate = format_number(self._rates[-1]) if self._rates else "–"
         row.add_row(
             f"{rate} tokens/s",
             f"first token {first}",
@@ -88,8 +88,8 @@ class LiveView:
         )
         return Group(head, Text(spark(self._rates), style="cyan"), row)
 
-    def _show(self, what: RenderableType) -> None:
-        self._live.update(what, refresh=True)
+    def _show(self, renderable: RenderableType) -> None:
+        self._live.update(renderable, refresh=True)
 
 
 def spark(values: deque[float]) -> str:

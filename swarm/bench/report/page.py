@@ -6,29 +6,37 @@ import json
 from collections.abc import Iterable
 from html import escape
 
-from swarm.bench.document import Document, Result
-from swarm.bench.figures import Figures, Spread
-from swarm.bench.report.plots import Plot, linear, logarithmic, says_time, steps, tick_time, times
+from swarm.bench.document import Document, PointResult
+from swarm.bench.figures import LatencySummary, PointFigures
+from swarm.bench.report.format import format_number, format_time
+from swarm.bench.report.plots import (
+    Plot,
+    category_axis,
+    describe_time_point,
+    linear_axis,
+    log_axis,
+    tick_time,
+    time_axis,
+)
 from swarm.bench.report.style import STYLE
-from swarm.bench.report.table import LATENCIES, ceiling_words, values, verdict_words
-from swarm.bench.report.words import number, time_of
+from swarm.bench.report.table import LATENCIES, describe_ceiling, describe_verdict, summary_values
 
 CURVES = (("ttft", "Time to first token", "a"), ("inter_token", "Between tokens", "b"), ("e2e", "End to end", "c"))
 
 
-def page(document: Document) -> str:
+def render_page(document: Document) -> str:
     """Render the page."""
     best = document.best
-    parts = [_head(document)]
+    parts = [_header(document)]
     if best is None:
         parts.append('<p class="verdict">Nothing was measured.</p>')
     else:
-        parts += [_keys(best)]
+        parts += [_key_cards(best)]
         if len(document.points) > 1:
             parts.append(_sweep(document))
-        parts += [_over_time(best), _curves(best), _latencies(best.figures, best)]
+        parts += [_time_section(best), _curves(best), _latencies(best.figures, best)]
         parts.append(_errors(best.figures))
-    parts += [_facts(document, best), _notes(document), _foot(document)]
+    parts += [_facts(document, best), _notes(document), _footer(document)]
     title = escape(document.title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -37,14 +45,14 @@ def page(document: Document) -> str:
     )
 
 
-def _head(document: Document) -> str:
+def _header(document: Document) -> str:
     when = escape(document.started_at.replace("T", " ").replace("+00:00", " UTC"))
     load = "a sweep over requests in flight" if document.sweep or len(document.points) > 1 else ""
     if not load and document.best is not None:
         load = document.best.load
     how = "streamed" if document.stream else "whole answers"
-    lengths = f"{_asked(document, 'prompt')} tokens in, {_asked(document, 'output')} out"
-    verdict = f'<p class="verdict">{escape(verdict_words(document))}</p>' if document.sweep else ""
+    lengths = f"{_option(document, 'prompt')} tokens in, {_option(document, 'output')} out"
+    verdict = f'<p class="verdict">{escape(describe_verdict(document))}</p>' if document.sweep else ""
     return (
         f'<div class="kicker">Load test</div><h1>{escape(document.title)}</h1>'
         f'<p class="sub"><b>{escape(document.model)}</b> at <b>{escape(document.url)}</b> · '
@@ -52,12 +60,14 @@ def _head(document: Document) -> str:
     )
 
 
-def _keys(best: Result) -> str:
+def _key_cards(best: PointResult) -> str:
     figures = best.figures
     cards = [
-        _key("Generated", _split(number(figures.tokens_per_s), "tokens/s"), best.load, "first"),
+        _key("Generated", _split(format_number(figures.tokens_per_s), "tokens/s"), best.load, "first"),
         _key(
-            "Answered", _split(number(figures.requests_per_s), "requests/s"), f"{figures.succeeded} requests succeeded"
+            "Answered",
+            _split(format_number(figures.requests_per_s), "requests/s"),
+            f"{figures.succeeded} requests succeeded",
         ),
     ]
     for name, spread in (
@@ -66,7 +76,7 @@ def _keys(best: Result) -> str:
         ("End to end", figures.e2e_ms),
     ):
         if spread is not None:
-            cards.append(_key(name, _time(spread.p50), f"median; 99 %: {time_of(spread.p99)}"))
+            cards.append(_key(name, _time(spread.p50), f"median; 99 %: {format_time(spread.p99)}"))
     if figures.goodput is not None:
         cards.append(_key("Goodput", _split(f"{figures.goodput.share:.1%}", ""), f"met {figures.goodput.limits}"))
     failed = f"of {figures.requests} requests" + (f", {figures.retries} retries" if figures.retries else "")
@@ -86,7 +96,7 @@ def _split(figure: str, unit: str) -> str:
 
 
 def _time(ms: float) -> str:
-    figure, _, unit = time_of(ms).partition(" ")
+    figure, _, unit = format_time(ms).partition(" ")
     return _split(figure, unit)
 
 
@@ -106,13 +116,17 @@ def _sweep(document: Document) -> str:
     best = document.best
     rates = [(load, point.figures.tokens_per_s) for load, point in zip(loads, points, strict=True)]
     most = max((rate for _, rate in rates), default=1.0)
-    plot = Plot("tokens per second by requests in flight", steps("requests in flight", loads), linear("tokens/s", most))
+    plot = Plot(
+        "tokens per second by requests in flight",
+        category_axis("requests in flight", loads),
+        linear_axis("tokens/s", most),
+    )
     plot.area(rates, "a")
-    plot.dots(rates, "a", 4, lambda x, y: f"{x:.0f} in flight: {number(y)} tokens/s")
+    plot.dots(rates, "a", 4, lambda x, y: f"{x:.0f} in flight: {format_number(y)} tokens/s")
     if best is not None:
         chosen = (float(best.concurrency or 0), best.figures.tokens_per_s)
         plot.dots([chosen], "best", 7)
-        plot.label(*chosen, number(best.figures.tokens_per_s), 16)
+        plot.label(*chosen, format_number(best.figures.tokens_per_s), 16)
     rows = [_sweep_row(point, document) for point in points]
     heads = (
         "in flight",
@@ -145,19 +159,23 @@ def _latency_by_load(document: Document, loads: list[float]) -> str:
             if spread is not None:
                 lines.setdefault((name, style), []).append((load, getattr(spread, key)))
     every = [y for points in lines.values() for _, y in points]
-    plot = Plot("latency by requests in flight", steps("requests in flight", loads), times("time (log scale)", every))
+    plot = Plot(
+        "latency by requests in flight",
+        category_axis("requests in flight", loads),
+        time_axis("time (log scale)", every),
+    )
     for (_, style), points in lines.items():
         plot.line(points, style)
         if "dashed" not in style:
-            plot.dots(points, style, 3.5, lambda x, y: f"{x:.0f} in flight: {time_of(y)}")
+            plot.dots(points, style, 3.5, lambda x, y: f"{x:.0f} in flight: {format_time(y)}")
     shown = [(name, style) for name, style in lines if "dashed" not in style]
     return _card("Latency by load, p50", plot.draw(), shown)
 
 
-def _sweep_row(point: Result, document: Document) -> tuple[str, list[str]]:
+def _sweep_row(point: PointResult, document: Document) -> tuple[str, list[str]]:
     figures = point.figures
     is_best = document.sweep is not None and document.sweep.concurrency == point.concurrency
-    cells = [str(point.concurrency), number(figures.tokens_per_s), number(figures.requests_per_s)]
+    cells = [str(point.concurrency), format_number(figures.tokens_per_s), format_number(figures.requests_per_s)]
     for spread, key in (
         (figures.ttft_ms, "p50"),
         (figures.ttft_ms, "p99"),
@@ -165,24 +183,24 @@ def _sweep_row(point: Result, document: Document) -> tuple[str, list[str]]:
         (figures.e2e_ms, "p50"),
         (figures.e2e_ms, "p99"),
     ):
-        cells.append("–" if spread is None else time_of(getattr(spread, key)))
+        cells.append("–" if spread is None else format_time(getattr(spread, key)))
     return "best" if is_best else "", [*cells, str(figures.failed)]
 
 
-def _over_time(best: Result) -> str:
-    found, seconds = best.series, best.figures.seconds
-    rates = found.tokens_per_s
-    across = linear("seconds since the window opened", seconds)
-    rate = Plot("tokens per second by time", across, linear("tokens/s", max((y for _, y in rates), default=1.0)))
+def _time_section(best: PointResult) -> str:
+    series, seconds = best.series, best.figures.seconds
+    rates = series.tokens_per_s
+    across = linear_axis("seconds since the window opened", seconds)
+    rate = Plot("tokens per second by time", across, linear_axis("tokens/s", max((y for _, y in rates), default=1.0)))
     rate.area(rates, "a")
-    firsts = [(at, ttft) for at, ttft, _ in found.requests if ttft is not None]
-    wholes = [(at, e2e) for at, _, e2e in found.requests]
-    clouds = Plot("latency by time", across, times("time (log scale)", [y for _, y in [*firsts, *wholes]]))
-    clouds.dots(wholes, "c cloud", 2.4, says_time)
-    clouds.dots(firsts, "a cloud", 2.4, says_time)
-    clouds.ticks_of_failures(found.failures)
+    firsts = [(at, ttft) for at, ttft, _ in series.requests if ttft is not None]
+    wholes = [(at, e2e) for at, _, e2e in series.requests]
+    clouds = Plot("latency by time", across, time_axis("time (log scale)", [y for _, y in [*firsts, *wholes]]))
+    clouds.dots(wholes, "c cloud", 2.4, describe_time_point)
+    clouds.dots(firsts, "a cloud", 2.4, describe_time_point)
+    clouds.ticks_of_failures(series.failures)
     legend = [("first token", "a")] * bool(firsts) + [("end to end", "c")]
-    legend += [("failed", "bad")] * bool(found.failures)
+    legend += [("failed", "bad")] * bool(series.failures)
     return (
         f"<h2>Over time <span class='sub'>· {escape(best.load)}</span></h2>"
         f'<div class="plots">{_card("Tokens generated", rate.draw())}'
@@ -190,7 +208,7 @@ def _over_time(best: Result) -> str:
     )
 
 
-def _curves(best: Result) -> str:
+def _curves(best: PointResult) -> str:
     cards = []
     for name, title, style in CURVES:
         points = best.series.curves.get(name)
@@ -199,22 +217,22 @@ def _curves(best: Result) -> str:
             continue
         # The outermost half percent would stretch the axis for a single request.
         inner = [x for x, share in points if 0.005 <= share <= 0.995 and x > 0.005] or [x for x, _ in points]
-        across = logarithmic("at most (log scale)", min(inner), max([*inner, spread.p99]), tick_time)
-        plot = Plot(title, across, linear("requests, %" if name != "inter_token" else "tokens, %", 100), 400, 250)
+        across = log_axis("at most (log scale)", min(inner), max([*inner, spread.p99]), tick_time)
+        plot = Plot(title, across, linear_axis("requests, %" if name != "inter_token" else "tokens, %", 100), 400, 250)
         plot.area([(x, share * 100) for x, share in points], style)
         plot.mark(spread.p50, "p50", "end")
         plot.mark(spread.p99, "p99", "start")
-        legend = [(f"p50 {time_of(spread.p50)}", ""), (f"p99 {time_of(spread.p99)}", "")]
+        legend = [(f"p50 {format_time(spread.p50)}", ""), (f"p99 {format_time(spread.p99)}", "")]
         cards.append(_card(title, plot.draw(), legend))
     return f'<h2>Distributions</h2><div class="plots three">{"".join(cards)}</div>' if cards else ""
 
 
-def _latencies(figures: Figures, best: Result) -> str:
+def _latencies(figures: PointFigures, best: PointResult) -> str:
     rows: list[tuple[str, list[str]]] = []
     for name, key in LATENCIES:
-        spread: Spread | None = getattr(figures, key)
+        spread: LatencySummary | None = getattr(figures, key)
         if spread is not None:
-            rows.append(("", [name, *(time_of(value) for value in values(spread)), f"{spread.num:,}"]))
+            rows.append(("", [name, *(format_time(value) for value in summary_values(spread)), f"{spread.num:,}"]))
     if not rows:
         return ""
     heads = ("latency", "mean", "p50", "p90", "p95", "p99", "max", "values")
@@ -222,7 +240,7 @@ def _latencies(figures: Figures, best: Result) -> str:
     return f'{title}<div class="card wide">{_table(heads, rows)}</div>'
 
 
-def _errors(figures: Figures) -> str:
+def _errors(figures: PointFigures) -> str:
     if not figures.errors:
         return ""
     rows = "".join(
@@ -242,11 +260,15 @@ def _table(heads: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _facts(document: Document, best: Result | None) -> str:
+def _facts(document: Document, best: PointResult | None) -> str:
     machine = document.machine
-    asked = {name.replace("_", " "): _value(value) for name, value in document.asked.items()}
+    options = {name.replace("_", " "): _value(value) for name, value in document.asked.items()}
     run = _list(
-        {"model": document.model, "endpoint": f"{document.api}, {'streamed' if document.stream else 'whole'}", **asked}
+        {
+            "model": document.model,
+            "endpoint": f"{document.api}, {'streamed' if document.stream else 'whole'}",
+            **options,
+        }
     )
     where = _list(
         {
@@ -267,7 +289,7 @@ def _facts(document: Document, best: Result | None) -> str:
     return f'<h2>The run</h2><div class="facts">{"".join(cards)}</div>'
 
 
-def _ceiling(document: Document, best: Result) -> str:
+def _ceiling(document: Document, best: PointResult) -> str:
     ceiling = document.ceiling
     most = ceiling.tokens_per_s if ceiling is not None else 0.0
     share = min(1.0, best.figures.tokens_per_s / most) if most else 0.0
@@ -275,8 +297,8 @@ def _ceiling(document: Document, best: Result) -> str:
     return (
         '<div class="card"><h3>This tool’s own ceiling</h3>'
         f'<div class="bar"><i style="width:{max(0.6, share * 100):.1f}%"></i></div>'
-        f"<p><b>{number(best.figures.tokens_per_s)}</b> of <b>{number(most)} tokens/s</b> ({share:.1%}): "
-        f"{escape(ceiling_words(document))}.</p>{used}</div>"
+        f"<p><b>{format_number(best.figures.tokens_per_s)}</b> of <b>{format_number(most)} tokens/s</b> ({share:.1%}): "
+        f"{escape(describe_ceiling(document))}.</p>{used}</div>"
     )
 
 
@@ -287,7 +309,7 @@ def _notes(document: Document) -> str:
     return f'<h2>Notes</h2><div class="card"><ul class="notes">{items}</ul></div>'
 
 
-def _foot(document: Document) -> str:
+def _footer(document: Document) -> str:
     return (
         f"<footer>swarm bench {escape(document.version)} · {document.wall_clock_s:.1f} s in all · latencies are "
         "of requests that were due within the window and succeeded; tokens/s are generated tokens that arrived "
@@ -300,7 +322,7 @@ def _list(facts: dict[str, str]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _asked(document: Document, name: str) -> str:
+def _option(document: Document, name: str) -> str:
     return str(document.asked.get(name, "?"))
 
 

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.bench.document import Document, Result
-from swarm.bench.figures import Figures, Spread
-from swarm.bench.report.words import number, time_of
+from swarm.bench.document import Document, PointResult
+from swarm.bench.figures import LatencySummary, PointFigures
+from swarm.bench.report.format import format_number, format_time
 
 LATENCIES = (
     ("time to first token", "ttft_ms"),
@@ -19,9 +19,9 @@ LATENCIES = (
 )
 
 
-def report(document: Document) -> RenderableType:
+def render_table(document: Document) -> RenderableType:
     """Render a whole run."""
-    parts: list[RenderableType] = [Text(f"{document.title}", style="bold"), _what(document), Text()]
+    parts: list[RenderableType] = [Text(f"{document.title}", style="bold"), _header(document), Text()]
     if document.sweep is not None or len(document.points) > 1:
         parts += [_sweep(document), *_verdict(document), Text()]
     if (best := document.best) is not None:
@@ -35,16 +35,16 @@ def report(document: Document) -> RenderableType:
     return Group(*parts)
 
 
-def line(result: Result) -> str:
+def summarise_point(result: PointResult) -> str:
     """Summarise a point in one line."""
     figures = result.figures
-    first = f", first token {time_of(figures.ttft_ms.p50)}" if figures.ttft_ms else ""
+    first = f", first token {format_time(figures.ttft_ms.p50)}" if figures.ttft_ms else ""
     failed = f", {figures.failed} failed" if figures.failed else ""
-    rates = f"{number(figures.tokens_per_s)} tokens/s, {number(figures.requests_per_s)} requests/s"
+    rates = f"{format_number(figures.tokens_per_s)} tokens/s, {format_number(figures.requests_per_s)} requests/s"
     return f"{result.load}: {rates}{first}, {figures.succeeded} ok{failed}"
 
 
-def _what(document: Document) -> Text:
+def _header(document: Document) -> Text:
     how = "streamed" if document.stream else "not streamed"
     processes = f"{document.num_processes} client process{'es' if document.num_processes > 1 else ''}"
     return Text(
@@ -55,12 +55,12 @@ def _what(document: Document) -> Text:
     )
 
 
-def _rates(result: Result, document: Document) -> Table:
+def _rates(result: PointResult, document: Document) -> Table:
     figures = result.figures
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     by = {"usage": "as the server counts", "pieces": "counted by pieces", "mixed": "partly counted by pieces"}
-    table.add_row("generated", f"{number(figures.tokens_per_s)} tokens/s", by[figures.counted_by])
-    table.add_row("answered", f"{number(figures.requests_per_s)} requests/s", "")
+    table.add_row("generated", f"{format_number(figures.tokens_per_s)} tokens/s", by[figures.counted_by])
+    table.add_row("answered", f"{format_number(figures.requests_per_s)} requests/s", "")
     parts = [f"{figures.succeeded} succeeded", f"{figures.failed} failed"]
     if figures.cut:
         parts.append(f"{figures.cut} cut by this tool")
@@ -69,42 +69,44 @@ def _rates(result: Result, document: Document) -> Table:
     table.add_row("requests", f"{figures.requests}", ", ".join(parts))
     if figures.goodput is not None:
         good = figures.goodput
-        table.add_row("goodput", f"{number(good.requests_per_s)} requests/s", f"{good.share:.1%} met {good.limits}")
+        table.add_row(
+            "goodput", f"{format_number(good.requests_per_s)} requests/s", f"{good.share:.1%} met {good.limits}"
+        )
     if document.ceiling is not None:
-        table.add_row("ceiling", f"{number(document.ceiling.tokens_per_s)} tokens/s", ceiling_words(document))
+        table.add_row("ceiling", f"{format_number(document.ceiling.tokens_per_s)} tokens/s", describe_ceiling(document))
     if result.cpu:
         table.add_row("this tool", ", ".join(f"{share:.0%}" for share in result.cpu), "of a core, by client process")
     return table
 
 
-def ceiling_words(document: Document) -> str:
+def describe_ceiling(document: Document) -> str:
     """Describe the ceiling."""
     if document.ceiling is None:
         return "not measured"
     ceiling = document.ceiling
     return (
-        f"the most that this tool can measure here ({number(ceiling.requests_per_s)} requests/s of "
+        f"the most that this tool can measure here ({format_number(ceiling.requests_per_s)} requests/s of "
         f"{ceiling.output_tokens} tokens, null server)"
     )
 
 
-def _latencies(figures: Figures) -> Table:
+def _latencies(figures: PointFigures) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("latency")
     for name in ("mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(name, justify="right")
     for name, key in LATENCIES:
-        spread: Spread | None = getattr(figures, key)
+        spread: LatencySummary | None = getattr(figures, key)
         if spread is not None:
-            table.add_row(name, *(time_of(value) for value in values(spread)))
+            table.add_row(name, *(format_time(value) for value in summary_values(spread)))
     return table
 
 
-def values(spread: Spread) -> tuple[float, ...]:
+def summary_values(spread: LatencySummary) -> tuple[float, ...]:
     return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max
 
 
-def _errors(figures: Figures) -> Table:
+def _errors(figures: PointFigures) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("errors")
     table.add_column("count", justify="right")
@@ -123,8 +125,8 @@ def _sweep(document: Document) -> Table:
         is_best = document.sweep is not None and point.concurrency == document.sweep.concurrency
         table.add_row(
             str(point.concurrency),
-            number(figures.tokens_per_s),
-            number(figures.requests_per_s),
+            format_number(figures.tokens_per_s),
+            format_number(figures.requests_per_s),
             _cell(figures.ttft_ms, "p50"),
             _cell(figures.ttft_ms, "p99"),
             _cell(figures.tpot_ms, "p50"),
@@ -135,15 +137,15 @@ def _sweep(document: Document) -> Table:
     return table
 
 
-def _cell(spread: Spread | None, name: str) -> str:
-    return "–" if spread is None else time_of(getattr(spread, name))
+def _cell(spread: LatencySummary | None, name: str) -> str:
+    return "–" if spread is None else format_time(getattr(spread, name))
 
 
 def _verdict(document: Document) -> list[RenderableType]:
-    return [] if document.sweep is None else [Text(verdict_words(document), style="bold")]
+    return [] if document.sweep is None else [Text(describe_verdict(document), style="bold")]
 
 
-def verdict_words(document: Document) -> str:
+def describe_verdict(document: Document) -> str:
     """Describe the load at which the server is saturated."""
     sweep = document.sweep
     if sweep is None:
@@ -152,5 +154,5 @@ def verdict_words(document: Document) -> str:
     if sweep.concurrency is None:
         return f"No load was served: {sweep.reason}."
     if not sweep.is_saturated:
-        return f"{number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight. {reason}."
-    return f"Saturated at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {reason}."
+        return f"{format_number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight. {reason}."
+    return f"Saturated at {sweep.concurrency} in flight: {format_number(sweep.tokens_per_s)} tokens/s. {reason}."

@@ -11,15 +11,16 @@ In: write actions of the core. Out: facts that confirm them. Dispatch of steps n
 
 from __future__ import annotations
 
-from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import FinishJournalRewrite, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.events import AcceptanceWritten, EndWritten, EpochWritten, JournalRewritten, TokensWritten
 
-Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd | WriteAnew
-Written = EpochWritten | AcceptanceWritten | TokensWritten | EndWritten | JournalRewritten
-Lasting = WriteEpoch | WriteAcceptance | WriteAnew  # writes that must be synced to disk before they are confirmed
+JournalWrite = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd | FinishJournalRewrite
+WriteConfirmed = EpochWritten | AcceptanceWritten | TokensWritten | EndWritten | JournalRewritten
+# writes that must be synced to disk before they are confirmed
+DurableWrite = WriteEpoch | WriteAcceptance | FinishJournalRewrite
 
 
-def written(write: Write) -> Written:
+def confirm(write: JournalWrite) -> WriteConfirmed:
     """Return the fact that confirms a write."""
     match write:
         case WriteEpoch(epoch):
@@ -30,5 +31,5 @@ def written(write: Write) -> Written:
             return TokensWritten(tuple((new.sequence, new.position + len(new.ids)) for new in tokens))
         case WriteEnd(sequence):
             return EndWritten(sequence)
-        case WriteAnew():
+        case FinishJournalRewrite():
             return JournalRewritten()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swarm.broker.journal.disk import NO_ROOM, PAGE, Reserve, checkpoint_pages, is_full
+from swarm.broker.journal.disk import NO_SPACE_ERRORS, PAGE, DiskReserve, checkpoint_pages, is_full
 from swarm.errors import JournalError
 
 FILE = "journal.db"
@@ -45,81 +45,81 @@ CREATE TABLE tokens (
     PRIMARY KEY (sequence, first)
 ) WITHOUT ROWID;
 """
-_TIMES = """
+_ADD_ENDED_TICK = """
 -- By the same clock as accepted_tick; NULL if the machine was started again since.
 ALTER TABLE requests ADD COLUMN ended_tick REAL;
 """
-_RECENT = """
+_ADD_TOKEN_BUFFER = """
 CREATE TABLE recent (               -- tokens of the last steps; see ``journal.recent``
     number INTEGER PRIMARY KEY,
     tokens BLOB NOT NULL
 );
 """
 
-_NO_STEPS = """
+_DROP_STEPS = """
 DROP TABLE IF EXISTS steps;           -- versions 2 and 3 kept times of steps for traces
 """
 
 _PIECE = 1 << 20  # bytes copied at a time
 _REMEDY = "free disk space or grant write permission there, or name another directory with --state-dir"
-_STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # migrations from version n to n + 1
+_MIGRATIONS = (_TABLES, _ADD_ENDED_TICK, _ADD_TOKEN_BUFFER, _DROP_STEPS)  # migrations from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
 _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 
 
-def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
+def open_database(path: Path, reserve: DiskReserve) -> sqlite3.Connection:
     """Open the file, creating or migrating it if necessary. ``reserve`` is disk space to use if the disk is full,
     because a restarted broker must be able to open its journal. Raises JournalError."""
     while True:
         try:
-            return _opened(path)
+            return _connect(path)
         except FullDisk:
-            if not kept.give():
+            if not reserve.release_piece():
                 raise
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_private(path)
+        _create_private(path)
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
-        raise _no_access(path, error) from None
+        raise _access_error(path, error) from None
     try:
         _prepare(path, db)
     except sqlite3.Error as error:
         db.close()
-        raise in_words(path, error) from None
+        raise to_journal_error(path, error) from None
     except JournalError:
         db.close()
         raise
     return db
 
 
-def _make_private(path: Path) -> None:
+def _create_private(path: Path) -> None:
     """Make the journal readable for its owner only. A new file gets its mode before anything is in it, and SQLite
     creates the write-ahead log and its index with the same mode. Files of older versions are corrected."""
     with suppress(FileExistsError):  # opened only if it is new: closing a file drops this process's locks on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    for each in (path, log_of(path), path.with_name(f"{path.name}-shm")):
-        take_from_others(each)
+    for file in (path, log_path(path), path.with_name(f"{path.name}-shm")):
+        make_private(file)
 
 
-def take_from_others(path: Path) -> None:
+def make_private(path: Path) -> None:
     """Remove the permissions of other users from a file of ours; on failure leave it as it is."""
     with suppress(OSError):
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
-            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
 
-def opened_for_reading(path: Path) -> sqlite3.Connection:
+def open_read_only(path: Path) -> sqlite3.Connection:
     """Open a read-only connection for another thread. Raises JournalError."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise in_words(path, error) from None
+        raise to_journal_error(path, error) from None
 
 
 def _prepare(path: Path, db: sqlite3.Connection) -> None:
@@ -138,50 +138,50 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA journal_size_limit = {checkpoint_pages(path.parent) * PAGE}")
     _migrate(db, version)
     # Data that a killed process has written, but perhaps not synced, is about to be used: make it durable first.
-    _make_last(path, db)
+    _sync_checkpoint(path, db)
     problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise sqlite3.DatabaseError(problem)
 
 
-def _make_last(path: Path, db: sqlite3.Connection) -> None:
+def _sync_checkpoint(path: Path, db: sqlite3.Connection) -> None:
     """Checkpoint and sync the whole write-ahead log. If the disk has no space for that, sync the log itself."""
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
         if _is_unsynced(error) or not _is_full(path, error):
             raise
-        _sync_log(path)
+        _rewrite_log(path)
 
 
-def _sync_log(path: Path) -> None:
+def _rewrite_log(path: Path) -> None:
     """Rewrite the log in place and sync it. A sync may have failed in a broker that was killed afterwards; what it had
     written can be read but is not on the disk, and another sync alone does not write it."""
     try:
-        log = os.open(log_of(path), os.O_RDWR | os.O_CLOEXEC)
+        log = os.open(log_path(path), os.O_RDWR | os.O_CLOEXEC)
         try:
-            _write_again(log)
+            _rewrite(log)
             os.fsync(log)
         finally:
             os.close(log)
     except FileNotFoundError:  # no log, nothing to sync
         return
     except OSError as error:
-        raise _no_access(path, error) from None
+        raise _access_error(path, error) from None
 
 
-def _write_again(file: int) -> None:
+def _rewrite(file: int) -> None:
     offset = 0
     while piece := os.pread(file, _PIECE, offset):
         offset += os.pwrite(file, piece, offset)
 
 
-def _no_access(path: Path, error: Exception) -> JournalError:
-    kind = FullDisk if getattr(error, "errno", None) in NO_ROOM else JournalError
+def _access_error(path: Path, error: Exception) -> JournalError:
+    kind = FullDisk if getattr(error, "errno", None) in NO_SPACE_ERRORS else JournalError
     return kind(f"the journal {path} can't be opened ({_reason(error)}): {_REMEDY}")
 
 
-def log_of(path: Path) -> Path:
+def log_path(path: Path) -> Path:
     """Return the path of the write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
@@ -190,22 +190,22 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
     """Apply one migration per version, each in its own transaction."""
     for number in range(version, VERSION):
         with transaction(db):
-            for statement in _STEPS[number].split(";\n"):
+            for statement in _MIGRATIONS[number].split(";\n"):
                 if statement.strip():
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {number + 1}")
 
 
-def in_words(path: Path, error: sqlite3.Error) -> JournalError:
+def to_journal_error(path: Path, error: sqlite3.Error) -> JournalError:
     """Convert an SQLite error into a JournalError."""
-    if is_damage(error):
+    if is_corruption(error):
         return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
     if _is_unsynced(error):
         why = "the disk is full" if is_full(path.parent) else _reason(error)
         return UnsyncedJournal(
             f"the journal {path} could not be synced, so the content of the disk is uncertain ({why})"
         )
-    if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if _has_code(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that process")
     kind = FullDisk if _is_full(path, error) else JournalError
     return kind(f"the journal {path} can't be written ({_reason(error)}): {_REMEDY}")
@@ -242,7 +242,7 @@ class transaction:
 
 
 @contextmanager
-def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+def read_transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Context manager for consistent reads: all queries in it see the same state."""
     db.execute("BEGIN")
     try:
@@ -251,33 +251,33 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_corruption(error: sqlite3.Error) -> bool:
     """Whether the file's content is corrupt, so that retrying is of no use. Other errors come from the disk or from
     permissions."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return isinstance(error, sqlite3.DatabaseError)
-    return code in _CUT_SHORT or _is(error, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return code in _CUT_SHORT or _has_code(error, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _is_unsynced(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", None) in _NOT_SYNCED
 
 
-def is_refusal(error: sqlite3.Error) -> bool:
+def is_disk_refusal(error: sqlite3.Error) -> bool:
     """Whether the disk refuses the write, independently of its content."""
-    return _is(error, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return _has_code(error, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _is_full(path: Path, error: sqlite3.Error) -> bool:
     """Whether the disk is full. SQLite reports quotas, disks that fail only at a sync, and lack of space for the log's
     index as general I/O errors; in these cases a test file is written."""
-    if _is(error, sqlite3.SQLITE_FULL):
+    if _has_code(error, sqlite3.SQLITE_FULL):
         return True
-    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and is_full(path.parent)
+    return _has_code(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and is_full(path.parent)
 
 
-def _is(error: sqlite3.Error, *codes: int) -> bool:
+def _has_code(error: sqlite3.Error, *codes: int) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in codes  # the primary error code is in the lower byte
 

@@ -28,15 +28,15 @@ PAGE = 4096
 # In pages of 4 KiB: length of the write-ahead log at which it is checkpointed. A checkpoint takes syncs: with 512, a
 # small transaction costs up to 50 % more than with 2,048. But the log alone must not fill a small disk.
 CHECKPOINT_PAGES = 2048
-LEAST_PAGES = 64
-SHARE_OF_DISK = 256  # the log takes at most this fraction (1 / 256) of the file system
+MIN_CHECKPOINT_PAGES = 64
+DISK_FRACTION = 256  # the log takes at most this fraction (1 / 256) of the file system
 _FRAME = PAGE + 24  # bytes of a page in the log, with its header
-_LEAST, _MOST = 1 / 8, 64.0  # limits of the estimated pages per change
+_MIN_PAGES_PER_CHANGE, _MAX_PAGES_PER_CHANGE = 1 / 8, 64.0  # limits of the estimated pages per change
 
-RESERVE = "journal.reserve"
-RESERVED = 1 << 20  # bytes
-PIECE = 1 << 16  # bytes given up at a time; an epoch takes a few pages of the write-ahead log
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+RESERVE_FILE = "journal.reserve"
+RESERVE_BYTES = 1 << 20  # bytes
+PIECE_BYTES = 1 << 16  # bytes given up at a time; an epoch takes a few pages of the write-ahead log
+NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -46,32 +46,32 @@ def checkpoint_pages(directory: Path) -> int:
         disk = os.statvfs(directory)
     except OSError:
         return CHECKPOINT_PAGES
-    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // PAGE))
+    return max(MIN_CHECKPOINT_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // DISK_FRACTION // PAGE))
 
 
 @dataclass(slots=True)
-class LogLength:
+class LogLengthEstimate:
     """Estimate of the write-ahead log's length. ``pages``: length at which a checkpoint is due. Changes are counted
     from the opening of the connection."""
 
     path: Path
     pages: int
     _pages_per_change: float = 4.0
-    _folded_at: int = 0  # number of changes at the last checkpoint
-    _outgrown: int = 0  # bytes of the log after the last checkpoint, in case it did not shrink
+    _checkpoint_changes: int = 0  # number of changes at the last checkpoint
+    _bytes_after_checkpoint: int = 0  # bytes of the log after the last checkpoint, in case it did not shrink
 
     def is_due(self, changes: int) -> bool:
-        if (changes - self._folded_at) * self._pages_per_change >= self.pages:
+        if (changes - self._checkpoint_changes) * self._pages_per_change >= self.pages:
             return True
-        return self._num_bytes() > max(2 * self.pages * _FRAME, 2 * self._outgrown)
+        return self._num_bytes() > max(2 * self.pages * _FRAME, 2 * self._bytes_after_checkpoint)
 
-    def folded(self, changes: int, pages: int | None) -> None:
+    def record_checkpoint(self, changes: int, pages: int | None) -> None:
         """Update the estimate after a checkpoint of ``pages`` pages. None: unknown; it is retried after as many changes
         again."""
-        new = changes - self._folded_at
+        new = changes - self._checkpoint_changes
         if pages is not None and new:
-            self._pages_per_change = min(_MOST, max(_LEAST, pages / new))
-        self._folded_at, self._outgrown = changes, self._num_bytes()
+            self._pages_per_change = min(_MAX_PAGES_PER_CHANGE, max(_MIN_PAGES_PER_CHANGE, pages / new))
+        self._checkpoint_changes, self._bytes_after_checkpoint = changes, self._num_bytes()
 
     def _num_bytes(self) -> int:
         try:
@@ -81,46 +81,46 @@ class LogLength:
 
 
 @dataclass(slots=True)
-class Reserve:
+class DiskReserve:
     """Disk space reserved in a directory. No method raises. ``num_bytes``: space reserved now."""
 
     directory: Path
-    size: int = RESERVED
+    size: int = RESERVE_BYTES
     num_bytes: int = field(default=0, init=False)
     # the reserve was complete once, in this process or an earlier one
-    _is_kept: bool = field(default=False, init=False)
+    _was_complete: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         with suppress(OSError):
-            found = os.stat(self.directory / RESERVE)
-            if stat.S_ISREG(found.st_mode):
-                self._is_kept = True
-                self.num_bytes = min(found.st_size, found.st_blocks * 512, self.size)
+            status = os.stat(self.directory / RESERVE_FILE)
+            if stat.S_ISREG(status.st_mode):
+                self._was_complete = True
+                self.num_bytes = min(status.st_size, status.st_blocks * 512, self.size)
 
     def fill(self) -> bool:
         """Fill the reserve if there is space. Return whether it is complete, or was never established on this disk."""
         if self.num_bytes < self.size and not self._resize(self.size):
-            if not self._is_kept:
-                self._forget()
-            return not self._is_kept
-        self._is_kept = True
+            if not self._was_complete:
+                self._remove()
+            return not self._was_complete
+        self._was_complete = True
         return True
 
-    def give(self) -> bool:
+    def release_piece(self) -> bool:
         """Give up a piece. Return False if none is left."""
         if self.num_bytes == 0:
             return False
-        return self._resize(max(0, self.num_bytes - PIECE))
+        return self._resize(max(0, self.num_bytes - PIECE_BYTES))
 
-    def _forget(self) -> None:
+    def _remove(self) -> None:
         """Remove the file; otherwise the next process would take it for a reserve that was used up."""
         with suppress(OSError):
-            os.unlink(self.directory / RESERVE)
+            os.unlink(self.directory / RESERVE_FILE)
 
     def _resize(self, num_bytes: int) -> bool:
         """Change the file's size. If the new size is not available in full, leave the file as it was."""
         try:
-            file = os.open(self.directory / RESERVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(self.directory / RESERVE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return False
         try:
@@ -150,9 +150,9 @@ def is_full(directory: Path) -> bool:
     """Whether the disk is full, by writing a test file: a quota is not visible otherwise."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(os.urandom(PIECE))  # random, because compressible data may take no space
+            file.write(os.urandom(PIECE_BYTES))  # random, because compressible data may take no space
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno in NO_ROOM
+        return error.errno in NO_SPACE_ERRORS
     return False

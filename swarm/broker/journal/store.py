@@ -19,29 +19,29 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TypeVar
 
-from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.journal import Lasting, Write, recent, records
+from swarm.broker.actions import FinishJournalRewrite, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal import DurableWrite, JournalWrite, records, token_buffer
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
     FullDisk,
     UnsyncedJournal,
-    in_words,
-    log_of,
-    opened,
-    opened_for_reading,
+    log_path,
+    open_database,
+    open_read_only,
+    to_journal_error,
     transaction,
 )
-from swarm.broker.journal.disk import LogLength, Reserve, checkpoint_pages
-from swarm.broker.journal.moment import Moment, old
-from swarm.broker.journal.values import Damaged, RawPart, joined, sealed, unsealed
-from swarm.broker.state.archive import Account
-from swarm.broker.state.past import Past, RequestRecord, following
+from swarm.broker.journal.disk import DiskReserve, LogLengthEstimate, checkpoint_pages
+from swarm.broker.journal.timestamps import Timestamp, age_limits
+from swarm.broker.journal.values import DamagedValue, RawPart, decode, encode, join_parts
+from swarm.broker.state.ended_requests import ClientAccount
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, next_lineage
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import NOBODYS, Lineage
+from swarm.wire.messages import NO_LINEAGE, Lineage
 
-__all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
+__all__ = ["MAX_LISTED", "JournalLimits", "JournalStore", "Timestamp"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -52,24 +52,25 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class JournalLimits:
     """Limits of the journal. ``keep_s``: seconds for which ended requests are kept; ``max_bytes``: file size."""
 
     keep_s: float = 86_400.0
     max_bytes: int = 1 << 30
 
 
-class Store:
+class JournalStore:
     """The journal's file (see the module). Errors are raised as JournalError."""
 
-    def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
+    def __init__(self, directory: Path, bounds: JournalLimits | None = None) -> None:
         self.path = directory / FILE
-        self._bounds = bounds or Bounds()
-        self.reserve = Reserve(directory)
-        self._db = opened(self.path, self.reserve)
-        self._log_length = LogLength(log_of(self.path), checkpoint_pages(directory))
-        self._durable = False  # whether ``synchronous = FULL`` is set
-        self._num_recent = recent.FOLD  # rows in the token buffer, approximately; corrected at the next insertion
+        self._limits = bounds or JournalLimits()
+        self.reserve = DiskReserve(directory)
+        self._db = open_database(self.path, self.reserve)
+        self._log_length = LogLengthEstimate(log_path(self.path), checkpoint_pages(directory))
+        self._is_durable = False  # whether ``synchronous = FULL_FRACTION`` is set
+        # rows in the token buffer, approximately; corrected at the next insertion
+        self._num_recent = token_buffer.FLUSH_STEPS
         self._has_earlier_boots = True  # False once no request of an earlier boot is left
         self._facts: dict[str, bytes] = {}  # values written last, for ``examine``
         self._new_facts: dict[str, bytes] = {}  # values written in the current transaction
@@ -78,32 +79,32 @@ class Store:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    def for_reading(self) -> Store:
+    def open_read_only(self) -> JournalStore:
         """Open the same file read-only, with a connection of its own for another thread."""
-        other = object.__new__(Store)
-        other.path, other._bounds, other._durable = self.path, self._bounds, False
+        other = object.__new__(JournalStore)
+        other.path, other._limits, other._is_durable = self.path, self._limits, False
         other.reserve, other.is_closed = self.reserve, False
-        other._db = opened_for_reading(self.path)
+        other._db = open_read_only(self.path)
         return other
 
     def close(self) -> None:
         self.is_closed = True
         self._db.close()
 
-    def fold(self) -> None:
+    def checkpoint(self) -> None:
         """Checkpoint the whole write-ahead log, synced. Raises JournalError."""
         try:
             is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
+            raise to_journal_error(self.path, error) from None
         if is_busy:
             raise JournalError(f"another process holds the journal {self.path}: end that process")
 
     def examine(self) -> None:
         """Check the content after another process has written into the files. Raises DamagedJournal. The log is
         checkpointed first, because its checksums are only verified at the next start."""
-        self.fold()
-        other = self.for_reading()
+        self.checkpoint()
+        other = self.open_read_only()
         try:
             other.check(self._facts)
         finally:
@@ -113,76 +114,78 @@ class Store:
         """Raise DamagedJournal if pages or values are damaged, or these facts differ."""
         with self.reading() as db:
             problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            found = dict(db.execute("SELECT name, value FROM facts"))
-        if problem == "ok" and any(found.get(name) != value for name, value in facts.items()):
+            stored = dict(db.execute("SELECT name, value FROM facts"))
+        if problem == "ok" and any(stored.get(name) != value for name, value in facts.items()):
             problem = "it lacks the values that were written last"
         if problem != "ok":
             raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
-        self.past(Moment.now(), retained_s=0.0)  # ended requests are verified when they are read
+        self.read_snapshot(Timestamp.now(), retained_s=0.0)  # ended requests are verified when they are read
 
     @contextmanager
-    def raw(self) -> Iterator[sqlite3.Connection]:
+    def fill(self) -> Iterator[sqlite3.Connection]:
         """Context manager that lends the database in a durable transaction, to fill a new journal."""
         self._db.execute("PRAGMA synchronous = FULL")
-        self._durable = True
+        self._is_durable = True
         with transaction(self._db):
             yield self._db
 
-    def begin(self) -> Lineage:
+    def begin_lineage(self) -> Lineage:
         """Begin the lineage of this broker process, which no other process had. It is durable before it is announced,
         and may use the reserve. Raises JournalError."""
         while True:
             try:
-                with self.raw() as db:
-                    found = db.execute("SELECT value FROM facts WHERE name = 'lineage'").fetchone()
-                    lineage = following(NOBODYS if found is None else unsealed(found[0], Lineage), SystemRandom())
-                    db.execute(_INSERT_FACT, ("lineage", sealed(lineage)))
+                with self.fill() as db:
+                    row = db.execute("SELECT value FROM facts WHERE name = 'lineage'").fetchone()
+                    lineage = next_lineage(NO_LINEAGE if row is None else decode(row[0], Lineage), SystemRandom())
+                    db.execute(_INSERT_FACT, ("lineage", encode(lineage)))
                 self.lineage = lineage
                 return lineage
             except sqlite3.Error as error:
-                problem = in_words(self.path, error)
-                if not isinstance(problem, FullDisk) or not self.reserve.give():
+                problem = to_journal_error(self.path, error)
+                if not isinstance(problem, FullDisk) or not self.reserve.release_piece():
                     raise problem from None
 
-    def go_on_as(self, lineage: Lineage | None) -> None:
+    def continue_lineage(self, lineage: Lineage | None) -> None:
         """Continue a lineage that began with another file. Raises JournalError."""
         self.lineage = lineage
         if lineage is None:
             return
         try:
-            with self.raw() as db:
-                db.execute(_INSERT_FACT, ("lineage", sealed(lineage)))
+            with self.fill() as db:
+                db.execute(_INSERT_FACT, ("lineage", encode(lineage)))
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
+            raise to_journal_error(self.path, error) from None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
+    def write(self, writes: Sequence[JournalWrite], now: Timestamp) -> set[int]:
         """Write everything in one transaction. Raises JournalError; then nothing of it was written. Return the
         sequences whose end was refused because tokens are missing or damaged; they have not ended and will be computed
         again."""
-        self._fold_log_in_time()
-        durable = any(isinstance(write, Lasting) for write in writes)
+        self._checkpoint_if_due()
+        durable = any(isinstance(write, DurableWrite) for write in writes)
         try:
-            if durable is not self._durable:
+            if durable is not self._is_durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                self._durable = durable
-            if self._num_recent < recent.FOLD and all(isinstance(write, WriteTokens) for write in writes):
+                self._is_durable = durable
+            if self._num_recent < token_buffer.FLUSH_STEPS and all(isinstance(write, WriteTokens) for write in writes):
                 self._add_tokens(writes)  # by far the most frequent case: a single statement is its own transaction
                 return set()
             with transaction(self._db):
-                if self._num_recent >= recent.FOLD:
-                    self._fold()
+                if self._num_recent >= token_buffer.FLUSH_STEPS:
+                    self._flush_tokens()
                 self._new_facts = {}
-                open_still = {
-                    write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)
+                refused_ends = {
+                    write.sequence
+                    for write in writes
+                    if not self._write_one(write, now) and isinstance(write, WriteEnd)
                 }
             self._facts |= self._new_facts
-            return open_still
+            return refused_ends
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
+            raise to_journal_error(self.path, error) from None
 
-    def _fold_log_in_time(self) -> None:
+    def _checkpoint_if_due(self) -> None:
         """Checkpoint the log when it is due. Raises JournalError only if earlier writes can't be trusted any more.
         Other problems, such as a full disk, will appear at the next write."""
         if not self._log_length.is_due(self._db.total_changes):
@@ -191,20 +194,20 @@ class Store:
         try:
             _, pages, _ = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
-            problem = in_words(self.path, error)
+            problem = to_journal_error(self.path, error)
             if isinstance(problem, DamagedJournal | UnsyncedJournal):
                 raise problem from None
-        self._log_length.folded(self._db.total_changes, pages)
+        self._log_length.record_checkpoint(self._db.total_changes, pages)
 
-    def _add_tokens(self, writes: Sequence[Write]) -> None:
+    def _add_tokens(self, writes: Sequence[JournalWrite]) -> None:
         tokens = (new for write in writes if isinstance(write, WriteTokens) for new in write.tokens)
-        self._num_recent = recent.add(self._db, tokens)
+        self._num_recent = token_buffer.append(self._db, tokens)
 
-    def _fold(self) -> None:
-        recent.fold(self._db)
+    def _flush_tokens(self) -> None:
+        token_buffer.flush(self._db)
         self._num_recent = 0
 
-    def _one(self, write: Write, now: Moment) -> bool:
+    def _write_one(self, write: JournalWrite, now: Timestamp) -> bool:
         """Execute one write. Return False for an end that was refused."""
         match write:
             case WriteTokens():
@@ -214,30 +217,30 @@ class Store:
             case WriteAcceptance():
                 self._accept(write, now)
             case WriteEpoch():
-                self._put_facts(_facts_of(write))
-            case WriteAnew(epoch, next_sequence):
-                self._put_facts(_facts_of(epoch) | {"next_sequence": max(next_sequence, self.next_sequence)})
+                self._put_facts(_epoch_facts(write))
+            case FinishJournalRewrite(epoch, next_sequence):
+                self._put_facts(_epoch_facts(epoch) | {"next_sequence": max(next_sequence, self.next_sequence)})
         return True
 
     @property
     def next_sequence(self) -> int:
         """The lowest number that no sequence here has had. It never decreases."""
         row = self._db.execute("SELECT value FROM facts WHERE name = 'next_sequence'").fetchone()
-        with suppress(Damaged):
-            return 1 if row is None else unsealed(row[0], int)
+        with suppress(DamagedValue):
+            return 1 if row is None else decode(row[0], int)
         return 1
 
     def _put_facts(self, facts: Mapping[str, object]) -> None:
-        found = {name: sealed(value) for name, value in facts.items()}
-        self._db.executemany(_INSERT_FACT, found.items())
-        self._new_facts |= found
+        encoded = {name: encode(value) for name, value in facts.items()}
+        self._db.executemany(_INSERT_FACT, encoded.items())
+        self._new_facts |= encoded
 
-    def _accept(self, write: WriteAcceptance, now: Moment) -> None:
+    def _accept(self, write: WriteAcceptance, now: Timestamp) -> None:
         submit = write.submit
         self._db.execute("DELETE FROM requests WHERE id = ?", (submit.request_id,))
         made = self._db.execute(
             "INSERT INTO requests (id, submit, tenant, accepted_at, accepted_tick, boot) VALUES (?, ?, ?, ?, ?, ?)",
-            (submit.request_id, sealed(submit), write.tenant, now.wall - write.age_s, now.tick - write.age_s, now.boot),
+            (submit.request_id, encode(submit), write.tenant, now.wall - write.age_s, now.tick - write.age_s, now.boot),
         )
         self._db.executemany(
             "INSERT INTO sequences (id, request, place) VALUES (?, ?, ?)",
@@ -245,16 +248,16 @@ class Store:
         )
         self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
-    def _end(self, write: WriteEnd, now: Moment) -> bool:
+    def _end(self, write: WriteEnd, now: Timestamp) -> bool:
         """End a sequence: its tokens become one value, without those behind a client's stop string."""
-        self._fold()
+        self._flush_tokens()
         if self._db.execute(
             "SELECT 1 FROM sequences WHERE id = ? AND reason IS NOT NULL", (write.sequence,)
         ).fetchone():
             return True  # it has its end already; another one would overwrite its tokens
         try:
-            whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
-        except Damaged:  # later readers must not fail on it
+            whole = join_parts(records.read_stored_parts(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
+        except DamagedValue:  # later readers must not fail on it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
         # tokens were dropped while the disk was full; or the sequence is not in the journal any more
@@ -263,7 +266,7 @@ class Store:
             return known.fetchone() is None
         self._db.execute(
             "UPDATE sequences SET reason = ?, detail = ?, tokens = ? WHERE id = ?",
-            (write.reason, write.detail, sealed(whole), write.sequence),
+            (write.reason, write.detail, encode(whole), write.sequence),
         )
         self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
         self._db.execute(
@@ -274,22 +277,22 @@ class Store:
         )
         return True
 
-    def tidy(self, now: Moment) -> int:
+    def delete_old(self, now: Timestamp) -> int:
         """Delete requests that ended long ago, and the oldest beyond the size limit. Return the number of deleted
         requests."""
         try:
             with transaction(self._db):
-                gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
-            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest(now)):
-                gone += more
+                num_deleted = self._db.execute(_DELETE_OLD, age_limits(now, self._limits.keep_s)).rowcount
+            while self.num_bytes > self._limits.max_bytes and (more := self._delete_oldest(now)):
+                num_deleted += more
             self._db.execute("PRAGMA incremental_vacuum(256)")
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-        return gone
+            raise to_journal_error(self.path, error) from None
+        return num_deleted
 
-    def shrink(self) -> bool:
+    def truncate_log(self) -> bool:
         """Truncate the log by a checkpoint to free disk space. Return whether there is more space now."""
-        log = log_of(self.path)
+        log = log_path(self.path)
         try:
             before = log.stat().st_size
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -297,20 +300,20 @@ class Store:
         except (sqlite3.Error, OSError):
             return False
 
-    def _drop_oldest(self, now: Moment) -> int:
+    def _delete_oldest(self, now: Timestamp) -> int:
         """Delete some of the oldest requests. Requests of earlier boots go first: they are older, whatever the clock
         said then."""
         with transaction(self._db):
             if self._has_earlier_boots and now.boot:
-                gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
-                self._has_earlier_boots = gone > 0
-                if gone:
-                    return gone
+                num_deleted = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
+                self._has_earlier_boots = num_deleted > 0
+                if num_deleted:
+                    return num_deleted
             return self._db.execute(_DELETE_OLDEST).rowcount
 
     @property
-    def bounds(self) -> Bounds:
-        return self._bounds
+    def limits(self) -> JournalLimits:
+        return self._limits
 
     @property
     def num_bytes(self) -> int:
@@ -319,7 +322,7 @@ class Store:
         try:
             pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
+            raise to_journal_error(self.path, error) from None
         return int((pages - free) * size)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -330,32 +333,34 @@ class Store:
         try:
             yield self._db
         except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-        except Damaged as error:
+            raise to_journal_error(self.path, error) from None
+        except DamagedValue as error:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
-    def past(self, now: Moment, *, retained_s: float) -> Past:
+    def read_snapshot(self, now: Timestamp, *, retained_s: float) -> JournalSnapshot:
         """Read the state that a starting broker needs: see ``records``."""
         with self.reading() as db:
-            return records.past(db, now, retained_s)
+            return records.read_snapshot(db, now, retained_s)
 
-    def request(self, request_id: str, now: Moment) -> RequestRecord | None:
+    def read_request(self, request_id: str, now: Timestamp) -> RequestRecord | None:
         """Read one request, however long ago it ended."""
         with self.reading() as db:
-            return records.request(db, request_id, now)
+            return records.read_request(db, request_id, now)
 
-    def beginning(
-        self, prefix: str, now: Moment, limit: int = 2, account: Account | None = None
+    def find_by_prefix(
+        self, prefix: str, now: Timestamp, limit: int = 2, account: ClientAccount | None = None
     ) -> Iterator[RequestRecord]:
         """Read ended requests whose ids begin with ``prefix``; otherwise like ``list_ended``."""
-        return records.beginning(self._db, prefix, now, limit, account)
+        return records.find_by_prefix(self._db, prefix, now, limit, account)
 
-    def ended(self, now: Moment, limit: int = MAX_LISTED, account: Account | None = None) -> Iterator[RequestRecord]:
+    def list_ended(
+        self, now: Timestamp, limit: int = MAX_LISTED, account: ClientAccount | None = None
+    ) -> Iterator[RequestRecord]:
         """Read ended requests, the latest first; with an account, only its own."""
-        return records.ended(self._db, now, limit, account)
+        return records.list_ended(self._db, now, limit, account)
 
 
-def _facts_of(write: WriteEpoch) -> dict[str, object]:
+def _epoch_facts(write: WriteEpoch) -> dict[str, object]:
     facts: dict[str, object] = {"epoch": write.epoch, "workers": write.workers, "blames": write.blames}
     return facts if write.manifest is None else facts | {"manifest": write.manifest}
 

@@ -50,47 +50,47 @@ AnyPart = TypeVar("AnyPart", Part, RawPart)
 
 # Limit of epochs, sequence numbers and generations; no real count reaches it. A higher number is a result of damage or
 # manipulation, and its successor may not fit into a message or the file.
-HIGHEST = 1 << 53
+MAX_COUNT = 1 << 53
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode_msgpack = msgspec.msgpack.Encoder().encode
 _DIGEST = 8  # bytes of xxh3-64 in front of each value
 
 
-class Damaged(Exception):
+class DamagedValue(Exception):
     """A value differs from what was written."""
 
 
-def sealed(value: object) -> bytes:
+def encode(value: object) -> bytes:
     """Encode a value, with its checksum in front."""
-    data = _encode(value)
+    data = _encode_msgpack(value)
     return xxhash.xxh3_64_digest(data) + data
 
 
-def unsealed(data: object, kind: type[T]) -> T:
+def decode(data: object, kind: type[T]) -> T:
     """Decode a value. Raises Damaged."""
     if not isinstance(data, bytes) or xxhash.xxh3_64_digest(data[_DIGEST:]) != data[:_DIGEST]:
-        raise Damaged("a value's checksum differs")
+        raise DamagedValue("a value's checksum differs")
     try:
-        value: T = _decoder(cast(Any, kind)).decode(data[_DIGEST:])
+        value: T = _get_decoder(cast(Any, kind)).decode(data[_DIGEST:])
     except msgspec.DecodeError as error:
-        raise Damaged(str(error)) from None
+        raise DamagedValue(str(error)) from None
     return value
 
 
-def counted(value: int, what: str) -> int:
+def check_count(value: int, what: str) -> int:
     """Return the number if counting can have reached it. Raises Damaged."""
-    if not 0 <= value < HIGHEST:
-        raise Damaged(f"{what} is {value}, which no count can reach")
+    if not 0 <= value < MAX_COUNT:
+        raise DamagedValue(f"{what} is {value}, which no count can reach")
     return value
 
 
 @functools.cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+def _get_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """Return a cached decoder: inspecting a type takes longer than decoding a small value."""
     return msgspec.msgpack.Decoder(kind)
 
 
-def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int | None = None) -> AnyPart:
+def join_parts(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int | None = None) -> AnyPart:
     """Join the parts up to the first gap (after a power cut the last ones may be missing), at most ``num`` tokens.
     Duplicates are allowed; a part that contradicts earlier ones has a wrong index and is skipped."""
     ids: list[int] = []
@@ -98,13 +98,13 @@ def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int |
     hops: list[Any] = []
     num_cached = 0
     for first, part in parts:
-        known = len(ids) - first
-        if known < 0:
+        overlap = len(ids) - first
+        if overlap < 0:
             break
         if first < 0 or any(map(ne, ids[first:], part.ids)):
             continue
-        ids += part.ids[known:]
-        logprobs += part.logprobs[known:]
-        hops += part.hops[known:]
+        ids += part.ids[overlap:]
+        logprobs += part.logprobs[overlap:]
+        hops += part.hops[overlap:]
         num_cached = max(num_cached, part.num_cached)
     return kind(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]), num_cached=num_cached)

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swarm.broker.members.trust import Finding, pause_s
+from swarm.broker.members.integrity import FaultRuling, call_pause_s
 from swarm.broker.state import Sequence, SequenceState, State, Worker
 from swarm.broker.state.evidence import KEEP_S, FailedStep
 from swarm.wire.messages import LayerRange, ReplayDone, SequencePosition, StepFailure
@@ -42,85 +42,85 @@ OFTEN = 4  # failures of one worker within ``KEEP_S``
 
 
 @dataclass(slots=True)
-class Blame:
+class StepFailureJudge:
     """Evidence about failed steps, and the decision between worker and request (see the module)."""
 
     state: State
 
-    def judge(self, worker: Worker, failed: StepFailure, reason: str, *, is_needed: bool) -> Finding:
+    def judge(self, worker: Worker, failure: StepFailure, reason: str, *, is_needed: bool) -> FaultRuling:
         """Decide what to do about a step that raised. ``is_needed``: no other worker could compute this worker's
         layers."""
         self.state.count("steps_failed")
-        ends = {row.sequence: row.position for row in failed.rows}
-        owners = {s: self._owner(s) for s in ends}
+        ends = {row.sequence: row.position for row in failure.rows}
+        owners = {s: self._find_request(s) for s in ends}
         evidence = self.state.evidence
         evidence.forget(filter(self._has_ended, evidence.suspects))
-        evidence.add(FailedStep(worker.name, failed.layers, ends, owners, self.state.now))
+        evidence.add(FailedStep(worker.name, failure.layers, ends, owners, self.state.now))
         # The single request in the step, if there was only one.
-        alone = next(iter(owners.values())) if len(set(owners.values())) == 1 else None
-        if alone in self.state.requests and self._is_guilty(alone, is_needed):
-            return Finding(None, "", self._convict(alone, reason))
-        why = self._why_out(worker, is_needed)
+        sole_request = next(iter(owners.values())) if len(set(owners.values())) == 1 else None
+        if sole_request in self.state.requests and self._is_guilty(sole_request, is_needed):
+            return FaultRuling(None, "", self._convict(sole_request, reason))
+        why = self._removal_reason(worker, is_needed)
         if not why:
-            return Finding(None, "", ())
-        self._pause(worker)
-        return Finding(worker, f"{why}; the last one, in {failed.layers.in_words}: {reason}", ())
+            return FaultRuling(None, "", ())
+        self._delay_call(worker)
+        return FaultRuling(worker, f"{why}; the last one, in {failure.layers.label}: {reason}", ())
 
-    def came_through(self, reached: Iterable[SequencePosition], now: float) -> None:
+    def record_step(self, reached: Iterable[SequencePosition], now: float) -> None:
         """Record a step that all stages of the active plan have computed; ``reached`` holds the end of each of its
         rows."""
-        plan = self.state.book.current
+        plan = self.state.plans.current
         if plan is not None:
             layers = LayerRange(0, plan.stages[-1].layers.stop)
-            self._computed(layers, {row.sequence: row.position for row in reached}, now)
+            self._record_computed(layers, {row.sequence: row.position for row in reached}, now)
 
-    def replayed(self, done: ReplayDone, now: float) -> None:
+    def record_replay(self, done: ReplayDone, now: float) -> None:
         """Record that a chunk of a replay was computed by the stages of some of the layers."""
-        plan = self.state.book.current
+        plan = self.state.plans.current
         if plan is not None and plan.epoch == done.epoch and self.state.evidence.steps:
-            self._computed(done.layers, {done.sequence: done.kv}, now)
+            self._record_computed(done.layers, {done.sequence: done.kv}, now)
 
-    def _computed(self, layers: LayerRange, ends: dict[int, int], now: float) -> None:
-        assert self.state.book.current is not None
-        stages = self.state.book.current.stages
+    def _record_computed(self, layers: LayerRange, ends: dict[int, int], now: float) -> None:
+        assert self.state.plans.current is not None
+        stages = self.state.plans.current.stages
         names = [s.name for s in stages if s.layers.first < layers.stop and layers.first < s.layers.stop]
-        self.state.evidence.came_through(names, layers, ends, map(self._owner, ends), now)
+        self.state.evidence.record_success(names, layers, ends, map(self._find_request, ends), now)
 
-    def tested(self, worker: Worker, problem: str) -> None:
+    def record_test(self, worker: Worker, problem: str) -> None:
         """Record the result of a worker's device test. ``problem``: why it failed; empty: it passed."""
         if not problem:
-            self.state.evidence.passed_test(worker.name)
+            self.state.evidence.record_passed_test(worker.name)
             return
         self.state.count("device_tests_failed")
-        self._pause(worker)
+        self._delay_call(worker)
 
     # --- the request -------------------------------------------------------------------------------------------------
 
     def _is_guilty(self, request_id: str, is_needed: bool) -> bool:
         evidence = self.state.evidence
-        failures = evidence.of_request(request_id)
+        failures = evidence.failures_of_request(request_id)
         workers = {failure.worker for failure in failures}
         is_alone = len(workers) == 1
         if len(failures) < GUILTY_AFTER or (is_alone and not is_needed):
             return False
-        if any(request_id in failure.vouched for failure in failures):
+        if any(request_id in failure.worker_ok_without for failure in failures):
             return True
-        theirs = [failure for failure in evidence.steps if failure.worker in workers and failure.pending]
-        is_only_one = all(request_id in failure.pending_requests for failure in theirs)
+        pending_steps = [failure for failure in evidence.steps if failure.worker in workers and failure.pending]
+        is_only_one = all(request_id in failure.pending_requests for failure in pending_steps)
         # convicted, and no step computed since
-        before = {evidence.unproven.get(worker, request_id) for worker in workers}
-        is_enough = not is_alone or before == {request_id} or len(failures) >= UNSURE_AFTER
+        convicted = {evidence.unproven.get(worker, request_id) for worker in workers}
+        is_enough = not is_alone or convicted == {request_id} or len(failures) >= UNSURE_AFTER
         return any(failure.is_tested for failure in failures) and is_only_one and is_enough
 
     def _convict(self, request_id: str, reason: str) -> tuple[tuple[Sequence, str], ...]:
         """Return the request's failed sequences, each with the reason for ending it, and clear the workers of blame."""
-        failures = self.state.evidence.of_request(request_id)
+        failures = self.state.evidence.failures_of_request(request_id)
         failed = {sequence for failure in failures for sequence in failure.pending}
         self.state.evidence.convict(request_id)
         names = sorted({failure.worker for failure in failures})
-        if len(names) > 1 or any(request_id in failure.vouched for failure in failures):
+        if len(names) > 1 or any(request_id in failure.worker_ok_without for failure in failures):
             self._clear(names)
-        layers = ", ".join(dict.fromkeys(failure.layers.in_words for failure in failures))
+        layers = ", ".join(dict.fromkeys(failure.layers.label for failure in failures))
         detail = (
             f"quarantined: its steps failed {len(failures)} times (on {', '.join(names)}, in {layers}), where other "
             f"requests succeeded; the last one: {reason}"
@@ -138,39 +138,39 @@ class Blame:
         sequence = self.state.sequences.get(sequence_id)
         return sequence is None or sequence.state is SequenceState.ENDED
 
-    def _owner(self, sequence_id: int) -> str:
+    def _find_request(self, sequence_id: int) -> str:
         """Return the request of a sequence; for a sequence that has been dropped, a name unique to it."""
         sequence = self.state.sequences.get(sequence_id)
         return f"sequence {sequence_id}" if sequence is None else sequence.request.id
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
-    def _why_out(self, worker: Worker, is_needed: bool) -> str:
+    def _removal_reason(self, worker: Worker, is_needed: bool) -> str:
         """Return the reason why this worker must be put out; empty: it stays."""
-        failures = self.state.evidence.of_worker(worker.name)
-        in_row = self.state.evidence.in_row(worker.name)
-        if len(in_row) >= FAILED_AFTER and not _in_all(in_row):
+        failures = self.state.evidence.failures_of_worker(worker.name)
+        in_row = self.state.evidence.consecutive_failures(worker.name)
+        if len(in_row) >= FAILED_AFTER and not _common_requests(in_row):
             return f"its last {len(in_row)} steps failed, whatever was in them"
-        is_new = all(len(self.state.evidence.of_request(r)) == 1 for r in failures[-1].pending_requests)
-        if len(failures) >= OFTEN and not _in_all(failures) and is_new:
+        is_new = all(len(self.state.evidence.failures_of_request(r)) == 1 for r in failures[-1].pending_requests)
+        if len(failures) >= OFTEN and not _common_requests(failures) and is_new:
             return f"{len(failures)} of its steps failed within {KEEP_S / 60:.0f} minutes, with different requests"
         if len(in_row) >= (GUILTY_AFTER if is_needed else FAILED_AFTER):
             shows = "a test of its device will show" if is_needed else "other workers will show"
             return f"its last {len(in_row)} steps failed; {shows} whether a request is to blame"
-        here = Counter(request_id for failure in failures for request_id in failure.pending_requests)
-        if not is_needed and here and max(here.values()) >= GUILTY_AFTER:
+        counts = Counter(request_id for failure in failures for request_id in failure.pending_requests)
+        if not is_needed and counts and max(counts.values()) >= GUILTY_AFTER:
             return f"a request failed here {GUILTY_AFTER} times; other workers will show which of the two is to blame"
         return ""
 
-    def _pause(self, worker: Worker) -> None:
+    def _delay_call(self, worker: Worker) -> None:
         """Set when the worker may be called back: immediately at first, later after a pause. Old faults expire."""
         now = self.state.now
         if now - worker.call_after > KEEP_S:
             worker.num_faults = 0
         worker.num_faults += 1
-        worker.call_after = now + pause_s(worker.num_faults - 1)
+        worker.call_after = now + call_pause_s(worker.num_faults - 1)
 
 
-def _in_all(failures: list[FailedStep]) -> set[str]:
+def _common_requests(failures: list[FailedStep]) -> set[str]:
     """Return the requests that were in every one of these failures."""
     return failures[0].requests.intersection(*(failure.requests for failure in failures[1:]))

@@ -26,7 +26,7 @@ its steps raise, whatever is in them                failed: out (reported by the
 ==================================================  ====================================================
 
 The counter moves with every layer that was computed and every tensor that was loaded, so a step may take minutes. The
-expected time of a step follows from its positions and from the worker's measurements at join (``Expected``).
+expected time of a step follows from its positions and from the worker's measurements at join (``ExpectedTimes``).
 
 The broker's own pauses are not the workers' fault: ``shift_deadlines`` moves every deadline by the length of the pause.
 """
@@ -36,8 +36,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from swarm.broker.state.workers import Judgement, Pulse, Verdict
-from swarm.wire.messages import Beat
+from swarm.broker.state.workers import HeartbeatHistory, Judgement, Verdict
+from swarm.wire.messages import Heartbeat
 
 # A load shows progress with every tensor and at its end warms up: half a minute (of the default two seconds) is enough
 # for the largest tensor from a slow disk, and for the warm-up of a slow machine.
@@ -48,12 +48,12 @@ LOOP_FACTOR = 5
 # step in hand is judged only after a while: before, the counter's rate is still that of the earlier steps.
 SLOW_FACTOR = 3.0
 # Silent is a worker whose last heartbeat is this many times older than the longest recent interval.
-LATE_FACTOR = 3.0
+SILENCE_FACTOR = 3.0
 SLOW_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:  # A worker is always silent after this long without a heartbeat.
+class HealthLimits:  # A worker is always silent after this long without a heartbeat.
     """Limits of the health check (``[health]`` in the settings)."""
 
     beat_timeout_s: float = 0.7  # A worker is never silent before, however regular its heartbeats.
@@ -64,7 +64,7 @@ class HealthSettings:  # A worker is always silent after this long without a hea
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTimes:
     """Expected times of a worker's steps, from sources other than its heartbeats."""
 
     usual_s: float = 0.0  # usual time of a step through all stages
@@ -79,30 +79,34 @@ class Expected:
         return max(self.usual_s, self.in_hand_s * max(1.0, self.pace or 1.0))
 
 
-def judge(pulse: Pulse, settings: HealthSettings, expected: Expected, now: float) -> Judgement:
+def judge(pulse: HeartbeatHistory, settings: HealthLimits, expected: ExpectedTimes, now: float) -> Judgement:
     """Return the verdict on one worker, with its evidence as text. A blocked worker is judged further by
-    ``judge_blocked``."""
-    silent_s = now - pulse.heard_at
+    ``describe_blocking_verdict``."""
+    silent_s = now - pulse.received_at
     if silent_s > _allowed_silence_s(pulse, settings):
         return Judgement(Verdict.SILENT, f"no beat for {silent_s * 1000:.0f} ms: frozen or cut off")
-    if pulse.beat is None:
+    if pulse.last is None:
         return Judgement(Verdict.WELL, "just joined")
-    return _hung(pulse, pulse.beat, settings, expected, now) or _living(pulse, pulse.beat, expected, silent_s)
+    return _judge_hung(pulse, pulse.last, settings, expected, now) or _judge_living(
+        pulse, pulse.last, expected, silent_s
+    )
 
 
-def _allowed_silence_s(pulse: Pulse, settings: HealthSettings) -> float:
+def _allowed_silence_s(pulse: HeartbeatHistory, settings: HealthLimits) -> float:
     """Return how long a worker may be silent. A worker with regular heartbeats is declared silent sooner. On a busy
     machine, or over a link that loses packets, heartbeats are sometimes late, so the limit is longer; it is also longer
     until enough intervals have been seen."""
     # Before the first heartbeat the worker must receive its Welcome: two messages may be late, not one.
-    if pulse.beat is None:
+    if pulse.last is None:
         return 2 * settings.beat_timeout_s
-    if not pulse.is_known:
+    if not pulse.has_enough:
         return settings.beat_timeout_s
-    return min(settings.beat_timeout_s, max(settings.beat_least_s, LATE_FACTOR * pulse.longest_s))
+    return min(settings.beat_timeout_s, max(settings.beat_least_s, SILENCE_FACTOR * pulse.longest_gap_s))
 
 
-def _hung(pulse: Pulse, beat: Beat, settings: HealthSettings, expected: Expected, now: float) -> Judgement | None:
+def _judge_hung(
+    pulse: HeartbeatHistory, beat: Heartbeat, settings: HealthLimits, expected: ExpectedTimes, now: float
+) -> Judgement | None:
     """Return the verdict if heartbeats arrive but one of the working threads makes no progress, else None."""
     if pulse.loop_lag_s > LOOP_FACTOR * settings.hang_min_s:
         return Judgement(Verdict.HUNG, f"its control loop has stood still for {pulse.loop_lag_s:.1f} s")
@@ -110,30 +114,30 @@ def _hung(pulse: Pulse, beat: Beat, settings: HealthSettings, expected: Expected
         return None
     if beat.state == "computing" and beat.asleep_s >= settings.asleep_s:
         return Judgement(Verdict.HUNG, f"computing, but none of its threads has run for {beat.asleep_s:.1f} s")
-    still_s, allowed_s = now - pulse.moved_at, _allowed_s(beat, settings, expected)
+    still_s, allowed_s = now - pulse.progressed_at, _allowed_standstill_s(beat, settings, expected)
     if still_s <= allowed_s:
         return None
     return Judgement(Verdict.HUNG, f"{beat.state}, no progress for {still_s:.1f} s (allowed {allowed_s:.1f} s)")
 
 
-def _living(pulse: Pulse, beat: Beat, expected: Expected, silent_s: float) -> Judgement:
+def _judge_living(pulse: HeartbeatHistory, beat: Heartbeat, expected: ExpectedTimes, silent_s: float) -> Judgement:
     lasts_s = beat.since_s + silent_s
     if beat.state == "blocked":
         return Judgement(Verdict.BLOCKED, f"blocked on {beat.blocked_on} for {lasts_s:.1f} s")
     if beat.state == "loading":
         return Judgement(Verdict.LOADING, f"loading for {lasts_s:.1f} s")
-    slow = _by_pace(pulse, beat, expected)
+    slow = _judge_slow(pulse, beat, expected)
     return slow or Judgement(Verdict.WELL, f"{beat.state}, last beat {silent_s * 1000:.0f} ms ago")
 
 
-def _allowed_s(beat: Beat, settings: HealthSettings, expected: Expected) -> float:
+def _allowed_standstill_s(beat: Heartbeat, settings: HealthLimits, expected: ExpectedTimes) -> float:
     """Return how long the progress counter may stand still."""
     if beat.state == "loading":
         return LOADING_FACTOR * settings.hang_min_s
     return max(settings.hang_min_s, settings.hang_factor * expected.step_s)
 
 
-def _by_pace(pulse: Pulse, beat: Beat, expected: Expected) -> Judgement | None:
+def _judge_slow(pulse: HeartbeatHistory, beat: Heartbeat, expected: ExpectedTimes) -> Judgement | None:
     """Return the verdict "slow" if the step in hand, or the steps before it, took too long; else None."""
     if beat.state == "computing" and beat.since_s > SLOW_AFTER_S and expected.in_hand_s > 0:
         predicted = expected.num_layers / expected.in_hand_s
@@ -147,17 +151,17 @@ def _by_pace(pulse: Pulse, beat: Beat, expected: Expected) -> Judgement | None:
     return None
 
 
-def judge_blocked(
+def describe_blocking_verdict(
     incarnation: str, judged: Mapping[str, Judgement], blocked_on: Callable[[str], str], name_of: Callable[[str], str]
 ) -> str:
     """Return, as text, the verdict that decides for a blocked worker: that of the worker at the end of the chain of
     waits."""
-    seen, holder = {incarnation}, blocked_on(incarnation)
-    while holder in judged and judged[holder].verdict is Verdict.BLOCKED and holder not in seen:
-        seen.add(holder)
+    visited, holder = {incarnation}, blocked_on(incarnation)
+    while holder in judged and judged[holder].verdict is Verdict.BLOCKED and holder not in visited:
+        visited.add(holder)
         holder = blocked_on(holder)
     if holder not in judged:
-        who = "the broker" if holder == "broker" else f"{name_of(holder)}, which is no member any more"
-        return f"it is judged by {who}"
-    found = judged[holder]
-    return f"it is judged by {name_of(holder)}, which is {found.verdict.value}: {found.evidence}"
+        name = "the broker" if holder == "broker" else f"{name_of(holder)}, which is no member any more"
+        return f"it is judged by {name}"
+    verdict = judged[holder]
+    return f"it is judged by {name_of(holder)}, which is {verdict.verdict.value}: {verdict.evidence}"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Admit, Relay
-from swarm.broker.state import KeyBook, State
+from swarm.broker.actions import SetAllowedKeys, SetRelayTickets
+from swarm.broker.state import KeyState, State
 
 MAX_FORMER = 4096  # keys of former members
 
@@ -25,52 +25,54 @@ class Keyring:
     results."""
 
     state: State
-    own: str | None
-    book: KeyBook = field(init=False)
+    broker_key: str | None
+    keys: KeyState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.book = self.state.keys
+        self.keys = self.state.keys
 
     def add(self, key: str | None) -> None:
         """Accept the key of a new member."""
-        if key is None or self.own is None:
+        if key is None or self.broker_key is None:
             return
-        self.book.has_changed |= key not in self.book.known
-        self.book.known[key] = None
-        self.book.known.move_to_end(key)
-        if len(self.book.known) > MAX_FORMER + len(self.state.workers):
+        self.keys.must_resend |= key not in self.keys.accepted
+        self.keys.accepted[key] = None
+        self.keys.accepted.move_to_end(key)
+        if len(self.keys.accepted) > MAX_FORMER + len(self.state.workers):
             members = {worker.hello.key for worker in self.state.workers.values() if not worker.is_gone}
-            del self.book.known[next(former for former in self.book.known if former not in members)]
+            del self.keys.accepted[next(former for former in self.keys.accepted if former not in members)]
 
     def revoke(self, key: str) -> bool:
         """Remove a key. Returns whether it was a worker's."""
-        was_known = key in self.book.known
-        self.book.has_changed |= was_known
-        self.book.known.pop(key, None)
+        was_known = key in self.keys.accepted
+        self.keys.must_resend |= was_known
+        self.keys.accepted.pop(key, None)
         return was_known
 
-    def tells_apart(self, key: str, said: str | None) -> bool:
+    def is_other_key(self, key: str, declared: str | None) -> bool:
         """Whether the key that authenticated the connection differs from the key that the worker named in its Hello
         (``said``)."""
-        return self.own is not None and key != (said or "")
+        return self.broker_key is not None and key != (declared or "")
 
-    def changes(self) -> list[Admit | Relay]:
+    def pending_actions(self) -> list[SetAllowedKeys | SetRelayTickets]:
         """Return the actions that bring the sockets and the relay up to date."""
-        if self.own is None:
+        if self.broker_key is None:
             return []
-        current = self.state.book.current
+        current = self.state.plans.current
         last = None if current is None else current.stages[-1].key
         wanted = {"data": frozenset() if last is None else frozenset((last,))}
-        if self.book.has_changed:
-            wanted["beat"] = frozenset(self.book.known)
-            self.book.has_changed = False
-        changed: list[Admit | Relay] = [
-            Admit(door, keys) for door, keys in wanted.items() if keys != self.book.heard_at.get(door, frozenset())
+        if self.keys.must_resend:
+            wanted["beat"] = frozenset(self.keys.accepted)
+            self.keys.must_resend = False
+        changed: list[SetAllowedKeys | SetRelayTickets] = [
+            SetAllowedKeys(door, keys)
+            for door, keys in wanted.items()
+            if keys != self.keys.sent_keys.get(door, frozenset())
         ]
-        self.book.heard_at.update(wanted)
-        coming = self.state.book.coming
-        tickets = frozenset().union(*(plan.tickets for plan in (current, coming) if plan is not None))
-        if tickets != self.book.passed_on:
-            self.book.passed_on = tickets
-            changed.append(Relay(tickets))
+        self.keys.sent_keys.update(wanted)
+        prepared = self.state.plans.upcoming
+        tickets = frozenset().union(*(plan.tickets for plan in (current, prepared) if plan is not None))
+        if tickets != self.keys.sent_tickets:
+            self.keys.sent_tickets = tickets
+            changed.append(SetRelayTickets(tickets))
         return changed

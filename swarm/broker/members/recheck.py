@@ -22,26 +22,26 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from swarm.broker.actions import OrderWorker, Outbox
+from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
-from swarm.broker.state.plans import Comparison, Rechecks
-from swarm.broker.steps.scheduler import opening
+from swarm.broker.state.plans import RecheckComparison, RecheckSchedule
+from swarm.broker.steps.scheduler import build_open
 from swarm.wire.messages import (
-    Digested,
+    AllowKey,
     Edge,
-    Expect,
+    GetDigest,
     LayerRange,
-    Leg,
+    LogDigest,
     Recheck,
     Rechecked,
-    TellDigest,
-    Trial,
+    RecheckHop,
+    RecheckRoute,
     loaded_layers,
 )
 
-PATIENCE_S = 30.0  # a checker computes only when it is otherwise idle
-MAX_LEGS = 16
-DRAWN = 8  # tokens that are sampled again after the last stage
+TIMEOUT_S = 30.0  # a checker computes only when it is otherwise idle
+MAX_HOPS = 16
+MAX_DRAWN = 8  # tokens that are sampled again after the last stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +62,27 @@ class Rechecker:
     out: Outbox
 
     @property
-    def _book(self) -> Rechecks:
+    def _rechecks(self) -> RecheckSchedule:
         return self.state.rechecks
 
     def tick(self, now: float) -> None:
         """Begin a recheck if it is due; void one that takes too long."""
-        trial = self._book.under_way
+        trial = self._rechecks.current
         if trial is not None:
             if now >= trial.give_up_at:
                 self._void("no answer")
-            elif not self._still_counts(trial):
+            elif not self._is_valid(trial):
                 self._void("the plan changed, or the sequence ended")
             return
-        if self.settings.every_s > 0 and now - self._book.looked_at >= self.settings.every_s:
+        if self.settings.every_s > 0 and now - self._rechecks.due_at >= self.settings.every_s:
             self._begin(now)
 
-    def said(self, worker: Worker, message: Rechecked | Digested) -> None:
-        trial = self._book.under_way
+    def on_result(self, worker: Worker, message: Rechecked | LogDigest) -> None:
+        trial = self._rechecks.current
         if trial is None or message.ticket != trial.ticket:
             self.state.count("stale_rechecks")
             return
-        if isinstance(message, Digested):
+        if isinstance(message, LogDigest):
             if worker.incarnation != trial.stage.incarnation:
                 self.state.count("stale_rechecks")
                 return
@@ -94,31 +94,31 @@ class Rechecker:
             self.state.count("stale_rechecks")
             return
         else:
-            trial.found = message.digest or message.tokens
-        if not self._still_counts(trial):
+            trial.result = message.digest or message.tokens
+        if not self._is_valid(trial):
             self._void("the plan changed, or the sequence ended")
         elif trial.expected == "":  # The stage reports an empty digest when its log no longer has these positions.
             self._void(f"the log of {trial.stage.name} has gone")
-        elif trial.expected is not None and trial.found is not None:
+        elif trial.expected is not None and trial.result is not None:
             self._compare(trial)
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        book = self.state.book
+        book = self.state.plans
         plan = book.current
-        if plan is None or not book.serving:
+        if plan is None or not book.is_serving:
             return
         for _ in plan.stages:
-            index = self._book.next_stage(len(plan.stages))
+            index = self._rechecks.next_stage(len(plan.stages))
             sequence = self._next_sequence(is_last=index + 1 == len(plan.stages))
-            legs = self._legs(plan.stages[index]) if sequence is not None else ()
+            legs = self._find_hops(plan.stages[index]) if sequence is not None else ()
             if sequence is not None and legs:
-                self._book.look(now)
-                self._book.take(sequence)
-                self._order(plan, index, sequence, legs, now)
+                self._rechecks.record_due(now)
+                self._rechecks.record_sequence(sequence)
+                self._start(plan, index, sequence, legs, now)
                 return
-        self._book.look(now)
+        self._rechecks.record_due(now)
         if len(plan.stages) and self.state.running:
             self.state.count("rechecks_impossible")  # no comparable worker has the layers loaded
 
@@ -127,27 +127,29 @@ class Rechecker:
         fit = [
             s
             for s in self.state.running
-            if s.kv > 0 and not s.rebuilds and (not is_last or (s.num_generated > 0 and s.sampled > self._stop(s)))
+            if s.kv > 0
+            and not s.rebuilds
+            and (not is_last or (s.num_generated > 0 and s.sampled > self._end_position(s)))
         ]
-        return self._book.next_sequence(fit)
+        return self._rechecks.next_sequence(fit)
 
-    def _stop(self, sequence: Sequence) -> int:
+    def _end_position(self, sequence: Sequence) -> int:
         return min(sequence.kv, self.settings.positions)
 
-    def _legs(self, suspect: StagePlan) -> tuple[Leg, ...]:
+    def _find_hops(self, suspect: StagePlan) -> tuple[RecheckHop, ...]:
         """Return workers that have the stage's layers loaded, each with as many of them in a row as possible; nothing
         if no worker has some layer."""
         others = [w for w in self.state.workers.values() if self._is_comparable(w, suspect)]
-        loaded = {w.incarnation: loaded_layers(w.layers, w.kept) for w in others}
-        legs: list[Leg] = []
+        loaded = {w.incarnation: loaded_layers(w.layers, w.warm_layers) for w in others}
+        legs: list[RecheckHop] = []
         at = suspect.layers.first
         while at < suspect.layers.stop:
             stops = {i: self._run_end(at, suspect.layers.stop, layers) for i, layers in loaded.items()}
             best = max(stops, key=lambda i: stops[i], default=None)
-            if best is None or stops[best] == at or len(legs) == MAX_LEGS:
+            if best is None or stops[best] == at or len(legs) == MAX_HOPS:
                 return ()
             worker = self.state.workers[best]
-            legs.append(Leg(Edge(best, self._endpoint(worker)), LayerRange(at, stops[best])))
+            legs.append(RecheckHop(Edge(best, self._endpoint(worker)), LayerRange(at, stops[best])))
             at = stops[best]
         return tuple(legs)
 
@@ -157,7 +159,7 @@ class Rechecker:
         return worker.hello.endpoint if stage is None else stage.endpoint
 
     def _stage(self, worker: Worker) -> StagePlan | None:
-        plan = self.state.book.current
+        plan = self.state.plans.current
         return None if plan is None else plan.stage_of(worker.incarnation)
 
     @staticmethod
@@ -172,11 +174,11 @@ class Rechecker:
         own = self.state.workers[suspect.incarnation].hello
         if worker.is_gone or worker.incarnation == suspect.incarnation:
             return False
-        if worker.incarnation in self.state.ways.avoided and self._stage(worker) is None:
+        if worker.incarnation in self.state.routes.relay_only and self._stage(worker) is None:
             return False  # the worker connects to the relay only while it is a stage
         if (worker.hello.device, worker.hello.dtype) != (own.device, own.dtype):
             return False
-        capacity = self.state.book.capacity
+        capacity = self.state.plans.capacity
         suspected, other = capacity.get(suspect.incarnation), capacity.get(worker.incarnation)
         if suspected is not None and "inexact" in suspected.kernels:
             return False
@@ -184,54 +186,54 @@ class Rechecker:
             return suspected.bits == other.bits
         return worker.hello.host == own.host
 
-    def _order(self, plan: Plan, index: int, sequence: Sequence, legs: tuple[Leg, ...], now: float) -> None:
-        stage, ticket, stop = plan.stages[index], self._book.next_ticket(), self._stop(sequence)
+    def _start(self, plan: Plan, index: int, sequence: Sequence, legs: tuple[RecheckHop, ...], now: float) -> None:
+        stage, ticket, stop = plan.stages[index], self._rechecks.next_ticket(), self._end_position(sequence)
         names = tuple(self.state.workers[leg.to.to].name for leg in legs)
-        trial = Comparison(ticket, plan.epoch, sequence, stage, names, stop, now + PATIENCE_S)
+        trial = RecheckComparison(ticket, plan.epoch, sequence, stage, names, stop, now + TIMEOUT_S)
         drawn = 0
         if index + 1 == len(plan.stages):
-            drawn = max(0, min(DRAWN, stop + 1 - sequence.num_prompt, stop))
+            drawn = max(0, min(MAX_DRAWN, stop + 1 - sequence.num_prompt, stop))
             if not drawn:
                 return  # the sampled tokens lie beyond the positions that are checked
             trial.expected = tuple(sequence.tokens[stop - drawn + 1 : stop + 1])
-        self._book.begin(trial)
+        self._rechecks.begin(trial)
         self.state.count("rechecks")
         order = Recheck(
             epoch=plan.epoch,
             boundary=stage.layers.first,
             stop=stop,
-            open=replace(opening(sequence), tokens=tuple(sequence.tokens[: stop + 1]), source=None, shared=0),
-            trial=Trial(ticket, legs, drawn),
+            open=replace(build_open(sequence), tokens=tuple(sequence.tokens[: stop + 1]), source=None, shared=0),
+            trial=RecheckRoute(ticket, legs, drawn),
         )
         sender = legs[0].to.to if index == 0 else plan.stages[index - 1].incarnation
-        self._let_hear([sender, *(leg.to.to for leg in legs)], plan.epoch)
-        self._say(sender, order)
+        self._allow_keys([sender, *(leg.to.to for leg in legs)], plan.epoch)
+        self._send(sender, order)
         if not drawn:
-            tell = TellDigest(
+            tell = GetDigest(
                 epoch=plan.epoch, ticket=ticket, sequence=sequence.id, boundary=stage.layers.stop, stop=stop
             )
-            self._say(stage.incarnation, tell)
+            self._send(stage.incarnation, tell)
 
-    def _let_hear(self, way: list[str], epoch: int) -> None:
+    def _allow_keys(self, route: list[str], epoch: int) -> None:
         """Have each worker on the route accept messages of the previous one, which is not its neighbour in the plan."""
-        for sender, receiver in pairwise(way):
+        for sender, receiver in pairwise(route):
             key = self.state.workers[sender].hello.key
             if key is not None and sender != receiver:
-                self._say(receiver, Expect(epoch=epoch, key=key))
+                self._send(receiver, AllowKey(epoch=epoch, key=key))
 
-    def _say(self, incarnation: str, order: Recheck | TellDigest | Expect) -> None:
-        self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))
+    def _send(self, incarnation: str, order: Recheck | GetDigest | AllowKey) -> None:
+        self.out.append(SendToWorker(self.state.workers[incarnation].peer, order))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _still_counts(self, trial: Comparison) -> bool:
+    def _is_valid(self, trial: RecheckComparison) -> bool:
         """Whether the stages still hold the positions under check."""
-        current = self.state.book.current
+        current = self.state.plans.current
         is_held = trial.sequence.state is SequenceState.RUNNING and trial.sequence.kv >= trial.stop
         return current is not None and current.epoch == trial.epoch and is_held
 
-    def _compare(self, trial: Comparison) -> None:
-        self._book.end()
+    def _compare(self, trial: RecheckComparison) -> None:
+        self._rechecks.end()
         suspect = self.state.workers[trial.stage.incarnation]
         fields = {
             "worker": suspect.name,
@@ -240,7 +242,7 @@ class Rechecker:
             "sequence": trial.sequence.id,
             "positions": trial.stop,
         }
-        if trial.found == trial.expected:
+        if trial.result == trial.expected:
             self.state.count("rechecks_agreed")
             suspect.num_confirmed += 1
             self.out.note("recheck_agreed", "debug", **fields)
@@ -253,6 +255,6 @@ class Rechecker:
                 worker.disagreed_with[suspect.name] = worker.disagreed_with.get(suspect.name, 0) + 1
         self.out.note("recheck_disagreed", "error", **fields, who_is_right="not known from one comparison")
 
-    def _void(self, why: str) -> None:
+    def _void(self, reason: str) -> None:
         self.state.count("rechecks_void")
-        self.out.note("recheck_void", worker=self._book.end().stage.name, why=why)
+        self.out.note("recheck_void", worker=self._rechecks.end().stage.name, why=reason)

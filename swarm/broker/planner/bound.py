@@ -9,20 +9,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broker.planner.problem import Problem
-from swarm.broker.planner.search import EQUAL
-from swarm.broker.planner.tables import Table, hops
+from swarm.broker.planner.problem import PlanningProblem
+from swarm.broker.planner.search import ROUNDING
+from swarm.broker.planner.tables import Table, hop_seconds
 
 Counts = NDArray[np.int64]
 _NEVER = 1 << 40  # more layers than any model has
 
 
-def lower_bound(problem: Problem) -> float:
+def lower_bound(problem: PlanningProblem) -> float:
     """Return the seconds below which no plan's step can be; infinite if there can be no plan."""
     return _sum_bound(problem) if problem.takes_turns else _slowest_bound(problem)
 
 
-def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
+def most_layers(problem: PlanningProblem, extra_bytes: int = 0) -> Counts:
     """Return how many layers each device's memory and cap allow besides ``extra_bytes``, counting the smallest layers
     first."""
     model = problem.model
@@ -40,29 +40,31 @@ def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
     return np.maximum(0, np.minimum(counts, np.minimum(caps, pins)))
 
 
-def _slowest_bound(problem: Problem) -> float:
+def _slowest_bound(problem: PlanningProblem) -> float:
     low, high = 0.0, 2.0 * sum(problem.model.layer_weights) * max(d.layer_s for d in problem.devices)
     high += sum(d.stage_s + d.embed_s + d.head_s for d in problem.devices)
-    if covered_within(problem, high) < problem.model.num_layers:
+    if count_covered(problem, high) < problem.model.num_layers:
         return np.inf
     for _ in range(40):  # bisection: 40 halvings are as exact as the measurements, many times over
         middle = (low + high) / 2
-        if covered_within(problem, middle) >= problem.model.num_layers:
+        if count_covered(problem, middle) >= problem.model.num_layers:
             high = middle
         else:
             low = middle
     return low
 
 
-def covered_within(problem: Problem, limit_s: float) -> int:
+def count_covered(problem: PlanningProblem, limit_s: float) -> int:
     """Return the most layers that all devices together could compute if each has this time, for the best choice of the
     devices with the embedding and the head."""
     devices, model = problem.devices, problem.model
-    counts = _within(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
-    embeds = _within(
+    counts = _count_computable(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
+    embeds = _count_computable(
         problem, most_layers(problem, model.embed_bytes), [limit_s - d.stage_s - d.embed_s for d in devices]
     )
-    heads = _within(problem, most_layers(problem, model.head_bytes), [limit_s - d.stage_s - d.head_s for d in devices])
+    heads = _count_computable(
+        problem, most_layers(problem, model.head_bytes), [limit_s - d.stage_s - d.head_s for d in devices]
+    )
     alone = int(np.minimum(embeds, heads).max(initial=0))
     if len(devices) == 1 or alone >= model.num_layers:
         return alone
@@ -76,17 +78,17 @@ def _least_pair(first: Counts, last: Counts) -> int:
     return min(int(first[i] + last[j]) for i in one for j in other if i != j)
 
 
-def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
+def _count_computable(problem: PlanningProblem, most: Counts, limits: list[float]) -> Counts:
     """Return how many of the lightest layers each device computes in its time."""
     work = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights))))
     speed = np.array([d.layer_s for d in problem.devices])
     allowance = np.maximum(np.asarray(limits), 0.0) * (1 + 1e-9)
-    found = np.searchsorted(work, allowance / np.maximum(speed, 1e-12), side="right") - 1
-    counts: Counts = np.minimum(found, most)
+    fitting = np.searchsorted(work, allowance / np.maximum(speed, 1e-12), side="right") - 1
+    counts: Counts = np.minimum(fitting, most)
     return counts
 
 
-def _sum_bound(problem: Problem) -> float:
+def _sum_bound(problem: PlanningProblem) -> float:
     """Fill devices in the order of their cost per layer when full, with fractions of layers allowed."""
     devices, most = problem.devices, most_layers(problem)
     if most.sum() < problem.model.num_layers:
@@ -99,16 +101,16 @@ def _sum_bound(problem: Problem) -> float:
         if work > 0:
             total += work * float(rates[index])
             rest -= work
-    if rest > EQUAL:
+    if rest > ROUNDING:
         return np.inf
     ends = min(d.embed_s for d in devices) + min(d.head_s for d in devices)
     return max(0.0, total - float(ways.max())) + ends  # the first stage needs no hop to it
 
 
-def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Table]:
+def full_rates(problem: PlanningProblem, most: Counts, heavy: Table) -> tuple[Table, Table]:
     """Return the cost per layer at a device that is full, including its stage and the nearest hop to it; and those
     hops."""
-    ways = hops(problem)
+    ways = hop_seconds(problem)
     np.fill_diagonal(ways, np.inf)
     nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)
     layer = np.array([d.layer_s for d in problem.devices])
@@ -118,7 +120,7 @@ def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Tab
     return rates, nearest
 
 
-def cheapest_first(problem: Problem, most: Counts) -> list[int]:
+def sort_by_cost(problem: PlanningProblem, most: Counts) -> list[int]:
     """Return the devices that can hold any layer, in the order of what they add to the sum for each layer."""
     heavy = np.arange(problem.model.num_layers + 1, dtype=np.float64)
     rates, _ = full_rates(problem, most, heavy)

@@ -15,15 +15,15 @@ from swarm.wire.messages import Hop, LayerCost, Row
 
 # Bounds of a plausible measurement: clocks do not resolve less, and no caller waits longer for a layer. Values outside
 # (zero, infinity) would make sums and quotients meaningless.
-LEAST_S = 1e-9
-MOST_S = 1e6
+MIN_S = 1e-9
+MAX_S = 1e6
 CHUNK = 256  # positions of a prompt in one step, approximately as the scheduler cuts them
 
 _Points = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """Load that a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and
     ``prompt`` positions of prompts for every token that is generated."""
 
@@ -38,7 +38,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """Size of one real step: the number of decoding sequences and their positions in total; the number of prompt
     positions, and the sum of the positions before each of them; the number of rows that went through the head."""
 
@@ -49,7 +49,7 @@ class Shape:
     heads: int
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, bool]]) -> Shape:
+    def from_rows(cls, rows: Iterable[tuple[int, int, bool]]) -> StepShape:
         """Add up a step's rows, each a (start, count, sample)."""
         decodes = context = positions = before = heads = 0
         for start, count, sample in rows:
@@ -75,102 +75,102 @@ class Speeds:
     embed: _Points
 
     @classmethod
-    def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
+    def from_costs(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
         """Build a worker's times from its measurements; None if there are none. ``alone``: measured with all cores of
         its host, where available. All resulting times are finite, and those of a layer are positive, whatever was
         measured."""
         return _speeds(tuple(costs), alone)
 
-    def layer_s(self, load: Load) -> float:
+    def layer_s(self, load: PlannedLoad) -> float:
         """Return one layer's time in a step of the load: its decodes, and its share of a chunk of prompt."""
-        decode = _at(self.decode, load.rows) + self.decode_slope * load.rows * load.context
-        chunk = _at(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
+        decode = _interpolate(self.decode, load.rows) + self.decode_slope * load.rows * load.context
+        chunk = _interpolate(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
         return decode + load.positions * chunk / CHUNK
 
     def replay_s(self, context: int = 0) -> float:
         """Return one layer's time for one position of a replayed chunk, with ``context`` positions before it."""
-        return _at(self.prefill, CHUNK) / CHUNK + self.prefill_slope * context
+        return _interpolate(self.prefill, CHUNK) / CHUNK + self.prefill_slope * context
 
-    def stage_s(self, load: Load) -> float:
-        return _at(self.stage, load.rows) + load.positions / CHUNK * _at(self.stage, CHUNK)
+    def stage_s(self, load: PlannedLoad) -> float:
+        return _interpolate(self.stage, load.rows) + load.positions / CHUNK * _interpolate(self.stage, CHUNK)
 
-    def head_s(self, load: Load) -> float:
-        return _at(self.head, load.rows)
+    def head_s(self, load: PlannedLoad) -> float:
+        return _interpolate(self.head, load.rows)
 
-    def embed_s(self, load: Load) -> float:
-        return _at(self.embed, load.rows) + load.positions / CHUNK * _at(self.embed, CHUNK)
+    def embed_s(self, load: PlannedLoad) -> float:
+        return _interpolate(self.embed, load.rows) + load.positions / CHUNK * _interpolate(self.embed, CHUNK)
 
-    def step_s(self, shape: Shape, layer_weight: float, *, has_head: bool, has_embedding: bool) -> float:
+    def step_s(self, shape: StepShape, layer_weight: float, *, has_head: bool, has_embedding: bool) -> float:
         """Return the time of a real step in a stage whose layers have this total weight. Where decodes and prompts are
         mixed, the weights are read once for both."""
         layer = 0.0
         if shape.positions:
-            layer = _at(self.prefill, shape.positions) + self.prefill_slope * shape.position_context
+            layer = _interpolate(self.prefill, shape.positions) + self.prefill_slope * shape.position_context
         if shape.decodes:
-            decode = _at(self.decode, shape.decodes) + self.decode_slope * shape.decode_context
-            layer += max(0.0, decode - _at(self.decode, 1)) if shape.positions else decode
+            decode = _interpolate(self.decode, shape.decodes) + self.decode_slope * shape.decode_context
+            layer += max(0.0, decode - _interpolate(self.decode, 1)) if shape.positions else decode
         num = shape.decodes + shape.positions
-        total = _at(self.stage, num) + layer_weight * layer
-        total += _at(self.head, shape.heads) if has_head and shape.heads else 0.0
-        return total + (_at(self.embed, num) if has_embedding else 0.0)
+        total = _interpolate(self.stage, num) + layer_weight * layer
+        total += _interpolate(self.head, shape.heads) if has_head and shape.heads else 0.0
+        return total + (_interpolate(self.embed, num) if has_embedding else 0.0)
 
 
 @lru_cache(maxsize=1024)  # a plan asks for every worker's speeds repeatedly
 def _speeds(costs: tuple[LayerCost, ...], alone: bool) -> Speeds | None:
-    chosen = [_believed(cost) for cost in costs if cost.alone is alone] or [_believed(cost) for cost in costs]
+    chosen = [_clamp(cost) for cost in costs if cost.alone is alone] or [_clamp(cost) for cost in costs]
     kinds = {cost.kind for cost in chosen}
     if not kinds & {"decode", "prefill"}:
         return None
-    decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
+    decode, prefill = _select_kind(chosen, "decode"), _select_kind(chosen, "prefill")
     if not decode or not prefill:
         decode = prefill = decode or prefill
     # A worker that is so slow that it measured decodes of one sequence only: prompts show its speed, since the same
     # number of rows is the same work.
     is_one_size = len({cost.rows for cost in decode}) == 1
     return Speeds(
-        decode=_short([*decode, *prefill] if is_one_size else decode),
-        decode_slope=_slope(decode),
-        prefill=_short(prefill),
-        prefill_slope=_slope(prefill),
-        stage=_short(_of_kind(chosen, "stage")),
-        head=_short(_of_kind(chosen, "head")),
-        embed=_short(_of_kind(chosen, "embed")),
+        decode=_min_context_times([*decode, *prefill] if is_one_size else decode),
+        decode_slope=_context_slope(decode),
+        prefill=_min_context_times(prefill),
+        prefill_slope=_context_slope(prefill),
+        stage=_min_context_times(_select_kind(chosen, "stage")),
+        head=_min_context_times(_select_kind(chosen, "head")),
+        embed=_min_context_times(_select_kind(chosen, "embed")),
     )
 
 
-def _believed(cost: LayerCost) -> LayerCost:
-    if LEAST_S <= cost.seconds <= MOST_S:
+def _clamp(cost: LayerCost) -> LayerCost:
+    if MIN_S <= cost.seconds <= MAX_S:
         return cost
-    return structs.replace(cost, seconds=LEAST_S if cost.seconds < LEAST_S else MOST_S)
+    return structs.replace(cost, seconds=MIN_S if cost.seconds < MIN_S else MAX_S)
 
 
-def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
+def _select_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
     return [cost for cost in costs if cost.kind == kind]
 
 
-def _short(costs: Sequence[LayerCost]) -> _Points:
+def _min_context_times(costs: Sequence[LayerCost]) -> _Points:
     """Return for each number of rows the time with the least context; never less for more rows, which is noise."""
     least = min((cost.context for cost in costs), default=0)
-    found: dict[int, float] = {}
+    best_times: dict[int, float] = {}
     for cost in costs:
         if cost.context <= max(least, 64):
-            found[cost.rows] = min(cost.seconds, found.get(cost.rows, cost.seconds))
-    rows = sorted(found)
-    return tuple((n, min(found[m] for m in rows if m >= n)) for n in rows)
+            best_times[cost.rows] = min(cost.seconds, best_times.get(cost.rows, cost.seconds))
+    rows = sorted(best_times)
+    return tuple((n, min(best_times[m] for m in rows if m >= n)) for n in rows)
 
 
-def _slope(costs: Sequence[LayerCost]) -> float:
+def _context_slope(costs: Sequence[LayerCost]) -> float:
     """Return the cost of one more preceding position per row: the mean over pairs of measurements that differ only in
     context."""
-    found = []
+    slopes = []
     for cost in costs:
         for other in costs:
             if other.rows == cost.rows and other.context > cost.context:
-                found.append((other.seconds - cost.seconds) / (cost.rows * (other.context - cost.context)))
-    return max(0.0, sum(found) / len(found)) if found else 0.0
+                slopes.append((other.seconds - cost.seconds) / (cost.rows * (other.context - cost.context)))
+    return max(0.0, sum(slopes) / len(slopes)) if slopes else 0.0
 
 
-def _at(points: _Points, rows: float) -> float:
+def _interpolate(points: _Points, rows: float) -> float:
     if not points:
         return 0.0
     sizes = [size for size, _ in points]
@@ -188,10 +188,10 @@ def _at(points: _Points, rows: float) -> float:
 # A prediction costs a few microseconds for each stage: with many stages, only some steps are measured.
 STAGES_PER_STEP = 16
 # Number of steps from which on a worker's pace is reliable.
-ENOUGH = 100
+MIN_STEPS = 100
 # Number of latest steps that the recent pace covers, roughly, and the number from which on it is reliable.
-RECENT = 32
-ENOUGH_RECENT = 16
+RECENT_STEPS = 32
+MIN_RECENT_STEPS = 16
 
 
 @dataclass(slots=True)
@@ -211,15 +211,15 @@ class StageGauge:
     recent_predicted_s: float = 0.0  # exponentially decaying sums over the latest steps
     recent_measured_s: float = 0.0
 
-    def took(self, predicted_s: float, measured_s: float) -> None:
+    def record(self, predicted_s: float, measured_s: float) -> None:
         """Add the times of a finished step."""
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.measured_s += measured_s
-        self.recent_predicted_s += predicted_s - self.recent_predicted_s / RECENT
-        self.recent_measured_s += measured_s - self.recent_measured_s / RECENT
+        self.recent_predicted_s += predicted_s - self.recent_predicted_s / RECENT_STEPS
+        self.recent_measured_s += measured_s - self.recent_measured_s / RECENT_STEPS
 
-    def step_s(self, shape: Shape) -> float:
+    def step_s(self, shape: StepShape) -> float:
         """Predict the time of a step in this stage; 0 if the worker measured nothing."""
         if self.speeds is None:
             return 0.0
@@ -228,14 +228,14 @@ class StageGauge:
     @property
     def recent_pace(self) -> float | None:
         """Pace over the latest steps alone; None if there are too few."""
-        known = self.num_steps >= ENOUGH_RECENT and self.recent_predicted_s > 0 and self.recent_measured_s > 0
-        return self.recent_measured_s / self.recent_predicted_s if known else None
+        is_known = self.num_steps >= MIN_RECENT_STEPS and self.recent_predicted_s > 0 and self.recent_measured_s > 0
+        return self.recent_measured_s / self.recent_predicted_s if is_known else None
 
     @property
     def pace(self) -> float | None:
         """Ratio of the measured to the predicted time of its steps; None if there are too few."""
-        known = self.num_steps >= ENOUGH and self.predicted_s > 0 and self.measured_s > 0
-        return self.measured_s / self.predicted_s if known else None
+        is_known = self.num_steps >= MIN_STEPS and self.predicted_s > 0 and self.measured_s > 0
+        return self.measured_s / self.predicted_s if is_known else None
 
 
 @dataclass(slots=True)
@@ -246,26 +246,26 @@ class PlanGauge:
     num_steps: int = 0
     seconds: float = 0.0  # total time of finished steps
     outside_s: float = 0.0  # the part of it outside of stages: links, queues, the broker
-    _shapes: dict[int, Shape] = field(default_factory=dict)  # by step: the steps in flight
+    _shapes: dict[int, StepShape] = field(default_factory=dict)  # by step: the steps in flight
 
-    def begin(self, stages: Iterable[StageGauge]) -> None:
+    def reset(self, stages: Iterable[StageGauge]) -> None:
         """Start measuring another plan; the measurements of the one before are dropped."""
         self.stages = {stage.worker: stage for stage in stages}
         self.num_steps, self.seconds, self.outside_s = 0, 0.0, 0.0
         self._shapes.clear()
 
-    def dispatched(self, step: int, rows: Iterable[Row]) -> None:
+    def on_dispatched(self, step: int, rows: Iterable[Row]) -> None:
         """Record a step that goes out; if it never comes back, the next plan drops it."""
-        self._shapes[step] = Shape.of((row.start, row.count, row.sample) for row in rows)
+        self._shapes[step] = StepShape.from_rows((row.start, row.count, row.sample) for row in rows)
 
-    def in_hand_s(self, worker: str, more: Iterable[Shape] = ()) -> float:
+    def longest_in_flight_s(self, worker: str, more: Iterable[StepShape] = ()) -> float:
         """Predict the longest time in a worker's stage among the steps in flight and ``more``; 0: unknown."""
         stage = self.stages.get(worker)
         if stage is None:
             return 0.0
         return max((stage.step_s(shape) for shape in (*self._shapes.values(), *more)), default=0.0)
 
-    def finished(self, step: int, hops: Iterable[Hop], seconds: float) -> None:
+    def on_finished(self, step: int, hops: Iterable[Hop], seconds: float) -> None:
         shape = self._shapes.pop(step, None)
         if shape is None or step % max(1, len(self.stages) // STAGES_PER_STEP):
             return
@@ -274,7 +274,7 @@ class PlanGauge:
             held_s += hop.whole_s
             stage = self.stages.get(hop.worker)
             if stage is not None and stage.speeds is not None:
-                stage.took(stage.step_s(shape), hop.compute_s + (hop.sample_s if stage.has_head else 0.0))
+                stage.record(stage.step_s(shape), hop.compute_s + (hop.sample_s if stage.has_head else 0.0))
         self.num_steps += 1
         self.seconds += seconds
         self.outside_s += max(0.0, seconds - held_s)

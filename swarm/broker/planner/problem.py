@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import KV_SHARE, LayerRange, Manifest
 
-NOBODY = "a worker: none is here"  # reported where there is no device at all
+NO_WORKER = "a worker: none is here"  # reported where there is no device at all
 
 # Bytes for activations and the interpreter's own heap, besides weights and KV; a worker subtracts its log itself before
 # it reports its memory.
@@ -19,7 +19,7 @@ TOLERANCE = 0.02  # plans within this fraction of the best are equally good: mea
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """Network link from a device to the others: latency of one direction, and bandwidth."""
 
     latency_s: float = 0.0
@@ -55,7 +55,7 @@ class Device:
     host: str = ""
     kind: str = "cpu"
     cores: int = 1
-    link: Link = field(default_factory=Link)
+    link: NetworkLink = field(default_factory=NetworkLink)
     held: LayerRange | None = None
     kept: tuple[LayerRange, ...] = ()
     load_bytes_per_s: float = 1e9
@@ -76,7 +76,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSizes:
     """Sizes of a model's parts. ``layer_weights``: a layer's time as a multiple of the measured one's.
 
     ``hop_bytes``: bytes that one step sends from stage to stage. Buffers: memory that computing a step needs besides
@@ -124,7 +124,7 @@ class Model:
         return room // per_position if per_position else 1 << 40  # layers without keys and values have no limit
 
     @classmethod
-    def of(cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0) -> Model:
+    def from_manifest(cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0) -> ModelSizes:
         """Build the sizes from a manifest. ``positions``: the largest step. ``vocabulary_rows``: the most positions
         that logits are computed for.
 
@@ -148,7 +148,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlanningProblem:
     """Problem for the search. ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times,
     else the slowest stage's.
 
@@ -156,22 +156,22 @@ class Problem:
     have. ``tolerance``: plans within this fraction of the best are equally good; the one that moves least is taken.
     """
 
-    model: Model
+    model: ModelSizes
     devices: tuple[Device, ...]
     takes_turns: bool = False
     free_hops: bool = False
     kv_positions: int = 0
     tolerance: float = TOLERANCE
 
-    def least_bytes(self, device: Device) -> int:
+    def min_bytes(self, device: Device) -> int:
         """Return the memory that this device needs for even the smallest layer."""
         layers = (LayerRange(i, i + 1) for i in range(self.model.num_layers))
-        least = min(self.model.needed_bytes(each, self.kv_positions, device.kv_share) for each in layers)
+        least = min(self.model.needed_bytes(layer, self.kv_positions, device.kv_share) for layer in layers)
         return least + device.standby_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LayerShare:
     """One stage of a line."""
 
     device: int  # index into the problem's devices
@@ -186,4 +186,4 @@ class Shortage:
     missing_bytes: int
 
 
-Line = tuple[Share, ...]  # stages in pipeline order
+Line = tuple[LayerShare, ...]  # stages in pipeline order

@@ -16,104 +16,111 @@ import numpy as np
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.bound import most_layers
-from swarm.broker.planner.lacking import shortage, shut_off
-from swarm.broker.planner.orders import good_line
-from swarm.broker.planner.problem import NOBODY, Device, Line, Problem, Share, Shortage
-from swarm.broker.planner.search import EQUAL, Combine, along, best
+from swarm.broker.planner.ordering import heuristic_line
+from swarm.broker.planner.problem import NO_WORKER, Device, LayerShare, Line, PlanningProblem, Shortage
+from swarm.broker.planner.search import ROUNDING, Combine, search_all, search_order
+from swarm.broker.planner.shortage import explain_blocked_routes, explain_shortage
 
-EXACT = 8  # devices up to which every set and order is considered
-_PLACES = 4  # number of places where one more device is tried in a long line
-_SHORT_S = 1e-12  # lower limit of a divisor
-_STAYING = 1000.0  # weight of staying in place against even shares
-_EVEN_IN_TURNS = 4.0  # weight of even shares against staying in place, where any cut is as quick
+MAX_EXACT = 8  # devices up to which every set and order is considered
+_NUM_PLACES = 4  # number of places where one more device is tried in a long line
+_MIN_S = 1e-12  # lower limit of a divisor
+_STAYING_WEIGHT = 1000.0  # weight of staying in place against even shares
+_EVENNESS_WEIGHT = 4.0  # weight of even shares against staying in place, where any cut is as quick
 
 
-def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shortage:
+def solve(problem: PlanningProblem, required: frozenset[int] = frozenset()) -> Line | Shortage:
     """Return stages in pipeline order that cover every layer once; or why there is no plan. ``must``: devices that may
     not be left out, whatever the cost; devices with pinned layers never are."""
     if not problem.devices:
-        return Shortage(NOBODY, 0)
+        return Shortage(NO_WORKER, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
-    hops = tables.hops(problem)
-    must |= frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
-    if len(problem.devices) <= EXACT:
-        own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
-        found = best(own, hops, combine, must)
+    hops = tables.hop_seconds(problem)
+    required |= frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
+    if len(problem.devices) <= MAX_EXACT:
+        device_tables = [
+            tables.range_seconds(problem.model, device, problem.kv_positions) for device in problem.devices
+        ]
+        solution = search_all(device_tables, hops, combine, required)
     else:
-        found = good_line(problem, combine, hops, must)
-    if found is None:
-        return shortage(problem, fits_by_itself=_fits_by_itself(problem))
-    settled = _settled(problem, found[0], found[1], hops, must)
-    open_ones = [line for line in (settled, found[1]) if tables.is_open(problem, line)]
-    return open_ones[0] if open_ones else shut_off(problem)
+        solution = heuristic_line(problem, combine, hops, required)
+    if solution is None:
+        return explain_shortage(problem, fits_unconstrained=_fits_unconstrained(problem))
+    settled = _choose_least_moved(problem, solution[0], solution[1], hops, required)
+    connected = [line for line in (settled, solution[1]) if tables.is_connected(problem, line)]
+    return connected[0] if connected else explain_blocked_routes(problem)
 
 
-def in_this_order(problem: Problem) -> Line | None:
+def solve_fixed_order(problem: PlanningProblem) -> Line | None:
     """Return a good line of the devices in the order given, except that the last device may stand at a few places: far
     less work than finding the best, whatever their number. None if there is none in this order."""
     combine: Combine = np.add if problem.takes_turns else np.maximum
-    between, last = tables.hops(problem), len(problem.devices) - 1
-    own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
-    must = frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
-    found = []
-    for place in sorted({int(p) for p in np.linspace(0, last, _PLACES)}):
+    between, last = tables.hop_seconds(problem), len(problem.devices) - 1
+    device_tables = [tables.range_seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
+    required = frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
+    results = []
+    for place in sorted({int(p) for p in np.linspace(0, last, _NUM_PLACES)}):
         order = [*range(place), last, *range(place, last)]
-        way = along(own, between, combine, order, must)
+        way = search_order(device_tables, between, combine, order, required)
         if way is not None:
-            found.append(way)
-    _, line = min(found, key=lambda way: way[0], default=(np.inf, ()))
-    return line if line and tables.is_open(problem, line) else None
+            results.append(way)
+    _, line = min(results, key=lambda way: way[0], default=(np.inf, ()))
+    return line if line and tables.is_connected(problem, line) else None
 
 
-def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:
+def _choose_least_moved(
+    problem: PlanningProblem, cost: float, line: Line, hops: tables.Table, required: frozenset[int]
+) -> Line:
     """Return, among plans that are as good, the one that moves least."""
-    many = len(problem.devices) > EXACT
-    chosen = _worth_a_look(problem, line) if many else list(range(len(problem.devices)))
-    limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
-    costs = [_second_cost(problem, problem.devices[i], cost, limit) for i in chosen]
+    many = len(problem.devices) > MAX_EXACT
+    chosen = _select_candidates(problem, line) if many else list(range(len(problem.devices)))
+    limit = cost * (1 + problem.tolerance) * (1 + ROUNDING)
+    costs = [_secondary_cost(problem, problem.devices[i], cost, limit) for i in chosen]
     between = hops[np.ix_(chosen, chosen)]
     if problem.takes_turns:
-        room = max(problem.tolerance, EQUAL) * cost
+        room = max(problem.tolerance, ROUNDING) * cost
         second = [own + room * more for own, more in costs]
     else:
         second = [more for _, more in costs]
-        between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / max(cost, _SHORT_S), np.inf)
+        between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / max(cost, _MIN_S), np.inf)
     places = {device: place for place, device in enumerate(chosen)}
-    needed = frozenset(places[i] for i in must)
+    needed = frozenset(places[i] for i in required)
     if many:
-        orders = [[places[i] for i in order] for order in _orders(problem, line, chosen)]
-        ways = [way for order in orders if (way := along(second, between, np.add, order, needed)) is not None]
+        orders = [[places[i] for i in order] for order in _candidate_orders(problem, line, chosen)]
+        ways = [way for order in orders if (way := search_order(second, between, np.add, order, needed)) is not None]
     else:
-        ways = [way for way in [best(second, between, np.add, needed)] if way is not None]
+        ways = [way for way in [search_all(second, between, np.add, needed)] if way is not None]
     for _, found in sorted(ways, key=lambda way: way[0]):
-        settled = tuple(Share(chosen[share.device], share.layers) for share in found)
+        settled = tuple(LayerShare(chosen[share.device], share.layers) for share in found)
         if tables.step_seconds(problem, settled, hops) <= limit:
             return settled
     return line
 
 
-def _worth_a_look(problem: Problem, line: Line) -> list[int]:
+def _select_candidates(problem: PlanningProblem, line: Line) -> list[int]:
     """Choose, of many devices, those of the line and those that hold layers; where stages take turns, so that shares
     are even, any others too, up to the number of layers."""
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
-    found = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
+    candidates = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
     if problem.takes_turns:
         most = most_layers(problem)
-        rest = [i for i in range(len(devices)) if i not in found and most[i] > 0]
-        found.update(dict.fromkeys(rest[: max(0, num - len(found))]))
-    return list(found)
+        rest = [i for i in range(len(devices)) if i not in candidates and most[i] > 0]
+        candidates.update(dict.fromkeys(rest[: max(0, num - len(candidates))]))
+    return list(candidates)
 
 
-def _orders(problem: Problem, line: Line, chosen: list[int]) -> list[list[int]]:
+def _candidate_orders(problem: PlanningProblem, line: Line, chosen: list[int]) -> list[list[int]]:
     """Return the order in which layers are held, and that of the line, each with the others after the last of their
     machine."""
     own = [share.device for share in line]
     held = {i: device.held for i in chosen if (device := problem.devices[i]).held is not None and len(device.held)}
-    return [_joined(problem, sorted(held, key=lambda i: held[i].first), chosen), _joined(problem, own, chosen)]
+    return [
+        _complete_order(problem, sorted(held, key=lambda i: held[i].first), chosen),
+        _complete_order(problem, own, chosen),
+    ]
 
 
-def _joined(problem: Problem, order: list[int], chosen: list[int]) -> list[int]:
+def _complete_order(problem: PlanningProblem, order: list[int], chosen: list[int]) -> list[int]:
     order = list(order)
     for index in sorted(set(chosen) - set(order)):
         host = problem.devices[index].host
@@ -122,24 +129,26 @@ def _joined(problem: Problem, order: list[int], chosen: list[int]) -> list[int]:
     return order
 
 
-def _second_cost(problem: Problem, device: Device, cost: float, limit: float) -> tuple[tables.Table, tables.Table]:
+def _secondary_cost(
+    problem: PlanningProblem, device: Device, cost: float, limit: float
+) -> tuple[tables.Table, tables.Table]:
     """Return the device's time, and the secondary cost where times are equal: bytes to load, and unevenness of the
     shares."""
-    own = tables.seconds(problem.model, device, problem.kv_positions)
+    own = tables.range_seconds(problem.model, device, problem.kv_positions)
     moved = tables.moved_bytes(problem.model, device)
     moved = moved / max(1, problem.model.weight_bytes(problem.model.all_layers))
     finite = np.where(np.isfinite(own), own, 0.0)
-    uneven = (finite / max(cost, _SHORT_S)) ** 2
+    uneven = (finite / max(cost, _MIN_S)) ** 2
     if problem.takes_turns:
-        return own, (moved + _EVEN_IN_TURNS * uneven) / (1 + _EVEN_IN_TURNS)
-    return own, np.where(own <= limit, _STAYING * moved + uneven, np.inf)
+        return own, (moved + _EVENNESS_WEIGHT * uneven) / (1 + _EVENNESS_WEIGHT)
+    return own, np.where(own <= limit, _STAYING_WEIGHT * moved + uneven, np.inf)
 
 
-def _latencies(problem: Problem) -> tables.Table:
-    return tables.hops(replace(problem, takes_turns=True))
+def _latencies(problem: PlanningProblem) -> tables.Table:
+    return tables.hop_seconds(replace(problem, takes_turns=True))
 
 
-def _fits_by_itself(problem: Problem) -> bool:
+def _fits_unconstrained(problem: PlanningProblem) -> bool:
     """Whether there is a plan without pins and caps."""
     if all(device.pinned is None and device.max_layers is None for device in problem.devices):
         return False

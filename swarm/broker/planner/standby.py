@@ -1,7 +1,8 @@
 """Choice of the layers that each worker keeps warm for others: loaded, without keys and values, in case their holder
 dies.
 
-* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the stage behind
+* ``sender_check``: the first half of a stage's layers is kept by the stage before it, the second half by the stage
+  behind
   it: after a loss both grow by layers that they already have, and no other worker is involved. Together the swarm loads
   every layer twice. Where one of the two has no memory left, the other takes more.
 * ``all``: beyond that, every stage extends in both directions as long as it has memory.
@@ -16,14 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.broker.planner.problem import Line, Problem
-from swarm.wire.messages import LayerRange, ranges_of
+from swarm.broker.planner.problem import Line, PlanningProblem
+from swarm.wire.messages import LayerRange, to_ranges
 
-Standby = Literal["none", "neighbours", "all"]
-OF_FREE = 0.5  # most of the memory besides weights that standby layers may take
+StandbyPolicy = Literal["none", "neighbours", "all"]
+MAX_SHARE = 0.5  # most of the memory besides weights that standby layers may take
 
 
-def standby(problem: Problem, line: Line, policy: Standby) -> dict[int, tuple[LayerRange, ...]]:
+def choose_standby(problem: PlanningProblem, line: Line, policy: StandbyPolicy) -> dict[int, tuple[LayerRange, ...]]:
     """Return the layers to keep warm besides its own, for each device that keeps any."""
     if policy == "none" or len(problem.devices) < 2:
         return {}
@@ -34,42 +35,42 @@ def standby(problem: Problem, line: Line, policy: Standby) -> dict[int, tuple[La
     if policy == "all":
         for stage in stages:
             stage.spread()
-    found = {stage.device: ranges_of(stage.kept) for stage in stages if stage.kept}
-    return found | _spares(problem, {stage.device for stage in stages})
+    kept = {stage.device: to_ranges(stage.kept) for stage in stages if stage.kept}
+    return kept | _assign_spares(problem, {stage.device for stage in stages})
 
 
 @dataclass(slots=True)
 class _Stage:
-    problem: Problem
+    problem: PlanningProblem
     device: int
     layers: LayerRange
     kept: set[int] = field(default_factory=set)
-    room: int = field(init=False)  # remaining bytes for standby layers
+    free_bytes: int = field(init=False)  # remaining bytes for standby layers
 
     def __post_init__(self) -> None:
         model, device = self.problem.model, self.problem.devices[self.device]
         free = device.memory_bytes - model.weight_bytes(self.layers)
         per_position = sum(model.kv_bytes[self.layers.first : self.layers.stop])
         needed = max(model.buffers(self.layers), int(self.problem.kv_positions * per_position / device.kv_share))
-        self.room = min(int(free * OF_FREE), free - needed)
+        self.free_bytes = min(int(free * MAX_SHARE), free - needed)
 
-    def take(self, layer: int) -> bool:
+    def keep(self, layer: int) -> bool:
         """Keep this layer, too, if there is memory for it; return whether it is kept."""
         size = self.problem.model.weight_bytes(LayerRange(layer, layer + 1))
         if layer in self.kept:
             return True
-        if size > self.room:
+        if size > self.free_bytes:
             return False
         self.kept.add(layer)
-        self.room -= size
+        self.free_bytes -= size
         return True
 
     def spread(self) -> None:
         """Keep more layers, outwards on both sides, as far as memory allows."""
         down, up, num = self.layers.stop, self.layers.first - 1, self.problem.model.num_layers
         while down < num or up >= 0:
-            down = down + 1 if down < num and self.take(down) else num
-            up = up - 1 if up >= 0 and self.take(up) else -1
+            down = down + 1 if down < num and self.keep(down) else num
+            up = up - 1 if up >= 0 and self.keep(up) else -1
 
 
 class _Gap:
@@ -85,10 +86,10 @@ class _Gap:
     def grow(self, *, halves: bool) -> bool:
         """Cover one layer more at each end; False if there was no memory, or nothing left to do."""
         grew = False
-        if self.before is not None and self.low < (self.middle if halves else self.high) and self.before.take(self.low):
+        if self.before is not None and self.low < (self.middle if halves else self.high) and self.before.keep(self.low):
             self.low, grew = self.low + 1, True
         least = max(self.low, self.middle if halves else 0)
-        if self.behind is not None and self.high > least and self.behind.take(self.high - 1):
+        if self.behind is not None and self.high > least and self.behind.keep(self.high - 1):
             self.high, grew = self.high - 1, True
         return grew
 
@@ -101,10 +102,10 @@ def _cover(gaps: list[_Gap], *, halves: bool) -> None:
         grew = sum(gap.grow(halves=halves) for gap in gaps) > 0
 
 
-def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...]]:
+def _assign_spares(problem: PlanningProblem, used: set[int]) -> dict[int, tuple[LayerRange, ...]]:
     """Let spare devices take layers, each from where the one before it ran out of memory."""
     model, first = problem.model, 0
-    found: dict[int, tuple[LayerRange, ...]] = {}
+    kept: dict[int, tuple[LayerRange, ...]] = {}
     for index, device in enumerate(problem.devices):
         if index in used or device.max_layers == 0:
             continue
@@ -115,6 +116,6 @@ def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...
         ):
             stop += 1
         if stop > first:
-            found[index] = (LayerRange(first, stop),)
+            kept[index] = (LayerRange(first, stop),)
         first = stop % model.num_layers
-    return found
+    return kept

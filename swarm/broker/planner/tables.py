@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broker.planner.problem import Device, Line, Model, Problem
+from swarm.broker.planner.problem import Device, Line, ModelSizes, PlanningProblem
 from swarm.wire.messages import loaded_layers
 
 Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't take the range
@@ -24,55 +24,56 @@ RELAY_S = 1e-4  # time of a message inside the relay, besides both links
 STEP_S = 2e-3
 HOP_S = 6e-4
 LOOPBACK_BYTES_PER_S = 2e9
-SHUT_S = 1e6  # penalty of a blocked route, so that others are preferred; a line that uses one nevertheless is no plan
+# penalty of a blocked route, so that others are preferred; a line that uses one nevertheless is no plan
+BLOCKED_S = 1e6
 
 
-def seconds(model: Model, device: Device, kv_positions: int) -> Table:
+def range_seconds(model: ModelSizes, device: Device, kv_positions: int) -> Table:
     """Return the device's time for each range of layers in one step; infinite where they don't fit or aren't allowed,
     for instance by a pin or a cap."""
-    work = between(model.layer_weights)
+    work = range_sums(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
-    table[0, :] += device.embed_s + way_in_s(device)
-    table[:, -1] += device.head_s + way_out_s(device)
-    table[~_allowed(model, device, kv_positions)] = np.inf
+    table[0, :] += device.embed_s + entry_route_s(device)
+    table[:, -1] += device.head_s + exit_route_s(device)
+    table[~_find_allowed(model, device, kv_positions)] = np.inf
     return table
 
 
-def way_in_s(device: Device) -> float:
+def entry_route_s(device: Device) -> float:
     """Return the cost of the broker's route to the device, if it has the first layers."""
-    return SHUT_S if device.is_shut else device.broker_s + (RELAY_S if device.is_relayed else 0.0)
+    return BLOCKED_S if device.is_shut else device.broker_s + (RELAY_S if device.is_relayed else 0.0)
 
 
-def way_out_s(device: Device) -> float:
+def exit_route_s(device: Device) -> float:
     """Return the cost of the device's route to the broker, for the output of the last layers."""
-    return SHUT_S if device.is_mute else device.broker_s
+    return BLOCKED_S if device.is_mute else device.broker_s
 
 
-def moved_bytes(model: Model, device: Device) -> Table:
+def moved_bytes(model: ModelSizes, device: Device) -> Table:
     """Return the bytes that the device would have to load in addition to what it holds."""
     loaded = loaded_layers(device.held, device.kept)
-    table = between([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
+    table = range_sums([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
     table[0, :] += 0 if 0 in loaded else model.embed_bytes
     table[:, -1] += 0 if model.num_layers - 1 in loaded else model.head_bytes
     return table
 
 
-def between(values: Sequence[float]) -> Table:
+def range_sums(values: Sequence[float]) -> Table:
     """Return the sums of consecutive values: from the row's up to, not including, the column's."""
     sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))
     table: Table = sums[None, :] - sums[:, None]
     return table
 
 
-def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool_]:
+def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArray[np.bool_]:
     num = model.num_layers
     first, stop = np.arange(num + 1)[:, None], np.arange(num + 1)[None, :]
-    weights = between(list(model.layer_bytes))
+    weights = range_sums(list(model.layer_bytes))
     weights[0, :] += model.embed_bytes
     weights[:, -1] += model.head_bytes
     buffers = np.full_like(weights, model.buffer_bytes)
     buffers[:, -1] = model.head_buffer_bytes
-    kv = np.floor(kv_positions * between(list(model.kv_bytes)) / device.kv_share)
+    kv = np.floor(kv_positions * range_sums(list(model.kv_bytes)) / device.kv_share)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
     allowed: NDArray[np.bool_] = (stop > first) & fits
     if device.max_layers is not None:
@@ -82,7 +83,7 @@ def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool
     return allowed
 
 
-def hops(problem: Problem) -> Table:
+def hop_seconds(problem: PlanningProblem) -> Table:
     """Return the seconds from device to device for a step's data. With several steps in flight only the time that the
     link is busy counts: its latency delays a step, but not the next one. Relayed data goes over two links, to the
     broker's machine and on."""
@@ -97,82 +98,82 @@ def hops(problem: Problem) -> Table:
         near = near + HOP_S
     if problem.free_hops:
         near = np.zeros_like(near)
-    found: Table = np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
+    seconds: Table = np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
     places = {device.name: place for place, device in enumerate(devices)}
     for index, device in enumerate(devices):
         for place in (places[name] for name in device.relayed_to & places.keys()):
             both = busy[index] + busy[place] + RELAY_S
-            found[index, place] = both + (latency[index] + latency[place] if problem.takes_turns else 0.0)
+            seconds[index, place] = both + (latency[index] + latency[place] if problem.takes_turns else 0.0)
         for place in (places[name] for name in device.cant_reach & places.keys()):
-            found[index, place] += SHUT_S
-    return found
+            seconds[index, place] += BLOCKED_S
+    return seconds
 
 
-def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> float:
+def step_seconds(problem: PlanningProblem, line: Line, hop_table: Table | None = None) -> float:
     """Return the value that the search minimises: the seconds of a step, or between two steps if several are in flight.
     ``between``: the problem's ``hops``, if already computed."""
     parts = stage_seconds(problem, line)
-    between = hops(problem) if between is None else between
-    ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
+    hop_table = hop_seconds(problem) if hop_table is None else hop_table
+    ways = [float(hop_table[a.device, b.device]) for a, b in itertools.pairwise(line)]
     return sum(parts) + sum(ways) if problem.takes_turns else max([*parts, *ways])
 
 
-def told_seconds(problem: Problem, line: Line) -> float:
+def predicted_seconds(problem: PlanningProblem, line: Line) -> float:
     """Return the predicted seconds from one step to the next, including the costs that the search ignores."""
-    return max(bounds(problem, line).values())
+    return max(step_bounds(problem, line).values())
 
 
-def bounds(problem: Problem, line: Line) -> dict[Bound, float]:
+def step_bounds(problem: PlanningProblem, line: Line) -> dict[Bound, float]:
     """Return the limits of how soon one step can follow the other. In turns, a step follows when the one before has
     gone all its way. Else no stage is quicker than its own time, the stages of one machine not quicker than its cores,
     and the number of steps in flight is that of the stages: the next one begins when one of them has come back."""
     if problem.takes_turns:
-        return {"turns": step_seconds(problem, line) + beside_s(problem)}
+        return {"turns": step_seconds(problem, line) + overhead_s(problem)}
     return {
         "stage": step_seconds(problem, line),
-        "cores": max(_by_host(problem, line).values(), default=0.0),
-        "way": way_s(problem, line) / len(line),
+        "cores": max(_core_seconds(problem, line).values(), default=0.0),
+        "way": step_latency_s(problem, line) / len(line),
     }
 
 
-def way_s(problem: Problem, line: Line) -> float:
+def step_latency_s(problem: PlanningProblem, line: Line) -> float:
     """Return the time of a step from the broker through all stages and back, if it waits for no other step."""
-    used, between = [problem.devices[share.device] for share in line], hops(replace(problem, takes_turns=True))
+    used, between = [problem.devices[share.device] for share in line], hop_seconds(replace(problem, takes_turns=True))
     ways = sum(float(between[a.device, b.device]) for a, b in itertools.pairwise(line))
     ends = used[0].away_s + used[-1].away_s
     return STEP_S + ends + ways + sum(stage_seconds(problem, line)) + sum(device.rest_s for device in used)
 
 
-def _by_host(problem: Problem, line: Line) -> dict[str, float]:
+def _core_seconds(problem: PlanningProblem, line: Line) -> dict[str, float]:
     """Return for each machine the time that its stages take of all its cores."""
-    found: dict[str, float] = {}
+    used: dict[str, float] = {}
     for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
         device = problem.devices[share.device]
-        found[device.host] = found.get(device.host, 0.0) + device.use * seconds
-    return found
+        used[device.host] = used.get(device.host, 0.0) + device.use * seconds
+    return used
 
 
-def beside_s(problem: Problem) -> float:
+def overhead_s(problem: PlanningProblem) -> float:
     """Return the time of a step besides its stages, whatever the plan, if the step is alone. Where several are in
     flight, one waits while another computes."""
     return STEP_S if problem.takes_turns else 0.0
 
 
-def is_open(problem: Problem, line: Line) -> bool:
+def is_connected(problem: PlanningProblem, line: Line) -> bool:
     """Whether the broker can reach the first stage, each stage the next one, and the last stage the broker."""
     used = [problem.devices[share.device] for share in line]
     ends = used[0].is_shut or used[-1].is_mute
     return not ends and all(b.name not in a.cant_reach for a, b in itertools.pairwise(used))
 
 
-def stage_seconds(problem: Problem, line: Line) -> list[float]:
+def stage_seconds(problem: PlanningProblem, line: Line) -> list[float]:
     """Return each stage's time, including the broker's routes to the first and from the last, whether or not the stage
     may hold these layers."""
-    model, found = problem.model, []
+    model, times = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers
         took = device.stage_s + device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
-        took += device.embed_s + way_in_s(device) if layers.first == 0 else 0.0
-        took += device.head_s + way_out_s(device) if layers.stop == model.num_layers else 0.0
-        found.append(took)
-    return found
+        took += device.embed_s + entry_route_s(device) if layers.first == 0 else 0.0
+        took += device.head_s + exit_route_s(device) if layers.stop == model.num_layers else 0.0
+        times.append(took)
+    return times

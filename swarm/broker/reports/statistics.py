@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
 from swarm.broker.state import Request, Sequence
-from swarm.series import LONG_S, POWERS, SHORT_S, Histogram, Profiled, Series
+from swarm.series import LONG_S, POWERS, SHORT_S, Histogram, ProfiledCalls, RunningStats
 from swarm.wire.messages import FinishReason, Json, Step, StepDone
 
 
@@ -27,7 +27,7 @@ def _histograms() -> dict[str, Histogram]:
 
 
 @dataclass(slots=True)
-class PipelineStatistics(Profiled):
+class PipelineStatistics(ProfiledCalls):
     """Figures of steps, updated at every dispatch and every answer."""
 
     SIZES: ClassVar = (
@@ -40,24 +40,25 @@ class PipelineStatistics(Profiled):
     )
     TIMES: ClassVar = ("total", "bridge", "wait", "compute", "sample")
 
-    rows: Series = field(default_factory=Series)  # sequences in a micro-batch
-    positions: Series = field(default_factory=Series)  # tokens in a micro-batch
-    batch_rows: Series = field(default_factory=Series)  # sequences in all micro-batches in flight
+    rows: RunningStats = field(default_factory=RunningStats)  # sequences in a micro-batch
+    positions: RunningStats = field(default_factory=RunningStats)  # tokens in a micro-batch
+    batch_rows: RunningStats = field(default_factory=RunningStats)  # sequences in all micro-batches in flight
     # micro-batches in flight, which equals the number of busy stages
-    micro_batches: Series = field(default_factory=Series)
-    queue_depth: Series = field(default_factory=Series)
-    bytes_bridged: Series = field(default_factory=Series)  # bytes received by all stages, per step
-    total: Series = field(default_factory=Series)
-    bridge: Series = field(default_factory=Series)  # seconds between stages
-    wait: Series = field(default_factory=Series)  # seconds in stages, waiting for other micro-batches
-    compute: Series = field(default_factory=Series)
-    sample: Series = field(default_factory=Series)
+    micro_batches: RunningStats = field(default_factory=RunningStats)
+    queue_depth: RunningStats = field(default_factory=RunningStats)
+    bytes_bridged: RunningStats = field(default_factory=RunningStats)  # bytes received by all stages, per step
+    total: RunningStats = field(default_factory=RunningStats)
+    bridge: RunningStats = field(default_factory=RunningStats)  # seconds between stages
+    wait: RunningStats = field(default_factory=RunningStats)  # seconds in stages, waiting for other micro-batches
+    compute: RunningStats = field(default_factory=RunningStats)
+    sample: RunningStats = field(default_factory=RunningStats)
     spread: dict[str, Histogram] = field(default_factory=_histograms)
-    stages: dict[str, Series] = field(default_factory=dict)  # seconds of computation by worker, under the active plan
+    # seconds of computation by worker, under the active plan
+    stages: dict[str, RunningStats] = field(default_factory=dict)
     _epoch: int = 0
     _in_flight_rows: int = 0  # rows of all steps in flight
 
-    def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
+    def record_dispatch(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
         """Count a dispatched step; ``num_in_flight`` includes it."""
         if step.epoch != self._epoch:
             self._epoch, self._in_flight_rows = step.epoch, 0  # steps of the old epoch will never be answered
@@ -79,26 +80,26 @@ class PipelineStatistics(Profiled):
         self.spread["micro_batches"].add(num_in_flight)
         self.spread["queue_depth"].add(num_waiting)
 
-    def finished(self, seconds: float, done: StepDone) -> bool:
+    def record_done(self, seconds: float, done: StepDone) -> bool:
         """Count a completed step. Return False if it had no rows; such a step is not counted."""
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
         if not done.hops or not done.kv:
             return False
-        wait = compute = sample = away = 0.0  # ``in_stages_s``: seconds in stages
+        wait = compute = sample = in_stages_s = 0.0  # ``in_stages_s``: seconds in stages
         num_bytes = 0
         for hop in done.hops:
             wait += hop.wait_s
             compute += hop.compute_s
             sample += hop.sample_s
-            away += hop.whole_s
+            in_stages_s += hop.whole_s
             num_bytes += hop.wire_bytes
             stage = self.stages.get(hop.worker)
             if stage is None:
-                stage = self.stages[hop.worker] = Series()
+                stage = self.stages[hop.worker] = RunningStats()
             stage.add(hop.compute_s)
         self.total.add(seconds)
         self.spread["step_s"].add(seconds)
-        self.bridge.add(max(0.0, seconds - away))
+        self.bridge.add(max(0.0, seconds - in_stages_s))
         self.wait.add(wait)
         self.compute.add(compute)
         self.sample.add(sample)
@@ -111,16 +112,16 @@ class PipelineStatistics(Profiled):
 
     def histograms(self) -> Json:
         """Return the distributions of rows, positions and seconds of steps."""
-        return {name: histogram.body() for name, histogram in self.spread.items()}
+        return {name: histogram.report() for name, histogram in self.spread.items()}
 
-    def body(self) -> Json:
+    def report(self) -> Json:
         """Return all figures, for ``swarmctl stats``."""
-        times: Json = {name: self.series(name).microseconds() for name in self.TIMES}
-        times["stages"] = {worker: series.microseconds() for worker, series in self.stages.items()}
+        times: Json = {name: self.series(name).time_report() for name in self.TIMES}
+        times["stages"] = {worker: series.time_report() for worker, series in self.stages.items()}
         return {
             "calls": self.calls,
             "overlapped_calls": self.overlapped_calls,
-            "sizes": {name: self.series(name).sizes() for name in self.SIZES},
+            "sizes": {name: self.series(name).size_report() for name in self.SIZES},
             "microseconds": times,
         }
 
@@ -130,7 +131,7 @@ WORST_FIRST: tuple[FinishReason, ...] = ("failed", "cancelled", "length", "stop"
 assert set(WORST_FIRST) == set(get_args(FinishReason))
 
 
-class Latencies:
+class RequestLatencies:
     """Latencies of requests; costs an addition and a search in a short tuple per token."""
 
     __slots__ = ("_num_cached", "_num_prompt", "_outcomes", "between_tokens", "first_token", "queue", "whole")
@@ -144,15 +145,15 @@ class Latencies:
         self._num_cached = 0
         self._outcomes: Counter[str] = Counter()
 
-    def token(self, sequence: Sequence, now: float) -> None:
+    def record_token(self, sequence: Sequence, now: float) -> None:
         """Count a new token, before it is added to its sequence."""
         before = sequence.last_token_at
         if before is not None:
             self.between_tokens.add(now - before)
         elif not sequence.num_restored:
-            self._first(sequence, now)
+            self._record_first(sequence, now)
 
-    def _first(self, sequence: Sequence, now: float) -> None:
+    def _record_first(self, sequence: Sequence, now: float) -> None:
         arrived_at = sequence.request.arrived_at
         self.first_token.add(max(0.0, now - arrived_at))
         if sequence.started_at is not None:
@@ -160,7 +161,7 @@ class Latencies:
         self._num_prompt += sequence.num_prompt
         self._num_cached += sequence.num_cached
 
-    def ended(self, request: Request, now: float) -> None:
+    def record_end(self, request: Request, now: float) -> None:
         """Count a request whose last sequence has ended. Its duration counts only if it is complete. A request that was
         never accepted is not counted."""
         if not request.accepted:
@@ -178,8 +179,8 @@ class Latencies:
 
     def histograms(self) -> Json:
         return {
-            "queue_s": self.queue.body(),
-            "first_token_s": self.first_token.body(),
-            "between_tokens_s": self.between_tokens.body(),
-            "request_s": self.whole.body(),
+            "queue_s": self.queue.report(),
+            "first_token_s": self.first_token.report(),
+            "between_tokens_s": self.between_tokens.report(),
+            "request_s": self.whole.report(),
         }

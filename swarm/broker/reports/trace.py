@@ -35,7 +35,7 @@ from msgspec.structs import asdict
 
 from swarm.broker.state import Request, SequenceState
 from swarm.broker.state import Sequence as BrokerSequence
-from swarm.broker.state.archive import Account, may_see
+from swarm.broker.state.ended_requests import ClientAccount, can_see
 from swarm.wire.messages import Hop, Json, SequencePosition, StepDone
 
 MAX_ROWS_KEPT = 1 << 16  # rows of all recorded steps
@@ -74,7 +74,7 @@ class SequenceTimes:
     restored_hops: tuple[Hop, ...] = ()  # hops of those tokens, if the submission asked for hops
 
     @classmethod
-    def of(cls, sequence: BrokerSequence) -> SequenceTimes:
+    def from_sequence(cls, sequence: BrokerSequence) -> SequenceTimes:
         return cls(
             sequence.id,
             sequence.index,
@@ -97,19 +97,23 @@ class RequestTimes:
     request_id: str
     ended_at: float | None
     sequences: tuple[SequenceTimes, ...]
-    restored: bool = False
+    was_restored: bool = False
     tenant: str = ""
 
     @classmethod
-    def of(cls, request: Request) -> RequestTimes:
-        ended_at = request.ended_at if request.ended else None
+    def from_request(cls, request: Request) -> RequestTimes:
+        ended_at = request.ended_at if request.has_ended else None
         return cls(
-            request.id, ended_at, tuple(map(SequenceTimes.of, request.sequences)), request.restored, request.tenant
+            request.id,
+            ended_at,
+            tuple(map(SequenceTimes.from_sequence, request.sequences)),
+            request.was_restored,
+            request.tenant,
         )
 
 
 @dataclass(slots=True)
-class Tracer:
+class RequestTracer:
     """Records times of steps and requests (see the module), and computes traces."""
 
     max_steps: int = 4096
@@ -118,7 +122,7 @@ class Tracer:
     ended: OrderedDict[str, RequestTimes] = field(default_factory=OrderedDict)
     _num_rows: int = 0
 
-    def finished(self, dispatched_at: float, now: float, done: StepDone) -> None:
+    def record_step(self, dispatched_at: float, now: float, done: StepDone) -> None:
         """Record the times of a completed step."""
         if self.max_steps == 0:
             return
@@ -127,13 +131,13 @@ class Tracer:
         while len(self.steps) > self.max_steps or self._num_rows > MAX_ROWS_KEPT:
             self._num_rows -= len(self.steps.popleft().kv)
 
-    def forgotten(self, request: Request) -> None:
+    def drop(self, request: Request) -> None:
         """Keep a short record of a request that is dropped from memory. It replaces an older one with the same id."""
         # a request read from the journal has no times
-        if self.max_steps == 0 or not request.ended or request.read_at is not None:
+        if self.max_steps == 0 or not request.has_ended or request.read_at is not None:
             return
         self.ended.pop(request.id, None)
-        self.ended[request.id] = RequestTimes.of(request)
+        self.ended[request.id] = RequestTimes.from_request(request)
         while len(self.ended) > MAX_ENDED:
             self.ended.popitem(last=False)
 
@@ -146,49 +150,53 @@ class Tracer:
                 return
             self.ended.popitem(last=False)
 
-    def report(self, asked: str, requests: Mapping[str, Request], now: float, account: Account | None = None) -> Json:
+    def report(
+        self, prefix: str, requests: Mapping[str, Request], now: float, account: ClientAccount | None = None
+    ) -> Json:
         """Return the trace of the request whose id is ``prefix`` or begins with it; "" is the newest. The result has an
         ``error`` if there is none, or none of this account."""
-        known = self._known(requests, account)
+        traceable = self._traceable(requests, account)
         if self.max_steps == 0:
             return {"error": "this broker keeps no traces: set broker.trace_steps above 0"}
-        if asked in known:
-            found = [asked]
+        if prefix in traceable:
+            names = [prefix]
         else:
-            found = [name for name in known if name.startswith(asked)]
-            found = found[-1:] if asked == "" else found
-        if not found:
-            what = f"no request {asked!r}" if asked else "no request"
+            names = [name for name in traceable if name.startswith(prefix)]
+            names = names[-1:] if prefix == "" else names
+        if not names:
+            what = f"no request {prefix!r}" if prefix else "no request"
             return {
                 "error": f"{what} found: there are traces of requests that are running (swarmctl requests lists them) "
                 f"or ended less than {self.retain_s:g} s ago; with a journal (--state-dir), reports of older ones too"
             }
-        if len(found) > 1:
-            return {"error": f"{len(found)} requests begin with {asked!r}: give more of the id"}
-        request = known[found[0]]
-        times = request if isinstance(request, RequestTimes) else RequestTimes.of(request)
-        return _trace(times, self.steps, now)
+        if len(names) > 1:
+            return {"error": f"{len(names)} requests begin with {prefix!r}: give more of the id"}
+        request = traceable[names[0]]
+        times = request if isinstance(request, RequestTimes) else RequestTimes.from_request(request)
+        return _build_trace(times, self.steps, now)
 
-    def knows(self, asked: str, requests: Mapping[str, Request], account: Account | None = None) -> bool:
+    def has_trace(self, prefix: str, requests: Mapping[str, Request], account: ClientAccount | None = None) -> bool:
         """Whether at least one request with a trace has an id that begins with ``prefix``."""
-        return any(name.startswith(asked) for name in self._known(requests, account))
+        return any(name.startswith(prefix) for name in self._traceable(requests, account))
 
-    def _known(self, requests: Mapping[str, Request], account: Account | None) -> dict[str, RequestTimes | Request]:
-        ended = {name: times for name, times in self.ended.items() if may_see(account, times.tenant)}
-        return {**ended, **{name: each for name, each in requests.items() if may_see(account, each.tenant)}}
+    def _traceable(
+        self, requests: Mapping[str, Request], account: ClientAccount | None
+    ) -> dict[str, RequestTimes | Request]:
+        ended = {name: times for name, times in self.ended.items() if can_see(account, times.tenant)}
+        return {**ended, **{name: each for name, each in requests.items() if can_see(account, each.tenant)}}
 
 
-def _trace(request: RequestTimes, steps: Iterable[StepTimes], now: float) -> Json:
+def _build_trace(request: RequestTimes, steps: Iterable[StepTimes], now: float) -> Json:
     """Return the request's trace from these steps; ``times`` describes what is missing."""
-    found = _steps_of({sequence.id for sequence in request.sequences}, steps)
+    steps_by_sequence = _group_steps({sequence.id for sequence in request.sequences}, steps)
     most = max(2, MAX_LISTED // len(request.sequences))
-    sequences = [_sequence(s, found[s.id], most) for s in request.sequences]
+    sequences = [_trace_sequence(s, steps_by_sequence[s.id], most) for s in request.sequences]
     return {
         "request_id": request.request_id,
         "state": _state(request),
         "age_s": round(now - request.sequences[0].arrived_at, 6),
         "ended_age_s": None if request.ended_at is None else round(now - request.ended_at, 6),
-        **({"times": RESTORED} if request.restored else {}),
+        **({"times": RESTORED} if request.was_restored else {}),
         "sequences": sequences,
     }
 
@@ -199,18 +207,18 @@ def _state(request: RequestTimes) -> str:
     return next(state.value for state in order if state.value in states)
 
 
-def _steps_of(wanted: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tuple[int, StepTimes]]]:
+def _group_steps(sequences: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tuple[int, StepTimes]]]:
     """Return (position reached, step) for each sequence, in the order of the answers."""
-    found: dict[int, list[tuple[int, StepTimes]]] = {sequence: [] for sequence in wanted}
+    steps_by_sequence: dict[int, list[tuple[int, StepTimes]]] = {sequence: [] for sequence in sequences}
     for step in steps:
         for row in step.kv:
-            if row.sequence in wanted:
-                found[row.sequence].append((row.position, step))
-    return found
+            if row.sequence in sequences:
+                steps_by_sequence[row.sequence].append((row.position, step))
+    return steps_by_sequence
 
 
-def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], most: int) -> Json:
-    tokens = list(_tokens(sequence, steps))
+def _trace_sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], most: int) -> Json:
+    tokens = list(_trace_tokens(sequence, steps))
     sums = {part: round(sum(token[part] for token in tokens), 6) for part in ("total_s", *PARTS)}  # type: ignore[misc]
     listed = tokens if len(tokens) <= most else [tokens[0], *tokens[1 - most :]]  # the first token and the last ones
     return {
@@ -222,7 +230,7 @@ def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], m
         "num_traced": len(tokens),
         "admitted_s": _admitted_s(sequence),
         "sums": sums,
-        "stages": stages_of(sequence.restored_hops, tokens),
+        "stages": sum_stages(sequence.restored_hops, tokens),
         "tokens": listed,
     }
 
@@ -234,7 +242,7 @@ def _admitted_s(sequence: SequenceTimes) -> float | None:
     return round(max(0.0, sequence.started_at - sequence.arrived_at), 6)
 
 
-def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> Iterator[Json]:
+def _trace_tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> Iterator[Json]:
     """Yield an entry per token whose beginning and end are recorded. The first step that ends at a position draws the
     token there; later ones only compute it again."""
     began = None if sequence.num_restored else sequence.arrived_at
@@ -249,7 +257,7 @@ def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> 
             began = None  # steps in between are no longer recorded, so this token's beginning is unknown
         if began is not None:
             sent_at = _sent_at(sequence, index, step.finished_at)
-            yield {"began_s": round(began - sequence.arrived_at, 6), **_token(index, began, own, sent_at)}
+            yield {"began_s": round(began - sequence.arrived_at, 6), **_split_token(index, began, own, sent_at)}
         began, next_index, own = step.finished_at, index + 1, []
 
 
@@ -258,7 +266,7 @@ def _sent_at(sequence: SequenceTimes, index: int, finished_at: float) -> float:
     return max(finished_at, sequence.sent_at[index]) if index < len(sequence.sent_at) else finished_at
 
 
-def _token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -> Json:
+def _split_token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -> Json:
     """Split the time of one token, which these steps computed, into its parts."""
     finished = steps[-1].finished_at
     parts = dict.fromkeys(PARTS, 0.0)
@@ -298,7 +306,7 @@ def _add_step(
         values["wire_bytes"] = values.get("wire_bytes", 0) + hop.wire_bytes
 
 
-def stages_of(hops: Iterable[Hop], tokens: Iterable[Json] = ()) -> list[Json]:
+def sum_stages(hops: Iterable[Hop], tokens: Iterable[Json] = ()) -> list[Json]:
     """Sum up the times by worker and layers, from a request's stored hops and from traced tokens."""
     sums: dict[tuple[str, int, int], dict[str, float]] = {}
     for hop in hops:

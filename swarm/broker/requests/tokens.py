@@ -10,31 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm.broker.actions import NewTokens, Outbox, SayClient, WriteTokens
-from swarm.broker.reports.statistics import Latencies
+from swarm.broker.actions import NewTokens, Outbox, SendToClient, WriteTokens
+from swarm.broker.reports.statistics import RequestLatencies
 from swarm.broker.state import Request, Sequence, SequenceState, State
-from swarm.broker.state.archive import Refusal
+from swarm.broker.state.ended_requests import RequestRefusal
 from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Timing, Tokens
 
 WINDOW = 256  # maximum number of unacknowledged tokens of one sequence
 MAX_TOKENS_PER_MESSAGE = 128
 
-End = Callable[[Sequence, FinishReason, float], None]
+OnEnd = Callable[[Sequence, FinishReason, float], None]
 
 
-class Growth:
+class TokenCollector:
     """Takes tokens from the last stage. Methods append actions to ``out``; the callback ``on_end`` ends a sequence."""
 
-    def __init__(self, state: State, out: Outbox, *, delivery: Delivery, end: End, latencies: Latencies) -> None:
+    def __init__(
+        self, state: State, out: Outbox, *, delivery: TokenDelivery, on_end: OnEnd, latencies: RequestLatencies
+    ) -> None:
         self._state = state
         self._out = out
         self._latencies = latencies
         self._delivery = delivery
-        self._end = end
+        self._on_end = on_end
 
-    def sampled(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], now: float) -> None:
+    def collect(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], now: float) -> None:
         """Add new tokens to their sequences, write them to the journal, and end sequences that are complete."""
-        written: list[NewTokens] = []
+        new_tokens: list[NewTokens] = []
         ends: list[tuple[Sequence, FinishReason]] = []
         for item in sampled:
             sequence = self._state.sequences.get(item.sequence)
@@ -44,18 +46,18 @@ class Growth:
             if item.position != sequence.sampled:
                 self._state.count("misplaced_tokens")
                 continue
-            written.append(self._append(sequence, item, hops, now))
+            new_tokens.append(self._append(sequence, item, hops, now))
             reason = self.end_reason(sequence)
             if reason is not None:
                 ends.append((sequence, reason))
-        if written:
-            self._out.append(WriteTokens(tuple(written)))
-        if written and self._state.journal_problem:
-            self.committed(tuple((new.sequence, new.position + len(new.ids)) for new in written))
+        if new_tokens:
+            self._out.append(WriteTokens(tuple(new_tokens)))
+        if new_tokens and self._state.journal_problem:
+            self.on_committed(tuple((new.sequence, new.position + len(new.ids)) for new in new_tokens))
         for sequence, reason in ends:
-            self._end(sequence, reason, now)
+            self._on_end(sequence, reason, now)
 
-    def committed(self, committed: tuple[tuple[int, int], ...]) -> None:
+    def on_committed(self, committed: tuple[tuple[int, int], ...]) -> None:
         """Send tokens that the journal has written: (sequence, position) pairs."""
         for sequence_id, position in committed:
             sequence = self._state.sequences.get(sequence_id)
@@ -74,8 +76,8 @@ class Growth:
             hops=(hops,) if submit.hops else (),
             num_cached=0 if sequence.num_generated else sequence.num_cached,
         )
-        self._latencies.token(sequence, now)
-        sequence.grow(item.token, item.logprobs, hops if submit.hops else None, now)
+        self._latencies.record_token(sequence, now)
+        sequence.append_token(item.token, item.logprobs, hops if submit.hops else None, now)
         self._state.waiting.charge(sequence.request.tenant, 1)
         if sequence.state is SequenceState.RUNNING:  # otherwise it was preempted meanwhile, and keeps the token
             self._state.running.refresh(sequence)
@@ -96,7 +98,7 @@ class Growth:
         return None
 
 
-class Delivery:
+class TokenDelivery:
     """Sends tokens and ends to clients. Methods append messages to ``out``. With ``has_journal``, an end is sent once
     it is in the journal."""
 
@@ -105,41 +107,41 @@ class Delivery:
         self._out = out
         self._has_journal = has_journal
 
-    def say(self, request: Request, message: Accepted | Tokens | Finished) -> None:
-        if request.listener is not None:
-            self._out.append(SayClient(request.listener, message))
+    def send(self, request: Request, message: Accepted | Tokens | Finished) -> None:
+        if request.reachable_client is not None:
+            self._out.append(SendToClient(request.reachable_client, message))
 
-    def reject(self, client: bytes, request_id: str, refusal: Refusal) -> None:
+    def reject(self, client: bytes, request_id: str, refusal: RequestRefusal) -> None:
         """Send a rejection to the client, and count it."""
         self._state.count(f"rejected_{refusal.code}")
         message = Rejected(
             request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=refusal.retry_after_s
         )
-        self._out.append(SayClient(client, message))
+        self._out.append(SendToClient(client, message))
 
     def deliver(self, sequence: Sequence) -> None:
         """Send what is committed and within the window, then the end if it is due."""
         request = sequence.request
-        if request.listener is None or not request.accepted or sequence.unsure:
+        if request.reachable_client is None or not request.accepted or sequence.reader_position_unknown:
             return
         while sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW:
-            self.say(request, self._next_tokens(sequence))
+            self.send(request, self._next_tokens(sequence))
         if self._end_is_due(sequence):
-            sequence.tell_end()
-            self.say(request, finished(sequence))
+            sequence.mark_end_sent()
+            self.send(request, build_finished(sequence))
 
-    def is_safe(self, sequence: Sequence) -> bool:
+    def is_end_durable(self, sequence: Sequence) -> bool:
         """Whether the sequence's end is durable: in the journal, or there is no journal that can be written."""
         return sequence.end_written or not self._has_journal or bool(self._state.journal_problem)
 
     def _end_is_due(self, sequence: Sequence) -> bool:
-        if sequence.state is not SequenceState.ENDED or sequence.finish_sent:
+        if sequence.state is not SequenceState.ENDED or sequence.end_sent:
             return False
-        return sequence.sent >= sequence.sampled and self.is_safe(sequence)
+        return sequence.sent >= sequence.sampled and self.is_end_durable(sequence)
 
     def _next_tokens(self, sequence: Sequence) -> Tokens:
-        room = WINDOW - (sequence.sent - sequence.delivered)
-        stop = min(sequence.committed, sequence.sent + min(room, MAX_TOKENS_PER_MESSAGE))
+        window_left = WINDOW - (sequence.sent - sequence.delivered)
+        stop = min(sequence.committed, sequence.sent + min(window_left, MAX_TOKENS_PER_MESSAGE))
         start = sequence.sent - sequence.num_prompt
         end = stop - sequence.num_prompt
         wants_logprobs = sequence.request.submit.params.logprobs is not None
@@ -151,11 +153,11 @@ class Delivery:
             logprobs=tuple(sequence.logprobs[start:end]) if wants_logprobs else (),
             hops=tuple(sequence.hops[start:end]),
         )
-        sequence.send(stop, self._state.now)
+        sequence.mark_sent(stop, self._state.now)
         return message
 
 
-def finished(sequence: Sequence) -> Finished:
+def build_finished(sequence: Sequence) -> Finished:
     """Return the message that reports a sequence's end."""
     assert sequence.reason is not None
     return Finished(
@@ -164,25 +166,25 @@ def finished(sequence: Sequence) -> Finished:
         reason=sequence.reason,
         num_prompt=sequence.num_prompt,
         num_tokens=sequence.num_generated,
-        timing=timing(sequence, sequence.ended_at or 0.0),
+        timing=build_timing(sequence, sequence.ended_at or 0.0),
         detail=sequence.detail,
         num_cached=sequence.num_cached,
     )
 
 
-def timing(sequence: Sequence, now: float) -> Timing:
+def build_timing(sequence: Sequence, now: float) -> Timing:
     """Return a sequence's times, counted from the arrival of its request. Without a token, the time of the first token
     is 0. A sequence that never started was queued all the time. If an earlier broker had drawn tokens of it, only the
     total is available, and the others are 0."""
     arrived = sequence.request.arrived_at
-    is_forgotten = sequence.num_restored > 0
+    was_restored = sequence.num_restored > 0
 
     def since_arrival(moment: float | None) -> float:
         return max(0.0, (now if moment is None else moment) - arrived)
 
     return Timing(
-        0.0 if is_forgotten else since_arrival(sequence.started_at),
-        0.0 if is_forgotten or sequence.first_token_at is None else since_arrival(sequence.first_token_at),
+        0.0 if was_restored else since_arrival(sequence.started_at),
+        0.0 if was_restored or sequence.first_token_at is None else since_arrival(sequence.first_token_at),
         since_arrival(sequence.ended_at),
         sequence.num_recomputed,
     )

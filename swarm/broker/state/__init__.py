@@ -20,8 +20,16 @@ broker itself.
 
 from __future__ import annotations
 
-from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
+from swarm.broker.state.lifecycle import Rebuild, SequenceState
+from swarm.broker.state.plans import Plan, PlanPhase, PlanState, StagePlan
 from swarm.broker.state.sequences import Request, Sequence
-from swarm.broker.state.standing import Rebuild, SequenceState
-from swarm.broker.state.state import Decided, DoorBook, Flight, HostBook, KeyBook, State, Upload
+from swarm.broker.state.state import (
+    AcceptState,
+    HostRegistry,
+    InFlightStep,
+    KeyState,
+    ModelUpload,
+    SchedulerDecision,
+    State,
+)
 from swarm.broker.state.workers import Worker, WorkerState

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK = 32  # tokens; minimum of every budget, because smaller steps cost almost as much
-FORGET_AFTER = 64  # steps after which a measurement is dropped
+FORGET_AFTER_STEPS = 64  # steps after which a measurement is dropped
 _WEIGHT = 0.25  # weight of the newest step in the average of its size class
 _FADE = 0.98  # per step: factor on the sums from which the rate is computed
-_CREEP = 1.01  # per step: factor by which the minimum step time rises, so that it follows a slowdown
+_MIN_GROWTH = 1.01  # per step: factor by which the minimum step time rises, so that it follows a slowdown
 
 
 @dataclass(slots=True)
@@ -34,23 +34,23 @@ class StepCosts:
         self._num_steps = 0
         self._tokens = 0.0
         self._busy_s = 0.0
-        self._least_s: float | None = None
-        self._fill = 1.0  # mean ratio of generated length to maximum length
+        self._min_step_s: float | None = None
+        self._fill_ratio = 1.0  # mean ratio of generated length to maximum length
         self._num_ends = 0
-        self.done_at = 0.0  # time at which a step last completed
+        self.last_done_at = 0.0  # time at which a step last completed
         self.usual_step_s = 0.0  # moving average of the time of a step through all stages, for any size
 
-    def step_done(self, tokens: int, sent_at: float, now: float) -> None:
+    def record_step(self, tokens: int, sent_at: float, now: float) -> None:
         """Record a completed step."""
         seconds = max(0.0, now - sent_at)
         self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
         self._tokens = _FADE * self._tokens + tokens
-        self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self.done_at))
-        self.done_at = now
+        self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self.last_done_at))
+        self.last_done_at = now
         if not tokens:
             return
-        self._least_s = seconds if self._least_s is None else min(seconds, self._least_s * _CREEP)
+        self._min_step_s = seconds if self._min_step_s is None else min(seconds, self._min_step_s * _MIN_GROWTH)
         size = self._sizes.get(tokens.bit_length())
         if size is None:
             self._sizes[tokens.bit_length()] = _Size(tokens, seconds, self._num_steps)
@@ -59,15 +59,15 @@ class StepCosts:
             size.seconds += _WEIGHT * (seconds - size.seconds)
             size.measured_at = self._num_steps
 
-    def sequence_done(self, num_generated: int, max_tokens: int) -> None:
+    def record_sequence(self, num_generated: int, max_tokens: int) -> None:
         """Record a sequence that ended by itself."""
         self._num_ends += 1
-        self._fill += max(0.05, 1 / self._num_ends) * (num_generated / max(1, max_tokens) - self._fill)
+        self._fill_ratio += max(0.05, 1 / self._num_ends) * (num_generated / max(1, max_tokens) - self._fill_ratio)
 
     @property
-    def fill(self) -> float:
+    def fill_ratio(self) -> float:
         """Mean ratio of generated length to maximum length of answers; 1 until the first one has ended."""
-        return min(1.0, max(0.0, self._fill))
+        return min(1.0, max(0.0, self._fill_ratio))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -75,30 +75,30 @@ class StepCosts:
         return self._tokens / self._busy_s if self._busy_s > 0 and self._tokens > 0 else None
 
     @property
-    def least_step_s(self) -> float:
+    def min_step_s(self) -> float:
         """Shortest recent step time; no token takes less."""
-        return self._least_s or 0.0
+        return self._min_step_s or 0.0
 
-    def budget(self, target_s: float, most: int) -> int:
+    def budget(self, target_s: float, max_tokens: int) -> int:
         """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at
         least a chunk unless ``max_tokens`` is smaller."""
         if target_s <= 0:
-            return most
+            return max_tokens
         below: _Size | None = None
         for key in sorted(self._sizes):
             size = self._sizes[key]
-            if self._num_steps - size.measured_at > FORGET_AFTER:
+            if self._num_steps - size.measured_at > FORGET_AFTER_STEPS:
                 del self._sizes[key]
             elif size.seconds > target_s:
-                return max(min(CHUNK, most), min(most, int(_between(below, size, target_s))))
+                return max(min(CHUNK, max_tokens), min(max_tokens, int(_interpolate(below, size, target_s))))
             else:
                 below = size
         if below is None or below.seconds <= 0:
-            return most
-        return max(min(CHUNK, most), min(most, int(below.tokens * target_s / below.seconds)))
+            return max_tokens
+        return max(min(CHUNK, max_tokens), min(max_tokens, int(below.tokens * target_s / below.seconds)))
 
 
-def _between(below: _Size | None, above: _Size, target_s: float) -> float:
+def _interpolate(below: _Size | None, above: _Size, target_s: float) -> float:
     if below is None or above.seconds <= below.seconds:
         return above.tokens * target_s / above.seconds
     return below.tokens + (above.tokens - below.tokens) * (target_s - below.seconds) / (above.seconds - below.seconds)

@@ -24,10 +24,10 @@ class FailedStep:
     layers: LayerRange
     ends: Mapping[int, int]  # sequence -> position at which its row ended
     owners: Mapping[int, str]  # sequence -> id of its request
-    at: float  # time of the failure
+    failed_at: float  # time of the failure
     pending: set[int] = field(default_factory=set)  # sequences that have not been computed up to their ``ends`` since
     # requests of this step without which the worker has computed a step since
-    vouched: set[str] = field(default_factory=set)
+    worker_ok_without: set[str] = field(default_factory=set)
     is_tested: bool = False  # the worker's device has passed a test since
     is_last: bool = True  # the worker has computed nothing since
 
@@ -53,40 +53,40 @@ class Evidence:
     # worker -> request convicted of its failure; until the worker has computed a step
     unproven: dict[str, str] = field(default_factory=dict)
 
-    def of_worker(self, name: str) -> list[FailedStep]:
+    def failures_of_worker(self, name: str) -> list[FailedStep]:
         return [failure for failure in self.steps if failure.worker == name]
 
-    def of_request(self, request_id: str) -> list[FailedStep]:
+    def failures_of_request(self, request_id: str) -> list[FailedStep]:
         """Return the failures since which some sequence of this request has not been computed."""
         return [failure for failure in self.steps if request_id in failure.pending_requests]
 
-    def in_row(self, worker: str) -> list[FailedStep]:
+    def consecutive_failures(self, worker: str) -> list[FailedStep]:
         """Return a worker's failures since it last computed a step."""
-        return [failure for failure in self.of_worker(worker) if failure.is_last]
+        return [failure for failure in self.failures_of_worker(worker) if failure.is_last]
 
-    def failed_last(self, sequence: int) -> float:
+    def last_failure_at(self, sequence: int) -> float:
         """Return the time of the last failure since which this sequence has not been computed; 0 if there is none."""
-        return max((failure.at for failure in self.steps if sequence in failure.pending), default=0.0)
+        return max((failure.failed_at for failure in self.steps if sequence in failure.pending), default=0.0)
 
     def add(self, failure: FailedStep) -> None:
         """Record a failed step."""
         self.steps.append(failure)
-        self._tidy(failure.at)
+        self._drop_old(failure.failed_at)
 
-    def came_through(
+    def record_success(
         self, workers: Iterable[str], layers: LayerRange, ends: Mapping[int, int], requests: Iterable[str], now: float
     ) -> None:
         """Record that these workers have computed a step in these layers. ``ends``: sequence -> position at which its
         row ended."""
         names, computed = set(workers), set(requests)
-        self.unproven = {worker: it for worker, it in self.unproven.items() if worker not in names}
+        self.unproven = {worker: request for worker, request in self.unproven.items() if worker not in names}
         for failure in self.steps:
             if failure.worker in names:
                 failure.is_last = False
-                failure.vouched |= failure.requests - computed
+                failure.worker_ok_without |= failure.requests - computed
             if failure.layers.first < layers.stop and layers.first < failure.layers.stop:
                 failure.pending -= {s for s in failure.pending if ends.get(s, 0) >= failure.ends[s]}
-        self._tidy(now)
+        self._drop_old(now)
 
     def forget(self, sequences: Iterable[int]) -> None:
         """Drop sequences that have ended: whether they could be computed stays unknown."""
@@ -94,18 +94,18 @@ class Evidence:
         for failure in self.steps:
             failure.pending -= ended
 
-    def passed_test(self, worker: str) -> None:
+    def record_passed_test(self, worker: str) -> None:
         """Record that the worker's device has passed its test, which uses no request's tokens."""
-        for failure in self.of_worker(worker):
+        for failure in self.failures_of_worker(worker):
             failure.is_tested, failure.is_last = True, False
 
     def convict(self, request_id: str) -> None:
         """Blame this request for its failures; they no longer count against workers or other requests."""
-        explained = self.of_request(request_id)
+        explained = self.failures_of_request(request_id)
         self.unproven |= {failure.worker: request_id for failure in explained}
         self.steps = [failure for failure in self.steps if failure not in explained]
-        self._tidy(0.0)
+        self._drop_old(0.0)
 
-    def _tidy(self, now: float) -> None:
-        self.steps = [failure for failure in self.steps if now - failure.at < KEEP_S][-MAX_FAILURES:]
+    def _drop_old(self, now: float) -> None:
+        self.steps = [failure for failure in self.steps if now - failure.failed_at < KEEP_S][-MAX_FAILURES:]
         self.suspects = frozenset(sequence for failure in self.steps for sequence in failure.pending)

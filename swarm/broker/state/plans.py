@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.load import PlanGauge
-from swarm.broker.planner.problem import NOBODY
+from swarm.broker.planner.problem import NO_WORKER
 from swarm.broker.state.sequences import Sequence
-from swarm.wire.door.keys import without_ticket
 from swarm.wire.messages import BLOCK, Activated, LayerRange, Order, Prepared
+from swarm.wire.transport.keys import split_ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class PlanConstraints:
     """Plan constraints set by an operator. They take precedence over the settings for as long as the broker process
     lives, and refer to workers by name, so that they also hold for a restarted worker."""
 
@@ -30,40 +30,40 @@ class Steering:
     objective: str = ""
     margin: float | None = None  # how much quicker the next plan must be (a fraction); None: as the settings define
 
-    def cordon(self, name: str, layers: LayerRange | None) -> Steering:
+    def cordon(self, name: str, layers: LayerRange | None) -> PlanConstraints:
         """Restrict a worker to these layers (None: it has none)."""
         return replace(self, cordoned={**self.cordoned, name: layers})
 
-    def drain(self, name: str) -> Steering:
+    def drain(self, name: str) -> PlanConstraints:
         """Cordon a worker and remove all layers from it."""
         return replace(self.cordon(name, None), drained=self.drained | {name})
 
-    def uncordon(self, name: str) -> Steering:
+    def uncordon(self, name: str) -> PlanConstraints:
         """Allow a worker to get layers again."""
-        rest = {each: layers for each, layers in self.cordoned.items() if each != name}
+        rest = {other: layers for other, layers in self.cordoned.items() if other != name}
         return replace(self, cordoned=rest, drained=self.drained - {name})
 
-    def held_as(self, name: str) -> str:
+    def restriction(self, name: str) -> str:
         """Return ``drained``, ``cordoned``, or an empty string for a worker that may get layers."""
         if name not in self.cordoned:
             return ""
         return "drained" if name in self.drained else "cordoned"
 
-    def calm(self) -> Steering:
+    def clear_margin(self) -> PlanConstraints:
         """Return to the margin of the settings, once the requested plan is active."""
         return self if self.margin is None else replace(self, margin=None)
 
     @property
-    def is_by_hand(self) -> bool:
+    def has_overrides(self) -> bool:
         """Whether an operator has set constraints for plans, beyond cordoned workers."""
         return bool(self.pins or self.caps or self.exclude or self.objective)
 
-    def by_the_settings(self) -> Steering:
+    def without_overrides(self) -> PlanConstraints:
         """Return a copy without the operator's constraints on plans; cordoned workers stay cordoned."""
-        return Steering(cordoned=self.cordoned, drained=self.drained)
+        return PlanConstraints(cordoned=self.cordoned, drained=self.drained)
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def cache_key(self) -> tuple[object, ...]:
         """Cache key: equal where the same plan would be made."""
         parts = (self.cordoned, self.pins, self.caps)
         named = tuple(tuple(sorted(part.items(), key=lambda item: item[0])) for part in parts)
@@ -98,7 +98,7 @@ class Plan:
     objective: str
     forecast: Forecast | None = None
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()  # (incarnation, layers that it keeps warm for others)
-    back: str = ""  # if it was made after a loss: which worker takes which layers, as text
+    recovery_choice: str = ""  # if it was made after a loss: which worker takes which layers, as text
 
     @property
     def shares_cores(self) -> bool:
@@ -116,34 +116,34 @@ class Plan:
         return frozenset(stage.incarnation for stage in self.stages)
 
     def standby_of(self, incarnation: str) -> tuple[LayerRange, ...]:
-        return next((layers for who, layers in self.standby if who == incarnation), ())
+        return next((layers for holder, layers in self.standby if holder == incarnation), ())
 
     @property
     def tickets(self) -> frozenset[str]:
         """Tickets by which the relay identifies the workers whose steps it forwards."""
-        return frozenset(without_ticket(stage.relay)[1] for stage in self.stages if stage.relay)
+        return frozenset(split_ticket(stage.relay)[1] for stage in self.stages if stage.relay)
 
     def stage_of(self, incarnation: str) -> StagePlan | None:
         return next((s for s in self.stages if s.incarnation == incarnation), None)
 
 
 @dataclass(slots=True)
-class Return:
+class RestartState:
     """State of the start after a restart: the workers of the last plan that the broker still waits for. It ends
     (``is_over``) once a plan has been made."""
 
     awaited: set[str] = field(default_factory=set)  # names of workers of the last plan that have not joined yet
-    until: float = 0.0  # time at which waiting ends if workers that have joined hold sequences
-    gathered_at: float = 0.0  # time at which waiting ends if too few workers have joined
+    rejoin_until: float = 0.0  # time at which waiting ends if workers that have joined hold sequences
+    gather_until: float = 0.0  # time at which waiting ends if too few workers have joined
     is_over: bool = True
     model_is_remembered: bool = False  # the model is known from the journal only: no worker that has it has joined yet
 
-    def forgive(self, pause_s: float) -> None:
+    def shift_deadlines(self, pause_s: float) -> None:
         """Extend the waiting times by a pause of the broker, during which no worker could join."""
-        self.until += pause_s
-        self.gathered_at += pause_s
+        self.rejoin_until += pause_s
+        self.gather_until += pause_s
 
-    def meet_the_model(self) -> None:
+    def confirm_model(self) -> None:
         """Note that a worker has joined with the model: from now on that model counts."""
         self.model_is_remembered = False
 
@@ -158,50 +158,51 @@ class PlanPhase(enum.Enum):
 
 
 @dataclass(slots=True)
-class PlanBook:
+class PlanState:
     """The active plan and the next one, with the phase of the change between them."""
 
     epoch: int = 0  # highest epoch that was ever chosen
-    written: int = 0  # highest epoch in the journal; no higher one is announced
+    journaled_epoch: int = 0  # highest epoch in the journal; no higher one is announced
     phase: PlanPhase = PlanPhase.NONE
     current: Plan | None = None
-    coming: Plan | None = None  # the plan that is being prepared
+    upcoming: Plan | None = None  # the plan that is being prepared
     # by incarnation: answers of workers that have loaded their part of the next plan
     prepared: dict[str, Prepared] = field(default_factory=dict)
     capacity: dict[str, Prepared] = field(default_factory=dict)  # by incarnation: KV capacity under the current plan
     awaited: set[str] = field(default_factory=set)  # incarnations whose answer is awaited in this phase
-    given: dict[str, Order] = field(default_factory=dict)  # incarnation -> order that is awaited and will be repeated
-    again_at: float = 0.0  # time at which unanswered orders are repeated
+    # incarnation -> order that is awaited and will be repeated
+    pending_orders: dict[str, Order] = field(default_factory=dict)
+    repeat_orders_at: float = 0.0  # time at which unanswered orders are repeated
     deadline: float = 0.0  # time at which workers that have not answered are put out
-    changed_at: float = 0.0  # time at which workers last joined or left
-    waits_for: str = NOBODY  # what the broker waits for, as text for reports
+    members_changed_at: float = 0.0  # time at which workers last joined or left
+    waits_for: str = NO_WORKER  # what the broker waits for, as text for reports
     gauge: PlanGauge = field(default_factory=PlanGauge)  # predicted and measured performance of the current plan
-    fallen: Plan | None = None  # the last plan, while a recovery from its failure is under way
+    failed: Plan | None = None  # the last plan, while a recovery from its failure is under way
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether steps may be dispatched: a plan is active and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
 
-    def explain(self, forecast: Forecast) -> None:
+    def add_forecast(self, forecast: Forecast) -> None:
         """Add the explanation to the active plan; it is computed on demand."""
         if self.current is not None:
             self.current = replace(self.current, forecast=forecast)
 
     def prepare(self, plan: Plan) -> None:
         """Make this the next plan. It is not announced before the journal has its epoch."""
-        self.coming, self.phase = plan, PlanPhase.PREPARING
+        self.upcoming, self.phase = plan, PlanPhase.PREPARING
         self.prepared, self.awaited = {}, set()
 
-    def load(self, plan: Plan, deadline: float) -> None:
+    def await_loading(self, plan: Plan, deadline: float) -> None:
         """Wait until all workers of the next plan have loaded their layers."""
         self.awaited, self.deadline = set(plan.members), deadline
         self.waits_for = "the workers to load their layers"
 
     def activate(self, deadline: float) -> Plan:
         """Make the next plan the current one, and wait until all its workers have reported what they hold."""
-        assert self.coming is not None
-        self.current, self.coming = self.coming, None
+        assert self.upcoming is not None
+        self.current, self.upcoming = self.upcoming, None
         self.phase, self.capacity = PlanPhase.ACTIVATING, dict(self.prepared)
         self.awaited, self.deadline = set(self.current.members), deadline
         return self.current
@@ -209,38 +210,38 @@ class PlanBook:
     def serve(self) -> Plan:
         """Start serving: all workers are ready."""
         assert self.current is not None
-        self.phase, self.waits_for, self.fallen = PlanPhase.SERVING, "", None
+        self.phase, self.waits_for, self.failed = PlanPhase.SERVING, "", None
         return self.current
 
     def abandon(self) -> None:
         """Drop the next plan. The active plan, if complete, keeps serving."""
-        self.coming, self.awaited = None, set()
+        self.upcoming, self.awaited = None, set()
         if self.phase is PlanPhase.PREPARING:
             self.phase = PlanPhase.SERVING if self.current is not None else PlanPhase.NONE
             self.waits_for = "" if self.current is not None else "a new plan"
 
-    def fall(self) -> None:
+    def fail(self) -> None:
         """Drop all plans: none is active any more."""
-        self.fallen = self.fallen or self.current
-        self.current = self.coming = None
+        self.failed = self.failed or self.current
+        self.current = self.upcoming = None
         self.phase, self.awaited, self.waits_for = PlanPhase.NONE, set(), "a new plan"
 
-    def find(self, fallen: Plan | None) -> None:
+    def restore_failed(self, plan: Plan | None) -> None:
         """Set the last plan of an earlier broker process, if some of its workers are still there."""
-        self.fallen = fallen or self.fallen
+        self.failed = plan or self.failed
 
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
-        if self.phase is PlanPhase.SERVING and (self.current is None or self.fallen is not None):
+        if self.phase is PlanPhase.SERVING and (self.current is None or self.failed is not None):
             return "a plan serves, but is not active or has failed"
-        if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.coming is not None):
+        if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.upcoming is not None):
             return "a plan is being activated, but is not the current one, or another is being prepared"
         return None
 
-    def begin_above(self, epoch: int) -> None:
+    def resume_above(self, epoch: int) -> None:
         """Continue after the journal's last epoch. Epochs that workers report never change it; they receive the
         broker's."""
-        self.epoch = self.written = epoch
+        self.epoch = self.journaled_epoch = epoch
 
     @property
     def kv_blocks(self) -> int:
@@ -255,29 +256,30 @@ class PlanBook:
 class Rebuilding:
     """Sequences with layers that lag behind since the plan changed."""
 
-    chunk: int = 256  # positions per replay order
-    said: dict[str, Activated] = field(default_factory=dict)  # what each stage holds, until all stages have reported it
+    chunk_positions: int = 256  # positions per replay order
+    # what each stage holds, until all stages have reported it
+    reports: dict[str, Activated] = field(default_factory=dict)
     queue: deque[Sequence] = field(default_factory=deque)  # sequences that wait for their rebuild to start
-    under_way: list[Sequence] = field(default_factory=list)
+    in_progress: list[Sequence] = field(default_factory=list)
     ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
 
     @property
     def is_idle(self) -> bool:
         """Whether all layers are rebuilt."""
-        return not self.queue and not self.under_way
+        return not self.queue and not self.in_progress
 
     def clear(self) -> None:
         """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
-        self.said.clear()
-        for sequence in (*self.under_way, *self.queue):
-            sequence.stop_rebuilding()
+        self.reports.clear()
+        for sequence in (*self.in_progress, *self.queue):
+            sequence.cancel_rebuilds()
         self.queue.clear()
-        self.under_way.clear()
+        self.in_progress.clear()
 
 
 @dataclass(slots=True)
-class Comparison:
+class RecheckComparison:
     """A recheck in progress: results of one stage are computed again by other workers."""
 
     ticket: int
@@ -289,15 +291,15 @@ class Comparison:
     give_up_at: float
     # result of the stage: a digest, or the drawn tokens; None until it is available
     expected: str | tuple[int, ...] | None = None
-    found: str | tuple[int, ...] | None = None  # result of the checkers; None until it is available
+    result: str | tuple[int, ...] | None = None  # result of the checkers; None until it is available
 
 
 @dataclass(slots=True)
-class Rechecks:
+class RecheckSchedule:
     """Schedule of ``members.recheck``: one comparison at a time, of each stage and each sequence in turn."""
 
-    under_way: Comparison | None = None
-    looked_at: float = 0.0  # time at which the last one became due
+    current: RecheckComparison | None = None
+    due_at: float = 0.0  # time at which the last one became due
     _num_begun: int = 0
     _turn: int = 0
     _last_sequence: int = 0
@@ -306,25 +308,25 @@ class Rechecks:
         index, self._turn = self._turn % num_stages, self._turn + 1
         return index
 
-    def next_sequence(self, fit: list[Sequence]) -> Sequence | None:
+    def next_sequence(self, eligible: list[Sequence]) -> Sequence | None:
         """Return the sequence that follows the last one compared, by id."""
-        later = [sequence for sequence in fit if sequence.id > self._last_sequence]
-        return min(later or fit, key=lambda sequence: sequence.id, default=None)
+        later = [sequence for sequence in eligible if sequence.id > self._last_sequence]
+        return min(later or eligible, key=lambda sequence: sequence.id, default=None)
 
     def next_ticket(self) -> int:
         self._num_begun += 1
         return self._num_begun
 
-    def take(self, sequence: Sequence) -> None:
+    def record_sequence(self, sequence: Sequence) -> None:
         self._last_sequence = sequence.id
 
-    def begin(self, comparison: Comparison) -> None:
-        self.under_way = comparison
+    def begin(self, comparison: RecheckComparison) -> None:
+        self.current = comparison
 
-    def end(self) -> Comparison:
-        ended, self.under_way = self.under_way, None
+    def end(self) -> RecheckComparison:
+        ended, self.current = self.current, None
         assert ended is not None
         return ended
 
-    def look(self, now: float) -> None:
-        self.looked_at = now
+    def record_due(self, now: float) -> None:
+        self.due_at = now

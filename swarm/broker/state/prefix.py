@@ -23,7 +23,7 @@ from swarm.wire.messages import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredSequence:
     """An ended sequence whose first blocks the stages still hold."""
 
     sequence: int
@@ -34,7 +34,7 @@ class Retired:
 class PrefixRules:
     """Limits of the prefix cache."""
 
-    is_kept: bool = True  # False: the cache is disabled
+    is_enabled: bool = True  # False: the cache is disabled
     share: float = 1.0  # maximum fraction of all KV blocks
     # which prefixes are kept longest: the most recently or the most frequently used
     policy: Literal["recent", "frequent"] = "recent"
@@ -49,7 +49,7 @@ class PrefixIndex:
         # key of the first block -> number of sequences that started from a holder of it
         self._uses: dict[bytes, int] = {}
 
-    def note(self, sequence: int, tokens: Sequence[int], position: int) -> None:
+    def record(self, sequence: int, tokens: Sequence[int], position: int) -> None:
         """Record that every stage holds this sequence's keys and values up to ``position``."""
         keys = self._keys.setdefault(sequence, [])
         for key in _block_keys(tokens, len(keys), position // BLOCK, keys[-1] if keys else b""):
@@ -59,15 +59,15 @@ class PrefixIndex:
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return (sequence, position) of the longest prefix that is held. It never includes the last token, which must
         be computed to get its successor."""
-        found: tuple[int, int] | None = None
+        longest: tuple[int, int] | None = None
         key = b""
         for index in range((len(tokens) - 1) // BLOCK):
             key = _block_key(key, tokens[index * BLOCK : (index + 1) * BLOCK])
             holders = self._holders.get(key)
             if not holders:
                 break
-            found = (next(reversed(holders)), (index + 1) * BLOCK)
-        return found
+            longest = (next(reversed(holders)), (index + 1) * BLOCK)
+        return longest
 
     def num_blocks(self, sequence: int) -> int:
         return len(self._keys.get(sequence, ()))
@@ -77,12 +77,12 @@ class PrefixIndex:
         keys = self._keys.get(sequence)
         return not keys or len(self._holders[keys[-1]]) > 1
 
-    def use(self, sequence: int) -> None:
+    def count_use(self, sequence: int) -> None:
         """Count a sequence that starts from this one."""
         first = self._keys[sequence][0]
         self._uses[first] = self._uses.get(first, 0) + 1
 
-    def uses(self, sequence: int) -> int:
+    def num_uses(self, sequence: int) -> int:
         """Return how many sequences have started from it, or from another one with the same first block."""
         return self._uses.get(self._keys[sequence][0], 0)
 
@@ -106,7 +106,7 @@ class PrefixCache:
     def __init__(self, rules: PrefixRules) -> None:
         self.rules = rules
         self.index = PrefixIndex()
-        self.retired: OrderedDict[int, Retired] = OrderedDict()  # longest unused first
+        self.retired: OrderedDict[int, RetiredSequence] = OrderedDict()  # longest unused first
         self.num_blocks = 0  # KV blocks held by retired sequences
         self._pins: dict[int, int] = {}  # sequence -> number of sequences that are about to copy from it
 
@@ -120,15 +120,15 @@ class PrefixCache:
         return len(self.retired) - sum(s in self.retired for s in self._pins)
 
     def acknowledge(self, sequence: int, tokens: Sequence[int], position: int) -> None:
-        if self.rules.is_kept:
-            self.index.note(sequence, tokens, position)
+        if self.rules.is_enabled:
+            self.index.record(sequence, tokens, position)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the longest prefix that is held, and mark its holder as used now."""
-        found = self.index.find(tokens) if self.rules.is_kept else None
-        if found is not None and found[0] in self.retired:
-            self.retired.move_to_end(found[0])
-        return found
+        prefix = self.index.find(tokens) if self.rules.is_enabled else None
+        if prefix is not None and prefix[0] in self.retired:
+            self.retired.move_to_end(prefix[0])
+        return prefix
 
     def pin(self, sequence: int) -> None:
         self._pins[sequence] = self._pins.get(sequence, 0) + 1
@@ -141,37 +141,37 @@ class PrefixCache:
     def is_pinned(self, sequence: int) -> bool:
         return sequence in self._pins
 
-    def retire(self, sequence: int, all_blocks: int) -> Retired | None:
+    def retire(self, sequence: int, all_blocks: int) -> RetiredSequence | None:
         """Keep the full blocks of an ended sequence. Return None if they are redundant or exceed the cache's limit;
         then the caller must free them."""
         num_blocks = self.index.num_blocks(sequence)
-        is_of_use = num_blocks and (self.is_pinned(sequence) or not self.index.is_redundant(sequence))
-        if not self.rules.is_kept or not is_of_use or num_blocks > self._most(all_blocks):
+        is_useful = num_blocks and (self.is_pinned(sequence) or not self.index.is_redundant(sequence))
+        if not self.rules.is_enabled or not is_useful or num_blocks > self._max_blocks(all_blocks):
             self.index.forget(sequence)
             return None
-        self.retired[sequence] = Retired(sequence, num_blocks)
+        self.retired[sequence] = RetiredSequence(sequence, num_blocks)
         self.num_blocks += num_blocks
         return self.retired[sequence]
 
-    def blocks_beyond(self, all_blocks: int) -> int:
+    def excess_blocks(self, all_blocks: int) -> int:
         """Return the number of blocks that exceed the cache's share."""
-        return max(0, self.num_blocks - self._most(all_blocks))
+        return max(0, self.num_blocks - self._max_blocks(all_blocks))
 
-    def _most(self, all_blocks: int) -> int:
+    def _max_blocks(self, all_blocks: int) -> int:
         return int(all_blocks * self.rules.share)
 
-    def evict(self, blocks: int, places: int) -> Iterator[int]:
+    def evict(self, blocks: int, slots: int) -> Iterator[int]:
         """Evict retired sequences until this number of blocks and slots is free; yield the evicted ids."""
         is_recent = self.rules.policy == "recent"
-        for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.uses):
-            if blocks <= 0 and places <= 0:
+        for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.num_uses):
+            if blocks <= 0 and slots <= 0:
                 return
             if self.is_pinned(sequence):
                 continue
             freed = self.retired.pop(sequence).num_blocks
             self.num_blocks -= freed
             blocks -= freed
-            places -= 1
+            slots -= 1
             self.index.forget(sequence)
             yield sequence
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_DEADLINE = float("inf")
 MAX_IDLE_TENANTS = 1024
-MIN_HUSKS = 64
+MIN_TOMBSTONES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class _Class:
     num_waiting: int = 0
 
 
-class Queue:
+class WaitingQueue:
     """Waiting sequences, ordered by class, share and deadline (see the module). ``aside`` holds sequences that the
     active plan could not hold even alone. They count as waiting, but are not popped until the plan changes."""
 
@@ -74,7 +74,7 @@ class Queue:
         self._classes: dict[int, _Class] = {}
         self._tenants: dict[str, Tenant] = {}
         self._entries: dict[int, _Entry] = {}
-        self._num_husks = 0
+        self._num_tombstones = 0
         self._level = 0.0  # service of the tenant that was popped last
         self._ties = count()  # breaks ties in heaps, so that entries are never compared
         self._num_known = 0
@@ -95,11 +95,11 @@ class Queue:
     # ---------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        tenant = self._tenant(sequence.request.tenant)
+        tenant = self._get_tenant(sequence.request.tenant)
         if not tenant.num_waiting:
             tenant.served = max(tenant.served, self._level)
         num_known = sequence.sampled
-        entry = _Entry(sequence, tenant, sequence.priority, num_known, sequence.most_to_come)
+        entry = _Entry(sequence, tenant, sequence.priority, num_known, sequence.max_remaining)
         self._entries[sequence.id] = entry
         tenant.num_waiting += 1
         self._num_known += entry.num_known
@@ -119,11 +119,11 @@ class Queue:
             return
         entry = self._entries.get(sequence.id)
         if entry is not None:
-            self._leave(entry, sequence)
+            self._detach(entry, sequence)
             entry.sequence = None
-            self._num_husks += 1
-            if self._num_husks > max(MIN_HUSKS, len(self._entries)):
-                self._sweep()
+            self._num_tombstones += 1
+            if self._num_tombstones > max(MIN_TOMBSTONES, len(self._entries)):
+                self._drop_tombstones()
 
     def pop(self) -> Sequence | None:
         """Remove and return the next sequence; None if no sequence is eligible."""
@@ -139,7 +139,7 @@ class Queue:
     def set_aside(self, sequence: Sequence) -> None:
         self.aside[sequence.id] = sequence
 
-    def bring_back(self) -> None:
+    def restore_aside(self) -> None:
         """Make the sequences that were set aside eligible again: the plan has changed and may hold them."""
         aside, self.aside = self.aside, {}
         for sequence in aside.values():
@@ -149,50 +149,50 @@ class Queue:
     # ---------------------------------------------------------------------------------------------------------
 
     @property
-    def highest(self) -> int | None:
+    def highest_class(self) -> int | None:
         """The highest class with an eligible sequence."""
         return max((priority for priority, group in self._classes.items() if group.num_waiting), default=None)
 
-    def work(self, fill: float) -> float:
+    def pending_tokens(self, fill: float) -> float:
         """Return the tokens to compute for all eligible sequences, if answers reach the fraction ``fill`` of their
         maximum length."""
         return self._num_known + fill * self._num_open
 
-    def by_class(self) -> dict[int, int]:
+    def counts_by_class(self) -> dict[int, int]:
         return {priority: group.num_waiting for priority, group in self._classes.items() if group.num_waiting}
 
-    def num_of(self, tenant: str) -> int:
+    def num_waiting(self, tenant: str) -> int:
         """Return the number of this tenant's waiting sequences, those set aside included."""
-        known = self._tenants.get(tenant)
-        num_aside = sum(sequence.request.tenant == tenant for sequence in self.aside.values())
-        return num_aside + (0 if known is None else known.num_waiting)
+        account = self._tenants.get(tenant)
+        num_set_aside = sum(sequence.request.tenant == tenant for sequence in self.aside.values())
+        return num_set_aside + (0 if account is None else account.num_waiting)
 
-    def patience_left(self, num_places: int, patience_s: float) -> float:
+    def seconds_until_given_up(self, num_places: int, patience_s: float) -> float:
         """Return the seconds after which ``num_places`` of the sequences set aside (or all) will have been given up, if
         the plan does not change."""
         left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.aside.values())
         return left[min(num_places, len(left)) - 1] if left and num_places > 0 else 0.0
 
-    def by_tenant(self) -> list[tuple[str, int, float]]:
+    def loads_by_tenant(self) -> list[tuple[str, int, float]]:
         """Return (tenant, number of waiting sequences, tokens served), the longest queue first."""
-        found = [(t.name, t.num_waiting, t.served) for t in self._tenants.values()]
-        return sorted(found, key=lambda item: (-item[1], -item[2], item[0]))
+        loads = [(t.name, t.num_waiting, t.served) for t in self._tenants.values()]
+        return sorted(loads, key=lambda item: (-item[1], -item[2], item[0]))
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Add computed tokens to a tenant's service."""
-        self._tenant(tenant).served += tokens
+        self._get_tenant(tenant).served += tokens
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _tenant(self, name: str) -> Tenant:
+    def _get_tenant(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= MAX_IDLE_TENANTS:
-                self._forget_the_idle()
+                self._evict_idle_tenants()
             tenant = self._tenants[name] = Tenant(name, self._level)
         return tenant
 
-    def _forget_the_idle(self) -> None:
+    def _evict_idle_tenants(self) -> None:
         """Drop half of the tenants that have nothing waiting. A dropped tenant restarts at the current level, which is
         an advantage for a tenant that has received more; hence the least served half goes first."""
         named = {name for group in self._classes.values() for name in group.heaps}
@@ -206,7 +206,7 @@ class Queue:
             heap = group.heaps[tenant.name]
             while heap and heap[0][3].sequence is None:
                 heappop(heap)
-                self._num_husks -= 1
+                self._num_tombstones -= 1
             if not heap:
                 heappop(group.turns)
                 del group.heaps[tenant.name]
@@ -217,7 +217,7 @@ class Queue:
             entry = heappop(heap)[3]
             sequence = entry.sequence
             assert sequence is not None
-            self._leave(entry, sequence)
+            self._detach(entry, sequence)
             if not heap:
                 heappop(group.turns)
                 del group.heaps[tenant.name]
@@ -225,16 +225,16 @@ class Queue:
             return sequence
         return None
 
-    def _leave(self, entry: _Entry, sequence: Sequence) -> None:
+    def _detach(self, entry: _Entry, sequence: Sequence) -> None:
         del self._entries[sequence.id]
         entry.tenant.num_waiting -= 1
         self._classes[entry.priority].num_waiting -= 1
         self._num_known -= entry.num_known
         self._num_open -= entry.num_open
 
-    def _sweep(self) -> None:
+    def _drop_tombstones(self) -> None:
         """Drop all tombstones. Runs when there are more tombstones than sequences: constant cost per removal."""
-        self._num_husks = 0
+        self._num_tombstones = 0
         for priority, group in list(self._classes.items()):
             for name, heap in list(group.heaps.items()):
                 heap[:] = [item for item in heap if item[3].sequence is not None]
@@ -247,7 +247,7 @@ class Queue:
                 del self._classes[priority]
 
 
-class Unwritten:
+class AwaitingJournal:
     """Sequences of requests that the journal does not have yet. They count against the queue's limits, even if
     cancelled, until the journal answers."""
 
@@ -275,15 +275,15 @@ class Unwritten:
         if not self._nums[tenant]:
             del self._nums[tenant]
 
-    def num_of(self, tenant: str) -> int:
+    def num_waiting(self, tenant: str) -> int:
         return self._nums[tenant]
 
 
-FEW = 1024  # with fewer timers, ``drop_stale`` does nothing
-MAX_TURNED_AWAY = 256  # clients whose retry time is remembered
+MIN_TIMERS = 1024  # with fewer timers, ``drop_stale`` does nothing
+MAX_RETRY_TIMES = 256  # clients whose retry time is remembered
 
 
-class Timers:
+class RequestTimers:
     """Times at which something may be due for a request. The caller checks whether it still is.
 
     A timer is not removed when its request goes, so popping costs only what is due. Timers of vanished requests, which
@@ -293,7 +293,7 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
-        self._tidied_from = FEW
+        self._tidy_threshold = MIN_TIMERS
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -301,39 +301,39 @@ class Timers:
     def add(self, at: float, request_id: str) -> None:
         heappush(self._heap, (at, request_id))
 
-    def forgive(self, pause_s: float) -> None:
+    def shift_deadlines(self, pause_s: float) -> None:
         """Postpone all timers by a pause; their order stays."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
 
-    def tidy(self, alive: Container[str]) -> None:
+    def drop_stale(self, alive: Container[str]) -> None:
         """Drop the timers of requests that are gone, if the number of timers has doubled since the last time:
         amortised, each timer is visited once or twice."""
-        if len(self._heap) > self._tidied_from:
+        if len(self._heap) > self._tidy_threshold:
             self._heap = [timer for timer in self._heap if timer[1] in alive]
             heapify(self._heap)
-            self._tidied_from = max(FEW, 2 * len(self._heap))
+            self._tidy_threshold = max(MIN_TIMERS, 2 * len(self._heap))
 
-    def due(self, now: float) -> Iterator[str]:
+    def pop_due(self, now: float) -> Iterator[str]:
         while self._heap and self._heap[0][0] <= now:
             yield heappop(self._heap)[1]
 
 
 @dataclass(slots=True)
-class TurnedAway:
+class RetryAfter:
     """Retry times of rejected clients. Each client has a time of its own, because places become free one after the
     other. A client that retries early keeps its time, so frequent retries gain nothing. No time lies beyond the moment
     at which the queue drains."""
 
     times: dict[bytes, float] = field(default_factory=dict)
 
-    def add(self, client: bytes, places: int, interval_s: float, drain_s: float, now: float) -> float:
+    def schedule(self, client: bytes, places: int, interval_s: float, drain_s: float, now: float) -> float:
         """Return the seconds after which ``places`` places will be free for this client, if one becomes free per
         ``interval_s`` and all are free after ``drain_s``."""
         latest = now + drain_s
         own = self.times.get(client)
         if own is None:
             self.times = {other: at for other, at in self.times.items() if at > now}
-            if len(self.times) >= MAX_TURNED_AWAY:
+            if len(self.times) >= MAX_RETRY_TIMES:
                 return drain_s
             own = max(self.times.values(), default=now) + places * interval_s
         self.times[client] = min(latest, max(own, now + places * interval_s))

@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 from swarm.series import LONG_S, Histogram
 from swarm.wire.messages import Json, LayerRange
 
-REMEMBERED = 64
-FEW = 8  # entries at each end: the first losses are the cause, the last ones are what the recovery waits for now
+MAX_PAST = 64
+# entries at each end: the first losses are the cause, the last ones are what the recovery waits for now
+NUM_EACH_END = 8
 
 PARTS = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
 
@@ -23,19 +24,19 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Few(Generic[T]):
+class FirstAndLast(Generic[T]):
     """The first and the last items of a list that may grow without end (a worker may die at every start), and the
     number between them."""
 
     first: list[T] = field(default_factory=list)
-    last: deque[T] = field(default_factory=lambda: deque(maxlen=FEW))
+    last: deque[T] = field(default_factory=lambda: deque(maxlen=NUM_EACH_END))
     num_between: int = 0
 
     def add(self, item: T) -> None:
-        if len(self.first) < FEW:
+        if len(self.first) < NUM_EACH_END:
             self.first.append(item)
             return
-        self.num_between += len(self.last) == FEW
+        self.num_between += len(self.last) == NUM_EACH_END
         self.last.append(item)
 
     @property
@@ -43,17 +44,17 @@ class Few(Generic[T]):
         return len(self.first) + self.num_between + len(self.last)
 
     @property
-    def kept(self) -> list[T]:
+    def items(self) -> list[T]:
         return [*self.first, *self.last]
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Return the kept items as text, with the number of omitted ones between them."""
         between = [f"{self.num_between} more"] if self.num_between else []
         return [*map(str, self.first), *between, *map(str, self.last)]
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class PredictedRecovery:
     """Predicted durations of a recovery. ``is_warm``: no layers must be loaded."""
 
     load_s: float
@@ -66,14 +67,14 @@ class Recovery:
     """One recovery. Times are seconds of the broker's clock; None until the phase is reached."""
 
     detected_at: float
-    causes: Few[str] = field(default_factory=Few)
-    workers: Few[str] = field(default_factory=Few)
-    evidence: Few[str] = field(default_factory=Few)
-    lost: Few[LayerRange] = field(default_factory=Few)  # layers of the lost workers
-    heard_at: float | None = None  # time of the lost worker's last heartbeat or message
+    causes: FirstAndLast[str] = field(default_factory=FirstAndLast)
+    workers: FirstAndLast[str] = field(default_factory=FirstAndLast)
+    evidence: FirstAndLast[str] = field(default_factory=FirstAndLast)
+    lost_layers: FirstAndLast[LayerRange] = field(default_factory=FirstAndLast)  # layers of the lost workers
+    last_seen_at: float | None = None  # time of the lost worker's last heartbeat or message
     epoch: int = 0
     choice: str = ""  # which worker takes which layers, as text
-    predicted: Predicted | None = None
+    predicted: PredictedRecovery | None = None
     planned_at: float | None = None
     prepared_at: float | None = None
     activated_at: float | None = None
@@ -81,29 +82,29 @@ class Recovery:
     resumed_first_at: float | None = None
     resumed_all_at: float | None = None
     num_sequences: int = 0
-    num_anew: int = 0  # of these, sequences of which no worker holds anything
+    num_restarted: int = 0  # of these, sequences of which no worker holds anything
     layer_positions: int = 0  # work of the replays: layers times positions
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
 
     def as_json(self) -> Json:
-        found = self.predicted
+        prediction = self.predicted
         predicted: Json = dict.fromkeys(("load_s", "replay_s", "total_s"))
-        if found is not None:
-            total_s = found.load_s + found.replay_s
-            predicted = {"load_s": found.load_s, "replay_s": found.replay_s, "total_s": total_s}
+        if prediction is not None:
+            total_s = prediction.load_s + prediction.replay_s
+            predicted = {"load_s": prediction.load_s, "replay_s": prediction.replay_s, "total_s": total_s}
         return {
             "epoch": self.epoch,
-            "cause": "; then ".join(self.causes.words()),
-            "evidence": "; ".join(self.evidence.words()),
+            "cause": "; then ".join(self.causes.describe()),
+            "evidence": "; ".join(self.evidence.describe()),
             "losses": self.workers.num,
-            "workers": self.workers.kept,
-            "lost": [[layers.first, layers.stop] for layers in self.lost.kept],
+            "workers": self.workers.items,
+            "lost": [[layers.first, layers.stop] for layers in self.lost_layers.items],
             "choice": self.choice,
-            "warm": found is not None and found.is_warm,
+            "warm": prediction is not None and prediction.is_warm,
             "sequences": self.num_sequences,
             "layer_positions": self.layer_positions,
             "least_layer_positions": self.least_layer_positions,
-            "heard_at": self.heard_at,
+            "heard_at": self.last_seen_at,
             "detected_at": self.detected_at,
             "planned_at": self.planned_at,
             "prepared_at": self.prepared_at,
@@ -112,32 +113,32 @@ class Recovery:
             "resumed_first_at": self.resumed_first_at,
             "resumed_all_at": self.resumed_all_at,
             "predicted": predicted,
-            "measured": self.measured(),
+            "measured": self.durations(),
         }
 
-    def measured(self) -> Json:
+    def durations(self) -> Json:
         """Return the seconds of each part. ``detect_s`` counts from the last sign of life: the true time is shorter."""
         return {
-            "detect_s": _between(self.heard_at, self.detected_at),
-            "plan_s": _between(self.detected_at, self.planned_at),
-            "load_s": _between(self.planned_at, self.prepared_at),
-            "activate_s": _between(self.prepared_at, self.activated_at),
-            "replay_s": _between(self.activated_at, self.replayed_at),
-            "resume_s": _between(self.replayed_at, self.resumed_all_at),
-            "total_s": _between(self.detected_at, self.resumed_all_at),
+            "detect_s": _duration(self.last_seen_at, self.detected_at),
+            "plan_s": _duration(self.detected_at, self.planned_at),
+            "load_s": _duration(self.planned_at, self.prepared_at),
+            "activate_s": _duration(self.prepared_at, self.activated_at),
+            "replay_s": _duration(self.activated_at, self.replayed_at),
+            "resume_s": _duration(self.replayed_at, self.resumed_all_at),
+            "total_s": _duration(self.detected_at, self.resumed_all_at),
         }
 
 
-def _between(start: float | None, end: float | None) -> float | None:
+def _duration(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
 
 
 @dataclass(slots=True)
-class Recoveries:
+class RecoveryHistory:
     """Recent recoveries, the current one, and a histogram of the duration of each part over all of them."""
 
     current: Recovery | None = None
-    past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=MAX_PAST))
     num: int = 0
     parts: dict[str, Histogram] = field(default_factory=lambda: {part: Histogram(LONG_S) for part in PARTS})
 
@@ -148,15 +149,19 @@ class Recoveries:
         self.current.causes.add(cause)
         return self.current
 
-    def lost(self, worker: str, evidence: str, layers: LayerRange | None, heard_at: float | None, now: float) -> None:
-        found = self.begin(f"{worker} was lost", now)
-        found.workers.add(worker)
-        found.evidence.add(f"{worker}: {evidence}")
-        found.heard_at = found.heard_at if heard_at is None or found.heard_at is not None else heard_at
+    def record_loss(
+        self, worker: str, evidence: str, layers: LayerRange | None, last_seen_at: float | None, now: float
+    ) -> None:
+        recovery = self.begin(f"{worker} was lost", now)
+        recovery.workers.add(worker)
+        recovery.evidence.add(f"{worker}: {evidence}")
+        recovery.last_seen_at = (
+            recovery.last_seen_at if last_seen_at is None or recovery.last_seen_at is not None else last_seen_at
+        )
         if layers is not None:
-            found.lost.add(layers)
+            recovery.lost_layers.add(layers)
 
-    def planned(self, epoch: int, choice: str, predicted: Predicted | None, now: float) -> None:
+    def record_plan(self, epoch: int, choice: str, predicted: PredictedRecovery | None, now: float) -> None:
         if self.current is None:
             return
         self.current.epoch, self.current.choice, self.current.planned_at = epoch, choice, now
@@ -164,66 +169,66 @@ class Recoveries:
         self.current.prepared_at = self.current.activated_at = self.current.replayed_at = None
         self.current.resumed_first_at = None
 
-    def prepared(self, now: float) -> None:
+    def record_prepared(self, now: float) -> None:
         if self.current is not None:
             self.current.prepared_at = now
 
-    def activated(self, num_sequences: int, now: float) -> Recovery | None:
+    def record_activated(self, num_sequences: int, now: float) -> Recovery | None:
         """Note that the new plan serves. If no sequence ran, the recovery ends and is returned."""
         if self.current is None:
             return None
         self.current.activated_at = now
-        self.current.num_sequences = self.current.num_anew + num_sequences
+        self.current.num_sequences = self.current.num_restarted + num_sequences
         return None if num_sequences else self._end(now)
 
-    def replays(self, layer_positions: int, least: int) -> None:
+    def add_replay_work(self, layer_positions: int, least: int) -> None:
         """Add to the work of the replays, and to the part that was unavoidable."""
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
 
-    def begins_anew(self, num_sequences: int, layer_positions: int) -> None:
+    def add_restarted(self, num_sequences: int, layer_positions: int) -> None:
         """Count sequences that start over because no worker holds anything of them, and the work of computing them
         again."""
         if self.current is not None:
-            self.current.num_anew += num_sequences
-            self.replays(layer_positions, layer_positions)
+            self.current.num_restarted += num_sequences
+            self.add_replay_work(layer_positions, layer_positions)
 
-    def step_done(self, *, rebuilding: bool, now: float) -> Recovery | None:
+    def record_step(self, *, rebuilding: bool, now: float) -> Recovery | None:
         """Note a step completed under the new plan. Return the recovery if that ends it."""
-        found = self.current
-        if found is None or found.activated_at is None:
+        recovery = self.current
+        if recovery is None or recovery.activated_at is None:
             return None
-        if found.resumed_first_at is None:
-            found.resumed_first_at = now
+        if recovery.resumed_first_at is None:
+            recovery.resumed_first_at = now
         return None if rebuilding else self._end(now)
 
-    def replayed(self, now: float) -> None:
+    def record_replayed(self, now: float) -> None:
         """Note that all layers are rebuilt."""
         if self.current is not None and self.current.activated_at is not None and self.current.replayed_at is None:
             self.current.replayed_at = now
 
-    def nothing_runs(self, now: float) -> Recovery | None:
+    def end_without_sequences(self, now: float) -> Recovery | None:
         """End the recovery if all sequences that it waited for have ended; return it."""
         if self.current is None or self.current.activated_at is None:
             return None
         return self._end(now)
 
     def _end(self, now: float) -> Recovery:
-        found = self.current
-        assert found is not None
-        if found.replayed_at is None:
-            found.replayed_at = found.activated_at
-        found.resumed_first_at = now if found.resumed_first_at is None else found.resumed_first_at
-        found.resumed_all_at = now
-        self.past.append(found)
+        recovery = self.current
+        assert recovery is not None
+        if recovery.replayed_at is None:
+            recovery.replayed_at = recovery.activated_at
+        recovery.resumed_first_at = now if recovery.resumed_first_at is None else recovery.resumed_first_at
+        recovery.resumed_all_at = now
+        self.past.append(recovery)
         self.current = None
-        self._count(found)
-        return found
+        self._count(recovery)
+        return recovery
 
-    def _count(self, found: Recovery) -> None:
+    def _count(self, recovery: Recovery) -> None:
         self.num += 1
-        for part, seconds in found.measured().items():
+        for part, seconds in recovery.durations().items():
             if isinstance(seconds, float):
                 self.parts[part].add(seconds)
 
@@ -237,7 +242,7 @@ class Recoveries:
         under_way = [] if self.current is None else [self.current]
         return {
             "recoveries": [
-                each.as_json() | {"age_s": round(max(0.0, now - each.detected_at), 3)}
-                for each in (*self.past, *under_way)
+                recovery.as_json() | {"age_s": round(max(0.0, now - recovery.detected_at), 3)}
+                for recovery in (*self.past, *under_way)
             ]
         }

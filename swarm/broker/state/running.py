@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Key = tuple[int, float, int]
 
 
-class Running:
+class RunningSequences:
     """Running sequences (see the module). Iteration is in the order of admission."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Running:
         return len(self._keys)
 
     @property
-    def lowest(self) -> int | None:
+    def lowest_class(self) -> int | None:
         """The lowest class of a running sequence."""
         return min(self._classes, default=None)
 
@@ -70,7 +70,7 @@ class Running:
             del self._classes[sequence.priority]
         self.resize(sequence, 0)
         self.due.pop(sequence.id, None)
-        self._leave_prefill(sequence)
+        self._remove_from_prefill(sequence)
 
     def clear(self) -> None:
         """Remove all sequences; the caller decides what happens to them."""
@@ -86,18 +86,18 @@ class Running:
         """Move a sequence to the list that its changed positions require."""
         pending = sequence.pending
         if pending == 0 or sequence.is_decoding:
-            self._leave_prefill(sequence)
+            self._remove_from_prefill(sequence)
             if pending == 0:
                 self.due.pop(sequence.id, None)
             else:
                 self.due.setdefault(sequence.id, sequence)
             return
         self.due.pop(sequence.id, None)
-        known = self._prefilling.get(sequence.id)
-        key = known[0] if known is not None else self._key(sequence)
-        if known is None:
+        entry = self._prefilling.get(sequence.id)
+        key = entry[0] if entry is not None else self._key(sequence)
+        if entry is None:
             insort(self._keys, key)
-        self.num_pending += pending - (known[1] if known is not None else 0)
+        self.num_pending += pending - (entry[1] if entry is not None else 0)
         self._prefilling[sequence.id] = (key, pending)
 
     def check(self) -> str | None:
@@ -117,8 +117,8 @@ class Running:
         deadline = sequence.request.deadline_at
         return (-sequence.priority, NO_DEADLINE if deadline is None else deadline, sequence.id)
 
-    def _leave_prefill(self, sequence: Sequence) -> None:
-        known = self._prefilling.pop(sequence.id, None)
-        if known is not None:
-            self.num_pending -= known[1]
-            del self._keys[bisect_left(self._keys, known[0])]
+    def _remove_from_prefill(self, sequence: Sequence) -> None:
+        entry = self._prefilling.pop(sequence.id, None)
+        if entry is not None:
+            self.num_pending -= entry[1]
+            del self._keys[bisect_left(self._keys, entry[0])]

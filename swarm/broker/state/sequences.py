@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from swarm.broker.state.standing import MOVES, VERBS, Rebuild, SequenceState
+from swarm.broker.state.lifecycle import ALLOWED_STATES, TRANSITIONS, Rebuild, SequenceState
 from swarm.errors import IllegalMove
 from swarm.wire.messages import BLOCK, FinishReason, Hop, Submit, TokenLogprob
 
@@ -32,7 +32,7 @@ class Sequence:
     delivered: int = 0  # tokens that the client has acknowledged
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
-    told: bool = False  # the stages of this epoch have opened the sequence
+    is_open_in_stages: bool = False  # the stages of this epoch have opened the sequence
     rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must be rebuilt before the sequence runs again
     truncate: bool = False  # the next step must first truncate the stages' state to ``kv``
     fork_of: int | None = None  # the sequence from which its first ``kv`` positions are copied when the stages open it
@@ -40,7 +40,7 @@ class Sequence:
     detail: str = ""
     blocks: int = 0  # KV blocks reserved for it in the stages
     # Residency counter, incremented on preemption. Acknowledgements with a smaller value are stale and ignored.
-    stay: int = 0
+    residency: int = 0
     num_preempted: int = 0  # times it was preempted
     # generated length at which the client found a stop string, if some of these tokens must be drawn again first
     stop_at: int | None = None
@@ -50,17 +50,17 @@ class Sequence:
     # workers that sent NaN or infinite hidden states of it, one entry per occurrence
     not_finite: list[str] = field(default_factory=list)
     num_recomputed: int = 0  # times that keys and values were computed again
-    num_passed: int = 0  # later sequences admitted while this one was first in line for KV blocks
-    passed_since: float | None = None  # since when ``num_overtaken`` is counted; None while it is not first in line
+    num_overtaken: int = 0  # later sequences admitted while this one was first in line for KV blocks
+    overtaken_since: float | None = None  # since when ``num_overtaken`` is counted; None while it is not first in line
     unfit_s: float = 0.0  # seconds it has waited under plans that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended_at: float | None = None
-    finish_sent: bool = False  # the client has been sent the end
+    end_sent: bool = False  # the client has been sent the end
     end_written: bool = False  # the journal has its end and all its tokens
     # after a restart: the position up to which the client has read is unknown until it attaches and reports it
-    unsure: bool = False
+    reader_position_unknown: bool = False
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     # time at which each generated token was first sent
@@ -80,7 +80,7 @@ class Sequence:
         return (self.request.submit.priority, -self.id)
 
     @property
-    def most_to_come(self) -> int:
+    def max_remaining(self) -> int:
         """Maximum number of tokens that the sequence can still grow by."""
         return self.limit - len(self.tokens)
 
@@ -105,23 +105,23 @@ class Sequence:
     def is_decoding(self) -> bool:
         return self.scheduled >= self.num_prompt and self.pending == 1
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """Return the state and the positions in one line, for errors and logs."""
-        positions = ("kv", "scheduled", "sampled", "committed", "sent", "delivered", "limit", "blocks", "stay")
+        positions = ("kv", "scheduled", "sampled", "committed", "sent", "delivered", "limit", "blocks", "residency")
         return f"sequence {self.id} of {self.request.id} is {self.state.value}: " + ", ".join(
             f"{name} {getattr(self, name)}" for name in positions
         )
 
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
-        wrong = self._wrong_length()
-        if wrong is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
-            wrong = "it has too few blocks for its dispatched positions"
-        if wrong is None and self.state is not SequenceState.RUNNING and self.blocks:
-            wrong = "it holds blocks but does not run"
-        return None if wrong is None else f"{wrong}: {self.story()}"
+        error = self._length_error()
+        if error is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
+            error = "it has too few blocks for its dispatched positions"
+        if error is None and self.state is not SequenceState.RUNNING and self.blocks:
+            error = "it holds blocks but does not run"
+        return None if error is None else f"{error}: {self.describe()}"
 
-    def _wrong_length(self) -> str | None:
+    def _length_error(self) -> str | None:
         """Return what is inconsistent about positions, tokens, log probabilities and hops; None if nothing is."""
         sampled = len(self.tokens)
         if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
@@ -134,23 +134,23 @@ class Sequence:
             return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
 
-    def _move(self, to: SequenceState) -> None:
-        if to not in MOVES[self.state]:
-            raise IllegalMove(f"it can't become {to.value}: {self.story()}")
-        self.state = to
+    def _transition(self, target: SequenceState) -> None:
+        if target not in TRANSITIONS[self.state]:
+            raise IllegalMove(f"it can't become {target.value}: {self.describe()}")
+        self.state = target
 
-    def _allow(self, verb: str) -> None:
+    def _allow(self, operation: str) -> None:
         """Raise ``IllegalMove`` if this operation is not allowed in the current state."""
-        if self.state not in VERBS[verb]:
-            raise IllegalMove(f"it can't {verb.replace('_', ' ')}: {self.story()}")
+        if self.state not in ALLOWED_STATES[operation]:
+            raise IllegalMove(f"it can't {operation.replace('_', ' ')}: {self.describe()}")
 
     # --- entering and leaving the stages
     # ---------------------------------------------------------------------------------
 
-    def enter(self, fork: tuple[int, int] | None) -> None:
+    def admit(self, fork: tuple[int, int] | None) -> None:
         """Start running. ``fork`` is (sequence, position): the sequence whose first positions are copied, and their
         number."""
-        self._move(SequenceState.RUNNING)
+        self._transition(SequenceState.RUNNING)
         if fork is not None:
             self.fork_of, self.kv = fork
             self.scheduled = self.kv
@@ -160,7 +160,7 @@ class Sequence:
     def start(self, now: float) -> bool:
         """Stop counting overtakes. Return whether the sequence runs for the first time."""
         self._allow("start")
-        self.num_passed, self.passed_since = 0, None
+        self.num_overtaken, self.overtaken_since = 0, None
         if self.started_at is not None:
             return False
         self.started_at = now
@@ -168,44 +168,44 @@ class Sequence:
             self.num_recomputed += 1
         return True
 
-    def take_back(self, position: int, now: float) -> None:
+    def resume(self, position: int, now: float) -> None:
         """Resume from what the workers still hold of the sequence, after a restart of the broker."""
-        self._move(SequenceState.RUNNING)
+        self._transition(SequenceState.RUNNING)
         self.kv = self.scheduled = position
-        self.told, self.truncate = False, True
+        self.is_open_in_stages, self.truncate = False, True
         if self.started_at is None:
             self.started_at = now
 
-    def be_first_to_wait(self, now: float) -> None:
+    def start_counting_overtakes(self, now: float) -> None:
         """Note that the sequence is first in line and lacks KV blocks: from now on overtakes are counted."""
-        self._allow("be_first_to_wait")
-        self.passed_since = now if self.passed_since is None else self.passed_since
+        self._allow("start_counting_overtakes")
+        self.overtaken_since = now if self.overtaken_since is None else self.overtaken_since
 
-    def be_passed(self) -> None:
+    def count_overtake(self) -> None:
         """Count a later sequence that was admitted before this one."""
-        self._allow("be_passed")
-        self.num_passed += 1
+        self._allow("count_overtake")
+        self.num_overtaken += 1
 
-    def fit(self) -> None:
+    def mark_fitting(self) -> None:
         """Note that the plan could hold the sequence."""
-        self._allow("fit")
+        self._allow("mark_fitting")
         self.unfit_s = 0.0
 
-    def not_fit(self, passed_s: float) -> None:
+    def add_unfit_time(self, elapsed_s: float) -> None:
         """Add to the time during which the plan could not hold the sequence even alone."""
-        self._allow("not_fit")
-        self.unfit_s += passed_s
+        self._allow("add_unfit_time")
+        self.unfit_s += elapsed_s
 
-    def wait_again(self) -> None:
+    def requeue(self) -> None:
         """Return to waiting: the stages hold nothing of it any more. Its steps that are still in flight belong to the
         previous residency."""
-        self._move(SequenceState.WAITING)
-        self._cut_to(0)
+        self._transition(SequenceState.WAITING)
+        self._truncate_to(0)
         self.truncate = False
-        self.stay += 1
+        self.residency += 1
 
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
-        self._move(SequenceState.ENDED)
+        self._transition(SequenceState.ENDED)
         self.reason, self.detail, self.ended_at = reason, detail, now
 
     # --- through the stages
@@ -216,7 +216,7 @@ class Sequence:
         token."""
         self._allow("dispatch")
         start = self.scheduled
-        self.told, self.truncate = True, False
+        self.is_open_in_stages, self.truncate = True, False
         self.scheduled = start + count
         return start
 
@@ -231,22 +231,22 @@ class Sequence:
         self.kv = self.scheduled = 0
         self.truncate = True
 
-    def draw_again(self) -> None:
+    def redraw_last(self) -> None:
         """Compute the last position again in the next step, for a draw that was postponed."""
-        self._allow("draw_again")
+        self._allow("redraw_last")
         self.kv = self.scheduled = self.sampled - 1
         self.truncate = True
 
-    def cut_to(self, position: int) -> None:
+    def truncate_to(self, position: int) -> None:
         """Discard everything beyond ``position`` in the stages (after a new epoch or a preemption)."""
-        self._allow("cut_to")
-        self._cut_to(position)
+        self._allow("truncate_to")
+        self._truncate_to(position)
 
-    def _cut_to(self, position: int) -> None:
+    def _truncate_to(self, position: int) -> None:
         if self.scheduled > position:
             self.num_recomputed += 1
         self.kv = self.scheduled = position
-        self.told = False
+        self.is_open_in_stages = False
         self.truncate = True
         if self.fork_of is not None:  # the stages never opened it, so nothing has been copied
             self.fork_of = None
@@ -254,39 +254,41 @@ class Sequence:
                 self.num_cached = 0
         self.rebuilds.clear()
 
-    def compute_from(self, position: int) -> None:
+    def recompute_from(self, position: int) -> None:
         """Compute everything after ``position`` again, like a prompt."""
-        self._allow("compute_from")
+        self._allow("recompute_from")
         self.num_recomputed += 1
         self.kv = self.scheduled = position
 
-    def lag(self, runs: list[Rebuild]) -> None:
+    def start_rebuild(self, rebuilds: list[Rebuild]) -> None:
         """Wait until layers that changed hands have been rebuilt."""
-        self._allow("lag")
+        self._allow("start_rebuild")
         self.num_recomputed += 1
-        self.rebuilds[:] = runs
+        self.rebuilds[:] = rebuilds
 
-    def level(self, run: Rebuild) -> None:
+    def finish_rebuild(self, rebuild: Rebuild) -> None:
         """Remove a rebuild that is complete."""
-        self._allow("level")
-        self.rebuilds.remove(run)
+        self._allow("finish_rebuild")
+        self.rebuilds.remove(rebuild)
 
-    def stop_rebuilding(self) -> None:
+    def cancel_rebuilds(self) -> None:
         self.rebuilds.clear()
 
-    def be_present_at_death(self, times: int = 1) -> None:
+    def count_deaths(self, num: int = 1) -> None:
         """Count worker deaths during which the sequence was in flight."""
-        self.num_deaths += times
+        self.num_deaths += num
 
-    def be_not_finite(self, worker: str) -> None:
+    def record_not_finite(self, worker: str) -> None:
         """Record the worker that sent NaN or infinite hidden states of this sequence."""
-        self._allow("be_not_finite")
+        self._allow("record_not_finite")
         self.not_finite.append(worker)
 
     # --- its tokens --------------------------------------------------------------------------------------------------
 
-    def grow(self, token: int, logprobs: tuple[TokenLogprob, ...], hops: tuple[Hop, ...] | None, now: float) -> None:
-        self._allow("grow")
+    def append_token(
+        self, token: int, logprobs: tuple[TokenLogprob, ...], hops: tuple[Hop, ...] | None, now: float
+    ) -> None:
+        self._allow("append_token")
         self.tokens.append(token)
         self.logprobs.append(logprobs)
         if hops is not None:  # None if the client did not ask for hops
@@ -299,35 +301,35 @@ class Sequence:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""
         self.committed = max(self.committed, min(position, self.sampled))
 
-    def send(self, stop: int, now: float) -> None:
+    def mark_sent(self, stop: int, now: float) -> None:
         """Note that the tokens up to ``stop`` are sent to the client."""
         self.sent = stop
         num_sent = stop - self.num_prompt
         if num_sent > len(self.sent_at):
             self.sent_at.extend((now,) * (num_sent - len(self.sent_at)))
 
-    def be_read(self, num_generated: int) -> None:
+    def mark_delivered(self, num_generated: int) -> None:
         """Note how many generated tokens the client has acknowledged."""
         self.delivered = max(self.delivered, min(self.num_prompt + num_generated, self.sent))
 
-    def read_from(self, next_index: int) -> None:
+    def resume_reading(self, next_index: int) -> None:
         """Continue sending at the index that the reader asks for. It may lie before what an earlier reader has
         received."""
         self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)
-        self.unsure = self.finish_sent = False
+        self.reader_position_unknown = self.end_sent = False
 
-    def be_unsure(self) -> None:
+    def await_reader_position(self) -> None:
         """Stop sending until the reader has reported its position."""
-        self.unsure = True
+        self.reader_position_unknown = True
 
-    def tell_end(self) -> None:
+    def mark_end_sent(self) -> None:
         """Note that the end was sent to the client."""
-        self._allow("tell_end")
-        self.finish_sent = True
+        self._allow("mark_end_sent")
+        self.end_sent = True
 
-    def end_is_written(self) -> None:
+    def mark_end_written(self) -> None:
         """Note that the journal has the sequence's end and all its tokens."""
-        self._allow("end_is_written")
+        self._allow("mark_end_written")
         self.end_written = True
 
     def expect_stop(self, num_generated: int) -> None:
@@ -335,19 +337,19 @@ class Sequence:
         self._allow("expect_stop")
         self.stop_at = num_generated
 
-    def bound(self, limit: int) -> None:
+    def lower_limit(self, limit: int) -> None:
         """Lower the limit to the maximum number of positions of the model."""
-        self._allow("bound")
+        self._allow("lower_limit")
         self.limit = min(self.limit, limit)
 
-    def send_again(self) -> None:
+    def resend(self) -> None:
         """Send again all tokens that were not acknowledged, and the end."""
-        self.sent, self.finish_sent = self.delivered, False
+        self.sent, self.end_sent = self.delivered, False
 
-    def cut_answer(self, num_generated: int) -> None:
+    def truncate_answer(self, num_generated: int) -> None:
         """Drop all tokens after the first ``num_generated``, with their log probabilities and hops: a stop string ends
         there."""
-        self._allow("cut_answer")
+        self._allow("truncate_answer")
         keep = self.num_prompt + num_generated
         del self.tokens[keep:], self.logprobs[num_generated:], self.hops[num_generated:], self.sent_at[num_generated:]
         self.committed = min(self.committed, keep)
@@ -368,21 +370,21 @@ class Request:
     accepted: bool = False  # the journal has the submission, and the client has been informed
     owner: bytes | None = None  # routing id of the client that submitted it last
     detached_at: float | None = None  # time at which its last reader left
-    left_for_s: float = 0.0  # seconds for which it runs on without a reader after ``detached_at``
-    stuck: bool = False  # its reader is connected but does not read: the last message could not be sent
-    restored: bool = False  # it was read back from the journal
+    grace_s: float = 0.0  # seconds for which it runs on without a reader after ``detached_at``
+    is_blocked: bool = False  # its reader is connected but does not read: the last message could not be sent
+    was_restored: bool = False  # it was read back from the journal
     read_at: float | None = None  # time at which a client's question caused it to be read from the journal
 
     @property
     def id(self) -> str:
         return self.submit.request_id
 
-    def be_left(self, for_s: float, now: float) -> None:
+    def start_grace(self, grace_s: float, now: float) -> None:
         """Run on without a reader for ``grace_s`` seconds."""
-        self.client, self.stuck = None, False
-        self.detached_at, self.left_for_s = now, for_s
+        self.client, self.is_blocked = None, False
+        self.detached_at, self.grace_s = now, grace_s
 
-    def forgive(self, pause_s: float) -> None:
+    def shift_deadlines(self, pause_s: float) -> None:
         """Postpone the deadline and the end of the client's grace period by a pause of the broker."""
         if self.deadline_at is not None:
             self.deadline_at += pause_s
@@ -390,12 +392,12 @@ class Request:
             self.detached_at += pause_s
 
     @property
-    def listener(self) -> bytes | None:
+    def reachable_client(self) -> bytes | None:
         """The client to send updates to; None if there is none or its connection is blocked."""
-        return None if self.stuck else self.client
+        return None if self.is_blocked else self.client
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return all(s.state is SequenceState.ENDED for s in self.sequences)
 
     @property
@@ -403,9 +405,9 @@ class Request:
         return max(s.ended_at or 0.0 for s in self.sequences)
 
     @property
-    def end_written(self) -> bool:
+    def is_end_written(self) -> bool:
         return all(s.end_written for s in self.sequences)
 
     @property
-    def fully_delivered(self) -> bool:
-        return self.ended and all(s.finish_sent and s.delivered >= s.sampled for s in self.sequences)
+    def is_fully_delivered(self) -> bool:
+        return self.has_ended and all(s.end_sent and s.delivered >= s.sampled for s in self.sequences)

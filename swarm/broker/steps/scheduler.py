@@ -24,28 +24,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.broker.planner.recover import rest_s
-from swarm.broker.state import Flight, Sequence, SequenceState, State
+from swarm.broker.planner.takeover import step_pause_s
+from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
-from swarm.broker.steps.apart import who_may_go
-from swarm.broker.steps.room import Room
+from swarm.broker.steps.isolation import choose_eligible
+from swarm.broker.steps.kv_capacity import KvAllocator
 from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
 
 Mode = Literal["batch", "overlapped", "auto"]
 
 # With fewer decodes, splitting into micro-batches costs more (each reads all weights) than it hides.
-SPLIT_FROM = 16
+MIN_DECODES_TO_SPLIT = 16
 
 # How often, and for how many seconds, others may overtake the first sequence that waits for blocks. After that, free
 # blocks are kept for it.
-MAX_PASSED = 16
-MAX_PASSED_S = 5.0
+MAX_OVERTAKES = 16
+MAX_OVERTAKEN_S = 5.0
 
 LOOK_AHEAD = 16  # sequences without enough blocks that are skipped in search of one that fits
 # tokens; prompts are not split into smaller parts over the micro-batches, since each part reads all weights
-PROMPT_SHARE = 64
+MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
-MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2
+MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -60,11 +60,11 @@ class SchedulerSettings:
     kv_cache: bool = True  # False: every token computes its whole sequence again; only useful for comparisons
     step_target_s: float = 0.0  # 0: a step may have ``step_tokens``, however long it takes
     kv_headroom: int = 64  # positions beyond its prompt for which a sequence gets blocks at admission
-    max_passed: int = MAX_PASSED
-    max_passed_s: float = MAX_PASSED_S
+    max_passed: int = MAX_OVERTAKES
+    max_passed_s: float = MAX_OVERTAKEN_S
 
 
-def depth(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
+def max_steps_in_flight(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
     """Return the maximum number of steps in flight.
 
     Stages that share the cores of one machine gain nothing by computing at the same time: each step reads all weights,
@@ -84,55 +84,59 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
     waiting = state.waiting
     if not waiting:
         return
-    room = Room(state, settings.kv_headroom, settings.max_running)
-    passed: list[Sequence] = []  # sequences that lack blocks now, the first one first
-    while len(passed) < LOOK_AHEAD and _has_place(state, room) and not _may_not_be_passed(passed, settings, now):
+    allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
+    overtaken: list[Sequence] = []  # sequences that lack blocks now, the first one first
+    while (
+        len(overtaken) < LOOK_AHEAD
+        and _may_have_slot(state, allocator)
+        and not _is_overtaking_exhausted(overtaken, settings, now)
+    ):
         sequence = waiting.pop()
         if sequence is None:
             break
-        if num_blocks(sequence.limit) > state.book.kv_blocks:
+        if num_blocks(sequence.limit) > state.plans.kv_blocks:
             waiting.set_aside(sequence)
             continue
-        sequence.fit()
-        if _is_hopeless(state, sequence, now):
-            state.give_up(sequence)
-        elif room.enter(sequence):
-            _entered(state, sequence, passed, now)
+        sequence.mark_fitting()
+        if _is_deadline_unreachable(state, sequence, now):
+            state.give_up_deadline(sequence)
+        elif allocator.admit(sequence):
+            _record_admission(state, sequence, overtaken, now)
         else:
-            if not passed:
-                sequence.be_first_to_wait(now)
-            passed.append(sequence)
-    for sequence in passed:
+            if not overtaken:
+                sequence.start_counting_overtakes(now)
+            overtaken.append(sequence)
+    for sequence in overtaken:
         waiting.add(sequence)
 
 
-def _has_place(state: State, room: Room) -> bool:
+def _may_have_slot(state: State, allocator: KvAllocator) -> bool:
     """Whether a slot may be available for the next sequence, immediately or by preempting others."""
-    if room.places + state.prefix.num_evictable > 0:
+    if allocator.free_slots + state.prefix.num_evictable > 0:
         return True
-    highest, lowest = state.waiting.highest, state.running.lowest
+    highest, lowest = state.waiting.highest_class, state.running.lowest_class
     return highest is not None and lowest is not None and highest > lowest
 
 
-def _may_not_be_passed(passed: list[Sequence], settings: SchedulerSettings, now: float) -> bool:
-    if not passed or (since := passed[0].passed_since) is None:
+def _is_overtaking_exhausted(overtaken: list[Sequence], settings: SchedulerSettings, now: float) -> bool:
+    if not overtaken or (since := overtaken[0].overtaken_since) is None:
         return False
-    return passed[0].num_passed >= settings.max_passed or now - since >= settings.max_passed_s
+    return overtaken[0].num_overtaken >= settings.max_passed or now - since >= settings.max_passed_s
 
 
-def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
+def _is_deadline_unreachable(state: State, sequence: Sequence, now: float) -> bool:
     """Whether it would miss its deadline even alone, now, and with the quickest recent steps."""
     deadline, params = sequence.request.deadline_at, sequence.request.submit.params
     if deadline is None:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
     least = params.min_tokens if may_end_early else params.max_tokens
-    return now + max(1, least - sequence.num_generated) * state.costs.least_step_s > deadline
+    return now + max(1, least - sequence.num_generated) * state.costs.min_step_s > deadline
 
 
-def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: float) -> None:
-    if passed:
-        passed[0].be_passed()
+def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence], now: float) -> None:
+    if overtaken:
+        overtaken[0].count_overtake()
     if sequence.start(now):
         state.waiting.charge(sequence.request.tenant, sequence.sampled - sequence.kv)
 
@@ -142,12 +146,12 @@ def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: floa
 
 def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
     """Return the step to dispatch now, and record it in the state as sent; None if there is nothing to send."""
-    plan = state.book.current
-    if plan is None or not state.book.serving:
+    plan = state.plans.current
+    if plan is None or not state.plans.is_serving:
         return None
-    most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
-    state.decided.depth, state.decided.mode = most, "batch" if most == 1 else "overlapped"
-    if len(state.flights) >= most or not _has_work(state) or _lets_replays_pass(state, now):
+    most = max_steps_in_flight(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
+    state.decision.depth, state.decision.mode = most, "batch" if most == 1 else "overlapped"
+    if len(state.in_flight) >= most or not _has_work(state) or _must_yield_to_replays(state, now):
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, most)
@@ -163,56 +167,56 @@ def _has_work(state: State) -> bool:
     return bool(pending or state.waiting or state.to_release or state.to_retire)
 
 
-def _lets_replays_pass(state: State, now: float) -> bool:
+def _must_yield_to_replays(state: State, now: float) -> bool:
     """Whether to pause so that the stages can work on replays. A step is served before the next replay chunk in every
     stage. Sequences without a rebuild would get tokens at the expense of all that still wait for theirs, and finally of
     themselves, since a step of few sequences costs as much as one of all."""
     costs = state.costs
-    return not state.rebuilding.is_idle and now - costs.done_at < rest_s(costs.usual_step_s)
+    return not state.rebuilding.is_idle and now - costs.last_done_at < step_pause_s(costs.usual_step_s)
 
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of tokens) in the order of the step's rows."""
-    room = Room(state, settings.kv_headroom, settings.max_running)
-    kept = _kept_for_prompts(state, settings)
-    most = min(settings.step_tokens - kept, MAX_ROWS, _decode_share(state, settings, most_in_flight))
+    allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
+    reserved = _reserve_for_prompts(state, settings)
+    most = min(settings.step_tokens - reserved, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
-    told = 0  # header bytes needed to open sequences in the stages
-    apart = who_may_go(state) if state.evidence.suspects else None
-    for sequence in list(state.running.due.values()) if apart is None else apart.due:
+    open_bytes = 0  # header bytes needed to open sequences in the stages
+    eligible = choose_eligible(state) if state.evidence.suspects else None
+    for sequence in list(state.running.due.values()) if eligible is None else eligible.due:
         if len(chosen) >= most:
             break
-        if not _can_be_told(sequence, told):
+        if not _fits_into_header(sequence, open_bytes):
             continue
-        if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.sampled):
+        if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.sampled):
             chosen.append((sequence, 1))
-            told += _telling_bytes(sequence)
-    left = _prompt_tokens(state, settings, len(chosen), kept, most_in_flight)
-    prefilling = () if not left else state.running.prefilling if apart is None else apart.prefilling
+            open_bytes += _open_bytes(sequence)
+    left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight)
+    prefilling = () if not left else state.running.prefilling if eligible is None else eligible.prefilling
     for sequence in prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
             break
-        if not _can_be_told(sequence, told):
+        if not _fits_into_header(sequence, open_bytes):
             continue
         count = min(sequence.pending, settings.prefill_chunk, left)
-        if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.scheduled + count):
+        if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.scheduled + count):
             chosen.append((sequence, count))
             left -= count
-            told += _telling_bytes(sequence)
+            open_bytes += _open_bytes(sequence)
     # A sequence chosen early may have been preempted since by a later one of higher rank.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
 
 
-def _can_be_told(sequence: Sequence, told: int) -> bool:
+def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
     """Whether the step's header has space to open the sequence. Grammars are long, and each sequence of a request
     carries its own copy. A sequence whose record exceeds the limit alone gets a step of its own."""
-    more = _telling_bytes(sequence)
-    return not more or not told or told + more <= MOST_TELLING_BYTES
+    more = _open_bytes(sequence)
+    return not more or not open_bytes or open_bytes + more <= MAX_OPEN_BYTES
 
 
-def _telling_bytes(sequence: Sequence) -> int:
+def _open_bytes(sequence: Sequence) -> int:
     """Return the maximum size of the ``Open`` record that the sequence needs; 0 if it is open in the stages."""
-    if sequence.told:
+    if sequence.is_open_in_stages:
         return 0
     grammar = sequence.request.submit.params.grammar
     return 5 * len(sequence.tokens) + (0 if grammar is None else 4 * len(grammar.text))
@@ -221,12 +225,12 @@ def _telling_bytes(sequence: Sequence) -> int:
 def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:
     """Return the number of decodes in one micro-batch: an even share, or all where splitting doesn't pay."""
     num_decoding = len(state.running) - state.running.num_prefilling
-    if most_in_flight == 1 or (settings.mode == "auto" and num_decoding < SPLIT_FROM):
+    if most_in_flight == 1 or (settings.mode == "auto" and num_decoding < MIN_DECODES_TO_SPLIT):
         return max(1, num_decoding)
     return max(1, -(-num_decoding // most_in_flight))
 
 
-def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
+def _reserve_for_prompts(state: State, settings: SchedulerSettings) -> int:
     """Return the tokens that decodes must leave to prompts: up to a chunk, at most a quarter of the step. In steps of
     only a few tokens, decodes and prompts take turns."""
     running = state.running
@@ -240,27 +244,29 @@ def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
     return 0 if running.prompts_are_next else 1
 
 
-def _prompt_tokens(state: State, settings: SchedulerSettings, num_decodes: int, kept: int, most_in_flight: int) -> int:
+def _prompt_tokens(
+    state: State, settings: SchedulerSettings, num_decodes: int, reserved: int, most_in_flight: int
+) -> int:
     """Return the number of prompt tokens that join this number of decodes."""
-    pending, decided = state.running.num_pending, state.decided
-    decided.budget, decided.prefill, decided.throttle = settings.step_tokens, 0, "none"
+    pending, decision = state.running.num_pending, state.decision
+    decision.step_budget, decision.prompt_tokens, decision.throttle = settings.step_tokens, 0, "none"
     if not pending:
         return 0
-    least = max(kept, min(CHUNK, settings.step_tokens - num_decodes))
+    least = max(reserved, min(CHUNK, settings.step_tokens - num_decodes))
     most = settings.step_tokens - num_decodes
-    limits = {"none": min(pending, most), "pending": max(least, PROMPT_SHARE, -(-pending // most_in_flight))}
+    limits = {"none": min(pending, most), "pending": max(least, MIN_PROMPT_SHARE, -(-pending // most_in_flight))}
     if len(state.running) > state.running.num_prefilling:  # answers are running, in this micro-batch or another
-        decided.budget = state.costs.budget(settings.step_target_s, settings.step_tokens)
-        limits["time"] = max(least, decided.budget - num_decodes)
-        limits["kv"] = max(least, int(most * _kv_ease(state)))
+        decision.step_budget = state.costs.budget(settings.step_target_s, settings.step_tokens)
+        limits["time"] = max(least, decision.step_budget - num_decodes)
+        limits["kv"] = max(least, int(most * _free_kv_ratio(state)))
     tokens = min(limits.values())
-    decided.prefill, decided.throttle = tokens, next(name for name, limit in limits.items() if limit == tokens)
+    decision.prompt_tokens, decision.throttle = tokens, next(name for name, limit in limits.items() if limit == tokens)
     return tokens
 
 
-def _kv_ease(state: State) -> float:
+def _free_kv_ratio(state: State) -> float:
     """Return 1 while all blocks are free, falling to 0 when they are short."""
-    total = state.book.kv_blocks
+    total = state.plans.kv_blocks
     free = total - state.running.blocks - state.prefix.num_blocks + state.prefix.evictable_blocks
     return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0
 
@@ -271,9 +277,9 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     opens: list[Open] = []
     truncates: list[SequencePosition] = []
     for sequence, count in chosen:
-        if not sequence.told:
-            opens.append(opening(sequence))
-            state.unfork(sequence)  # a release of the copied sequence can only follow this step now
+        if not sequence.is_open_in_stages:
+            opens.append(build_open(sequence))
+            state.release_fork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
         start = sequence.dispatch(count)
@@ -288,13 +294,13 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         release=tuple(state.to_release),
         open=tuple(opens),
         truncate=tuple(truncates),
-        alone=not state.flights,
+        alone=not state.in_flight,
     )
-    state.dispatched(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
+    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
     return step
 
 
-def opening(sequence: Sequence) -> Open:
+def build_open(sequence: Sequence) -> Open:
     """Return the ``Open`` record that stages need before the sequence's first row."""
     return Open(
         sequence.id,
@@ -314,11 +320,11 @@ def opening(sequence: Sequence) -> Open:
 # results of the earlier residency are ignored.
 
 
-def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: Flight, *, keeps_kv: bool) -> None:
+def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: InFlightStep, *, keeps_kv: bool) -> None:
     """Record that every stage has computed these rows."""
     for sequence_id, position in ((k.sequence, k.position) for k in reached):
         sequence = state.sequences.get(sequence_id)
-        if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+        if sequence is None or sequence.residency != flight.residencies.get(sequence_id):
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING:
             sequence.acknowledge(position)
@@ -328,13 +334,13 @@ def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: Fli
                 state.running.refresh(sequence)
 
 
-def put_off(state: State, late: tuple[int, ...], flight: Flight) -> None:
+def redraw_late(state: State, late: tuple[int, ...], flight: InFlightStep) -> None:
     """Schedule another draw for sequences for which the last stage could not draw yet."""
     for sequence_id in late:
         sequence = state.sequences.get(sequence_id)
-        if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+        if sequence is None or sequence.residency != flight.residencies.get(sequence_id):
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
-            sequence.draw_again()
+            sequence.redraw_last()
             state.running.refresh(sequence)
             state.count("draws_put_off")

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from swarm.cli.output import in_bytes
-from swarm.stage.shell.probing import MTU_REMEDY
+from swarm.cli.output import format_bytes
+from swarm.stage.shell.link_probe import MTU_REMEDY
 from swarm.wire.messages import MEASURABLE_BYTES_PER_S
 
 Level = Literal["ok", "note", "trouble"]
 
-LEAST_MEMORY: Final = 2 << 30  # bytes for torch and a small model
-LEAST_ROOM: Final = 1 << 30  # bytes for a journal
+MIN_MEMORY_BYTES: Final = 2 << 30  # bytes for torch and a small model
+MIN_DISK_BYTES: Final = 1 << 30  # bytes for a journal
 SLOW_SYNC_S: Final = 0.05  # every accepted request waits for one sync
-LEAST_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
-PART_OF_MEMORY: Final = 0.9  # share of the available memory that weights may take without a note
-FAR_S: Final = 0.02  # round trip above which a connection counts as slow
-NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits per second
-PROMPT: Final = 512  # tokens of the estimated prompt
+MIN_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
+MAX_WEIGHTS_SHARE: Final = 0.9  # share of the available memory that weights may take without a note
+SLOW_ROUND_TRIP_S: Final = 0.02  # round trip above which a connection counts as slow
+SLOW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits per second
+PROMPT_TOKENS: Final = 512  # tokens of the estimated prompt
 MANY_RESTARTS: Final = 3  # automatic restarts of a unit above which they are no coincidence
 
 
@@ -30,12 +30,12 @@ class Port:
     number: int
     use: str
     is_free: bool  # whether it can be bound now
-    by: str = ""  # process that holds it, if known
-    refused: str = ""  # why it can't be bound by any process, such as a foreign address
+    holder: str = ""  # process that holds it, if known
+    bind_error: str = ""  # why it can't be bound by any process, such as a foreign address
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SystemdUnit:
     """A systemd unit, with its state and substate in systemd's words."""
 
     name: str
@@ -49,45 +49,45 @@ class Unit:
 class Kernels:
     """Kernels that a worker would use on this machine."""
 
-    quickest: str = ""  # the variant of our own kernels in use; empty: none
-    absence: str = ""  # why our own kernels are not used
-    passed_over: str = ""  # faster variants that failed their proof, with the reason
+    variant: str = ""  # the variant of our own kernels in use; empty: none
+    unavailable_reason: str = ""  # why our own kernels are not used
+    rejected: str = ""  # faster variants that failed their proof, with the reason
     features: tuple[str, ...] = ()  # processor features that any of our kernels uses
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelFacts:
     """A model's files on this machine."""
 
     name: str
     weight_bytes: int = 0
-    wrong: str = ""  # why it can't be served; empty if it can
+    error: str = ""  # why it can't be served; empty if it can
     digest: str = ""  # of the model's files; independent of their location
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class SpeedEstimate:
     """Estimate of a model's speed."""
 
     tokens_per_s: tuple[tuple[int, float], ...] = ()  # number of sequences that decode together, and the total rate
-    prompt_s: float = 0.0  # time to compute a prompt of ``PROMPT`` tokens
+    prompt_s: float = 0.0  # time to compute a prompt of ``PROMPT_TOKENS`` tokens
     layers: tuple[int, ...] = ()  # number of layers of each worker
     needed_bytes: int = 0  # of the worker that needs most: weights, buffers, keys and values
     memory_bytes: int = 0  # memory of that worker for these
     positions: int = 0  # KV cache capacity of the plan
-    wrong: str = ""  # why no plan is possible; empty if one is
+    error: str = ""  # why no plan is possible; empty if one is
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class BrokerConnectivity:
     """Connection from here to a broker, on the workers' port."""
 
-    at: str
+    address: str
     build: str = ""  # the broker's version
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
     loses_large: bool = False  # small messages arrive, large ones are lost
-    wrong: str = ""  # why the connection fails; empty if it works
+    error: str = ""  # why the connection fails; empty if it works
     remedy: str = ""
 
 
@@ -112,11 +112,11 @@ class Facts:
     kernels: Kernels | None
     gpus: tuple[str, ...]
     clock_is_set: bool | None
-    model: Model | None
-    outlook: Outlook | None = None
+    model: ModelFacts | None
+    outlook: SpeedEstimate | None = None
     keys_wrong: tuple[str, ...] = ()  # a line for each key file that others may read
-    units: tuple[Unit, ...] = ()
-    reach: Reach | None = None  # if there is a broker to connect to
+    units: tuple[SystemdUnit, ...] = ()
+    reach: BrokerConnectivity | None = None  # if there is a broker to connect to
     state_is_hidden: bool = False  # not accessible to this user: writing and key files were not checked
     listen_wrong: str = ""  # what is wrong with broker.listen
     gpu_unused: str = ""  # why a GPU of this machine is not used
@@ -132,15 +132,17 @@ class Finding:
     remedy: str = ""
 
 
-def findings(facts: Facts) -> list[Finding]:
+def make_findings(facts: Facts) -> list[Finding]:
     """Return all findings, in the order in which a start would run into them."""
     return [finding for check in _CHECKS for finding in check(facts)]
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     if facts.python < (3, 11):
-        found = ".".join(map(str, facts.python))
-        yield Finding("python", "trouble", f"this is Python {found}", "install Swarm with Python 3.11 or newer")
+        python_version = ".".join(map(str, facts.python))
+        yield Finding(
+            "python", "trouble", f"this is Python {python_version}", "install Swarm with Python 3.11 or newer"
+        )
     missing = [name for name, version in facts.packages.items() if version is None]
     if missing:
         text = f"a worker can't run here: {', '.join(missing)} not installed"
@@ -156,17 +158,19 @@ def _processor(facts: Facts) -> Iterator[Finding]:
     yield Finding("processor", "ok", text)
     if facts.kernels is None:
         return
-    if not facts.kernels.quickest:
+    if not facts.kernels.variant:
         remedy = "install Swarm where there is a C compiler; until then torch computes, slower and not exact everywhere"
-        yield Finding("kernels", "trouble", f"Swarm's own kernels are unavailable: {facts.kernels.absence}", remedy)
-    elif facts.kernels.passed_over:
-        text = f"{facts.kernels.quickest}; rejected: {facts.kernels.passed_over}"
+        yield Finding(
+            "kernels", "trouble", f"Swarm's own kernels are unavailable: {facts.kernels.unavailable_reason}", remedy
+        )
+    elif facts.kernels.rejected:
+        text = f"{facts.kernels.variant}; rejected: {facts.kernels.rejected}"
         yield Finding(
             "kernels", "note", text, "nothing: the kernels in use are exact; a faster variant failed its proof here"
         )
     else:
         has = f"; the processor has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
-        yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.quickest}{has}")
+        yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.variant}{has}")
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
@@ -181,12 +185,15 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     total, free = facts.memory_bytes, facts.available_bytes
     if facts.memory_limit is not None and facts.memory_limit < total:
         total, free = facts.memory_limit, min(free, facts.memory_limit)
-    text = f"{_size(free)} of {_size(total)} available"
+    text = f"{_format_size(free)} of {_format_size(total)} available"
     if total < facts.memory_bytes:
-        text += f" (this machine has {_size(facts.memory_bytes)}, a container or unit gives less)"
-    if free < LEAST_MEMORY:
+        text += f" (this machine has {_format_size(facts.memory_bytes)}, a container or unit gives less)"
+    if free < MIN_MEMORY_BYTES:
         yield Finding(
-            "memory", "trouble", text, f"a worker takes {_size(LEAST_MEMORY)} with a small model: stop other programs"
+            "memory",
+            "trouble",
+            text,
+            f"a worker takes {_format_size(MIN_MEMORY_BYTES)} with a small model: stop other programs",
         )
     else:
         yield Finding("memory", "ok", text)
@@ -196,8 +203,8 @@ def _state(facts: Facts) -> Iterator[Finding]:
     if facts.state_wrong:
         yield Finding("state", "trouble", f"{facts.state_dir}: {facts.state_wrong}", "name another one (--state-dir)")
         return
-    if facts.room_bytes is not None and facts.room_bytes < LEAST_ROOM:
-        text = f"{facts.state_dir} has {_size(facts.room_bytes)} free"
+    if facts.room_bytes is not None and facts.room_bytes < MIN_DISK_BYTES:
+        text = f"{facts.state_dir} has {_format_size(facts.room_bytes)} free"
         yield Finding(
             "state", "trouble", text, "free disk space: a broker that can't write its journal accepts no requests"
         )
@@ -208,14 +215,14 @@ def _state(facts: Facts) -> Iterator[Finding]:
         yield Finding("state", "note", text, "every request waits for one: use a faster disk for --state-dir")
     else:
         took = "" if facts.sync_s is None else f", a durable write takes {facts.sync_s * 1000:.1f} ms"
-        room = "" if facts.room_bytes is None else f" has {_size(facts.room_bytes)} free"
+        room = "" if facts.room_bytes is None else f" has {_format_size(facts.room_bytes)} free"
         yield Finding("state", "ok", f"{facts.state_dir}{room}{took}")
 
 
 def _descriptors(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.descriptors:,} open files and connections"
-    if facts.descriptors < LEAST_DESCRIPTORS:
-        yield Finding("descriptors", "note", text, f"ulimit -n {LEAST_DESCRIPTORS} before the start, for many clients")
+    if facts.descriptors < MIN_DESCRIPTORS:
+        yield Finding("descriptors", "note", text, f"ulimit -n {MIN_DESCRIPTORS} before the start, for many clients")
     else:
         yield Finding("descriptors", "ok", text)
 
@@ -224,13 +231,13 @@ def _ports(facts: Facts) -> Iterator[Finding]:
     if facts.listen_wrong:
         yield Finding("port", "trouble", f"broker.listen: {facts.listen_wrong}", "correct the setting (or --listen)")
     for port in facts.ports:
-        if port.refused:
-            text = f"{port.number} ({port.use}) can't be used: {port.refused}"
+        if port.bind_error:
+            text = f"{port.number} ({port.use}) can't be used: {port.bind_error}"
             yield Finding(
                 "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
             )
         elif not port.is_free:
-            text = f"{port.number} ({port.use}) is in use{f' by {port.by}' if port.by else ''}"
+            text = f"{port.number} ({port.use}) is in use{f' holder {port.holder}' if port.holder else ''}"
             yield Finding("port", "note", text, "fine if that is your swarm; else stop it, or choose another (--port)")
     if all(port.is_free for port in facts.ports) and facts.ports:
         numbers = dict.fromkeys(str(port.number) for port in facts.ports)
@@ -250,15 +257,15 @@ def _clock(facts: Facts) -> Iterator[Finding]:
 def _model(facts: Facts) -> Iterator[Finding]:
     if facts.model is None:
         return
-    if facts.model.wrong:
-        yield Finding("model", "trouble", facts.model.wrong, "choose another one, or fetch it again")
+    if facts.model.error:
+        yield Finding("model", "trouble", facts.model.error, "choose another one, or fetch it again")
         return
-    text = f"{facts.model.name}, {_size(facts.model.weight_bytes)} of weights"
+    text = f"{facts.model.name}, {_format_size(facts.model.weight_bytes)} of weights"
     if facts.model.digest:
         text += f", files {facts.model.digest}"
     limit = min(facts.available_bytes, facts.memory_limit or facts.available_bytes)
-    if facts.model.weight_bytes > PART_OF_MEMORY * limit:
-        text += f", more than is available here ({_size(limit)})"
+    if facts.model.weight_bytes > MAX_WEIGHTS_SHARE * limit:
+        text += f", more than is available here ({_format_size(limit)})"
         yield Finding(
             "model", "note", text, "other machines must hold a part of it: swarm up --listen, swarmctl invite"
         )
@@ -267,63 +274,63 @@ def _model(facts: Facts) -> Iterator[Finding]:
 
 
 def _outlook(facts: Facts) -> Iterator[Finding]:
-    found = facts.outlook
-    if found is None:
+    estimate = facts.outlook
+    if estimate is None:
         return
-    if found.wrong:
+    if estimate.error:
         yield Finding(
-            "outlook", "trouble", f"no plan: it waits for {found.wrong}", "give it more memory, or more machines"
+            "outlook", "trouble", f"no plan: it waits for {estimate.error}", "give it more memory, or more machines"
         )
         return
-    rates = ", ".join(f"{rows}: {_rate(rate)} tokens/s" for rows, rate in found.tokens_per_s)
-    shares = " + ".join(map(str, found.layers))
+    rates = ", ".join(f"{rows}: {_format_rate(rate)} tokens/s" for rows, rate in estimate.tokens_per_s)
+    shares = " + ".join(map(str, estimate.layers))
     text = f"with {shares} layers, by sequences that decode together: {rates}; "
-    yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT} tokens takes {found.prompt_s:.3g} s")
-    if found.needed_bytes:
-        text = (
-            f"a worker needs up to {_size(found.needed_bytes)} of the {_size(found.memory_bytes)} that it has for the"
-        )
+    yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT_TOKENS} tokens takes {estimate.prompt_s:.3g} s")
+    if estimate.needed_bytes:
+        needed, available = _format_size(estimate.needed_bytes), _format_size(estimate.memory_bytes)
+        text = f"a worker needs up to {needed} of the {available} that it has for the"
         yield Finding(
-            "room", "ok", f"{text} model; there is memory for the keys and values of {found.positions:,} positions"
+            "room", "ok", f"{text} model; there is memory for the keys and values of {estimate.positions:,} positions"
         )
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:
-    for wrong in facts.keys_wrong:
-        yield Finding("keys", "trouble", wrong, "others may have read it: replace it (swarmctl keys rotate)")
+    for problem in facts.keys_wrong:
+        yield Finding("keys", "trouble", problem, "others may have read it: replace it (swarmctl keys rotate)")
 
 
 def _reach(facts: Facts) -> Iterator[Finding]:
-    found = facts.reach
-    if found is None:
+    connectivity = facts.reach
+    if connectivity is None:
         return
-    if found.wrong:
-        yield Finding("broker", "trouble", f"{found.at}: {found.wrong}", found.remedy)
+    if connectivity.error:
+        yield Finding("broker", "trouble", f"{connectivity.address}: {connectivity.error}", connectivity.remedy)
         return
-    if found.loses_large:
-        text = f"{found.at}: small messages come back, large ones get lost"
+    if connectivity.loses_large:
+        text = f"{connectivity.address}: small messages come back, large ones get lost"
         yield Finding("broker", "trouble", text, MTU_REMEDY)
         return
-    text = f"{found.at}, swarm {found.build}: {way(found.round_trip_s, found.bytes_per_s)}"
-    remedies = list(slow_way(found.round_trip_s, found.bytes_per_s))
+    connection = describe_connection(connectivity.round_trip_s, connectivity.bytes_per_s)
+    text = f"{connectivity.address}, swarm {connectivity.build}: {connection}"
+    remedies = list(connection_remedies(connectivity.round_trip_s, connectivity.bytes_per_s))
     yield from (Finding("broker", "note", text, remedy) for remedy in remedies)
     if not remedies:
         yield Finding("broker", "ok", text)
 
 
-def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
+def describe_connection(round_trip_s: float, bytes_per_s: float, *, is_lower_bound: bool = False) -> str:
     """Describe a measured connection in words. ``is_lower_bound``: it was never tested to its limit."""
     quick = bytes_per_s > MEASURABLE_BYTES_PER_S
-    least = "at least " if is_least else ""
-    rate = "throughput too high to measure" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
+    least = "at least " if is_lower_bound else ""
+    rate = "throughput too high to measure" if quick else f"{least}{format_bytes(bytes_per_s)} a second"
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
 
 
-def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
+def connection_remedies(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
     """Yield a remedy for each reason why the connection is slow."""
-    if round_trip_s > FAR_S:
+    if round_trip_s > SLOW_ROUND_TRIP_S:
         yield "steps wait for it (swarmctl plan shows how long): use a nearer machine"
-    if 0 < bytes_per_s < NARROW_BYTES_PER_S:
+    if 0 < bytes_per_s < SLOW_BYTES_PER_S:
         yield "use a faster network; if small messages are fast and large ones very slow, check the MTU on the path"
 
 
@@ -344,11 +351,11 @@ def _units(facts: Facts) -> Iterator[Finding]:
             yield Finding("systemd", "ok", text)
 
 
-def _rate(tokens_per_s: float) -> str:
+def _format_rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
 
 
-def _size(num_bytes: int) -> str:
+def _format_size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.0f} MiB"
 
 

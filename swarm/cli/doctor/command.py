@@ -48,27 +48,27 @@ def doctor(
     the workers' port: round trip and throughput. Where systemd units are installed, their settings and state are
     checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
     """
-    from swarm.cli.doctor.checks import findings
+    from swarm.cli.doctor.checks import make_findings
     from swarm.cli.doctor.facts import gather
-    from swarm.cli.doctor.places import meant
-    from swarm.stage.shell.waiting import prepare_openmp
+    from swarm.cli.doctor.paths import choose_paths
+    from swarm.stage.shell.openmp import configure_openmp
 
-    places = meant(config, state_dir)
+    places = choose_paths(config, state_dir)
     overrides = {"model": model, "client.url": url, "state_dir": str(places.state) if places.state else None}
     settings = load_settings(context, places.settings, overrides)
-    prepare_openmp(
+    configure_openmp(
         settings.worker.threads
     )  # like a worker, before any import of torch, so that the measured times are a worker's
-    found = findings(gather(settings, workers if model else 0, is_of_units=places.is_of_units))
+    results = make_findings(gather(settings, workers if model else 0, is_of_units=places.is_of_units))
     if as_json:
-        print_json({"findings": [asdict(each) for each in found]})
+        print_json({"findings": [asdict(each) for each in results]})
     else:
-        print("\n".join(line for each in found for line in lines(each)))
-    if any(each.level == "trouble" for each in found):
+        print("\n".join(line for each in results for line in format_finding(each)))
+    if any(each.level == "trouble" for each in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def lines(finding: Finding) -> list[str]:
+def format_finding(finding: Finding) -> list[str]:
     """Return a finding as text for people: the remedy is below the finding."""
     first = f"{_MARKS[finding.level]}{finding.about:12} {finding.text}"
     return [first, *([f"{'':15}→ {finding.remedy}"] if finding.remedy else [])]

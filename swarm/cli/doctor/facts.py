@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from swarm.cli.about.packages import FOR_MODELS
-from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port, Reach, Unit
-from swarm.cli.doctor.places import state_dirs
+from swarm.cli.doctor.checks import BrokerConnectivity, Facts, Kernels, ModelFacts, Port, SpeedEstimate, SystemdUnit
+from swarm.cli.doctor.paths import list_state_dirs
+from swarm.cli.meta.packages import FOR_MODELS
 from swarm.cli.systemd import manager
-from swarm.cli.systemd.files import Failed
+from swarm.cli.systemd.files import SystemdError
 from swarm.errors import ConfigError, ModelError
-from swarm.wire.addresses import own
+from swarm.wire.addresses import resolve_own
 
 if TYPE_CHECKING:
     from swarm.config import Settings, WorkerSettings
 
 _KEYS: Final = ("broker.key", "keys.json", "roll.json", "joined/*.json")
 _FEATURES: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-_TIME_ERROR: Final = 5  # result of adjtimex if the clock is not synchronised
+_UNSYNCHRONISED: Final = 5  # result of adjtimex if the clock is not synchronised
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
 _GPU_DEVICES: Final = (Path("/dev/nvidia0"), Path("/dev/kfd"))
-_DOORS: Final = ("for clients", "for workers", "for beats", "for finished steps", "for the relay")
-_OWN_DOORS: Final = 2  # if no other machine is served, the remaining ports are chosen freely
+_PORT_USES: Final = ("for clients", "for workers", "for beats", "for finished steps", "for the relay")
+_NUM_LOCAL_PORTS: Final = 2  # if no other machine is served, the remaining ports are chosen freely
 
 
 def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -> Facts:
@@ -49,21 +49,21 @@ def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -
     speed for; 0 skips that measurement. ``is_of_units``: the state belongs to a service's user, and this user may lack
     access to it.
     """
-    from swarm.lock.known import default_state_dir
-    from swarm.stage.engine import quota
+    from swarm.auth.memberships import default_state_dir
+    from swarm.stage.engine import cpu_quota
 
-    places = state_dirs(settings.state_dir or default_state_dir())
+    places = list_state_dirs(settings.state_dir or default_state_dir())
     state = places[:2][-1]
     is_hidden = is_of_units and not os.access(_existing(state), os.W_OK)
-    wrong, sync_s = ("", None) if is_hidden else written(state)
-    doors, listen_wrong = ports(settings)
-    memory, found = psutil.virtual_memory(), model(settings.model)
+    wrong, sync_s = ("", None) if is_hidden else measure_sync(state)
+    ports_here, listen_wrong = needed_ports(settings)
+    memory, found = psutil.virtual_memory(), inspect_model(settings.model)
     return Facts(
         python=sys.version_info[:2],
         packages={name: _version(name) for name in FOR_MODELS},
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        quota=quota.cores(),
+        quota=cpu_quota.read_cpu_limit(),
         memory_bytes=memory.total,
         available_bytes=memory.available,
         memory_limit=memory_limit(),
@@ -73,17 +73,17 @@ def gather(settings: Settings, workers: int = 0, *, is_of_units: bool = False) -
         state_wrong=wrong,
         state_is_hidden=is_hidden,
         descriptors=descriptors(),
-        ports=tuple(doors),
+        ports=tuple(ports_here),
         listen_wrong=listen_wrong,
         kernels=_kernels(),
         gpus=_gpus(),
         gpu_unused=gpu_unused(),
         clock_is_set=_clock_is_set(),
         model=found,
-        outlook=_outlook(settings, workers) if workers and found is not None and not found.wrong else None,
+        outlook=_estimate_speed(settings, workers) if workers and found is not None and not found.error else None,
         keys_wrong=tuple(wrong for place in places for wrong in readable_by_others(place)),
-        units=tuple(unit for is_users in (False, True) for unit in units(is_users)),
-        reach=_reach(_as_worker(settings, places)),
+        units=tuple(unit for is_users in (False, True) for unit in list_units(is_users)),
+        reach=_check_connectivity(_worker_settings(settings, places)),
     )
 
 
@@ -111,7 +111,7 @@ def memory_limit(listing: Path = Path("/proc/self/cgroup"), mount: Path = Path("
         lines = listing.read_text("ascii", errors="replace").splitlines()
     except OSError:
         return None
-    found: list[int] = []
+    limits: list[int] = []
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -121,8 +121,8 @@ def memory_limit(listing: Path = Path("/proc/self/cgroup"), mount: Path = Path("
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
             with suppress(OSError, ValueError):  # "max" is not a number
-                found.append(int((root.joinpath(*parts[:depth]) / name).read_text("ascii")))
-    return min(found, default=None)
+                limits.append(int((root.joinpath(*parts[:depth]) / name).read_text("ascii")))
+    return min(limits, default=None)
 
 
 def _existing(path: Path) -> Path:
@@ -130,10 +130,10 @@ def _existing(path: Path) -> Path:
     return next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
 
 
-def written(state: Path) -> tuple[str, float | None]:
+def measure_sync(state: Path) -> tuple[str, float | None]:
     """Return why nothing can be written there, and how many seconds a small durable write takes."""
     folder = _existing(state)
-    taken: list[float] = []
+    durations: list[float] = []
     try:
         with NamedTemporaryFile(dir=folder, prefix=".swarm-doctor-") as file:
             for _ in range(_NUM_SYNCS):
@@ -141,10 +141,10 @@ def written(state: Path) -> tuple[str, float | None]:
                 file.write(bytes(4096))
                 file.flush()
                 os.fsync(file.fileno())
-                taken.append(time.perf_counter() - began)
+                durations.append(time.perf_counter() - began)
     except OSError as error:
         return f"nothing can be written there ({error.strerror})", None
-    return "", median(taken)
+    return "", median(durations)
 
 
 def descriptors() -> int:
@@ -154,41 +154,41 @@ def descriptors() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def ports(settings: Settings) -> tuple[list[Port], str]:
+def needed_ports(settings: Settings) -> tuple[list[Port], str]:
     """Return the ports that are needed here, and what is wrong with ``broker.listen`` (empty if nothing is).
 
     A worker takes one port of a range: it is listed once, and only if no port of the range is free.
     """
     broker, gateway = settings.broker, settings.gateway
     try:
-        others, wrong = own(broker.listen), ""
+        others, wrong = resolve_own(broker.listen), ""
     except ConfigError as error:
         others, wrong = (), str(error)
-    uses = _DOORS if others else _DOORS[:_OWN_DOORS]
+    uses = _PORT_USES if others else _PORT_USES[:_NUM_LOCAL_PORTS]
     wanted = [(broker.host, broker.port + number, f"the broker's, {use}") for number, use in enumerate(uses)]
     wanted += [(host, number, f"{use} at {host}") for host in others for _, number, use in wanted[: len(uses)]]
     wanted.append((gateway.host, gateway.port, "the gateway's"))
-    return [*(_port(*each) for each in wanted), *_data_port(settings.worker)], wrong
+    return [*(_check_port(*each) for each in wanted), *_data_port(settings.worker)], wrong
 
 
-def _port(host: str, number: int, use: str) -> Port:
-    wrong = _refusal(host, number)
-    if wrong is None:
+def _check_port(host: str, number: int, use: str) -> Port:
+    error = _bind_error(host, number)
+    if error is None:
         return Port(number, use, is_free=True)
-    if wrong.errno == errno.EADDRINUSE:
-        return Port(number, use, False, _listener(number))
-    return Port(number, use, False, refused=wrong.strerror or str(wrong))
+    if error.errno == errno.EADDRINUSE:
+        return Port(number, use, False, _find_listener(number))
+    return Port(number, use, False, bind_error=error.strerror or str(error))
 
 
 def _data_port(worker: WorkerSettings) -> list[Port]:
     host = "0.0.0.0" if worker.host == "auto" else worker.host
     first, _, last = worker.data_ports.partition("-")
-    if any(_refusal(host, number) is None for number in range(int(first), int(last) + 1)):
+    if any(_bind_error(host, number) is None for number in range(int(first), int(last) + 1)):
         return []
-    return [_port(host, int(first), f"a worker's, as all of worker.data_ports, {worker.data_ports}")]
+    return [_check_port(host, int(first), f"a worker's, as all of worker.data_ports, {worker.data_ports}")]
 
 
-def _refusal(host: str, number: int) -> OSError | None:
+def _bind_error(host: str, number: int) -> OSError | None:
     """Return the error of listening on this port; None if it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -200,7 +200,7 @@ def _refusal(host: str, number: int) -> OSError | None:
     return None
 
 
-def _listener(number: int) -> str:
+def _find_listener(number: int) -> str:
     """Return the process that listens on this port, if the system reports it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
@@ -215,7 +215,7 @@ def _kernels() -> Kernels | None:
         from swarm.stage import native
     except ImportError:
         return None
-    return Kernels(native.variant(), native.absence(), native.passed_over(), _features())
+    return Kernels(native.variant(), native.unavailable_reason(), native.rejected_variants(), _features())
 
 
 def _features() -> tuple[str, ...]:
@@ -236,17 +236,17 @@ def _gpus() -> tuple[str, ...]:
         return ()
     if not torch.cuda.is_available():
         return ()
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append(f"cuda:{index}: {about.name}, {about.total_memory / 2**30:.0f} GiB")
-    return tuple(found)
+        gpus.append(f"cuda:{index}: {about.name}, {about.total_memory / 2**30:.0f} GiB")
+    return tuple(gpus)
 
 
 def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
     """Return why workers can't use the system's GPU; empty if there is none, they can, or no worker can run here."""
-    found = next((path for path in devices if path.exists()), None)
-    if found is None:
+    device_path = next((path for path in devices if path.exists()), None)
+    if device_path is None:
         return ""
     try:
         import torch
@@ -255,80 +255,82 @@ def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
     if torch.cuda.is_available():
         return ""
     is_without = torch.version.cuda is None and torch.version.hip is None
-    why = "is built for CPUs only" if is_without else "finds no GPU through the driver"
-    return f"there is one ({found}), but torch {torch.__version__} {why}"
+    reason = "is built for CPUs only" if is_without else "finds no GPU through the driver"
+    return f"there is one ({device_path}), but torch {torch.__version__} {reason}"
 
 
 def _clock_is_set() -> bool | None:
     if sys.platform != "linux":
         return None
-    return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != _TIME_ERROR)  # zeros: a pure query
+    return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != _UNSYNCHRONISED)  # zeros: a pure query
 
 
-def model(name: str | None) -> Model | None:
+def inspect_model(name: str | None) -> ModelFacts | None:
     """Return a summary of the model's files; for a model on a hub, only small files are fetched. None where no worker
     can run."""
     try:
-        from swarm.stage.model.checkpoint import Checkpoint, resolve
+        from swarm.stage.model.checkpoint import Checkpoint, locate_model
     except ImportError:
         return None
     from swarm.demo import model_path
 
-    said = str(model_path()) if name is None else name
+    path = str(model_path()) if name is None else name
     try:
-        place = resolve(said, lambda _: None)
-        checkpoint = Checkpoint(place.folder, place.remote)
+        location = locate_model(path, lambda _: None)
+        checkpoint = Checkpoint(location.folder, location.remote)
         files = checkpoint.manifest(checkpoint.stored_dtype).files
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
-        return Model(said, sum(tensor.num_bytes for tensor in checkpoint.tensors.values()), digest=digest)
+        return ModelFacts(path, sum(tensor.num_bytes for tensor in checkpoint.tensors.values()), digest=digest)
     except ModelError as error:
-        return Model(said, wrong=str(error))
+        return ModelFacts(path, error=str(error))
 
 
-def _outlook(settings: Settings, workers: int) -> Outlook:
-    from swarm.cli.doctor.outlook import measured, outlook
+def _estimate_speed(settings: Settings, workers: int) -> SpeedEstimate:
+    from swarm.cli.doctor.estimate import estimate_speed, measure_machine
 
     try:
-        return outlook(settings, measured(settings), workers)
+        return estimate_speed(settings, measure_machine(settings), workers)
     except ModelError as error:
-        return Outlook(wrong=str(error))
+        return SpeedEstimate(error=str(error))
 
 
-def _as_worker(settings: Settings, places: Sequence[Path]) -> Settings:
+def _worker_settings(settings: Settings, places: Sequence[Path]) -> Settings:
     """Return the settings with the state directory of a systemd worker's memberships, if this user may read it."""
-    found = [place for place in places[1:] if place.name == "workers" and os.access(place, os.R_OK | os.X_OK)]
-    return settings.model_copy(update={"state_dir": found[0]}) if found else settings
+    directories = [place for place in places[1:] if place.name == "workers" and os.access(place, os.R_OK | os.X_OK)]
+    return settings.model_copy(update={"state_dir": directories[0]}) if directories else settings
 
 
-def _reach(settings: Settings) -> Reach | None:
+def _check_connectivity(settings: Settings) -> BrokerConnectivity | None:
     """Test the connection to the broker; None if none was named and this machine has joined none as a worker."""
-    from swarm.cli.doctor.reach import reach
-    from swarm.cli.joining import of_worker
+    from swarm.cli.doctor.connectivity import check_connectivity
+    from swarm.cli.joining import resolve_worker
 
     try:
-        named, known = of_worker(settings, None)
+        named, known = resolve_worker(settings, None)
         if known is None and "url" not in settings.client.model_fields_set:
             return None
-        return asyncio.run(reach(named.client.url, known.pair if known else None))
+        return asyncio.run(check_connectivity(named.client.url, known.pair if known else None))
     except ConfigError as error:
-        return Reach(settings.client.url, wrong=str(error), remedy="docs/how-to/hosts.md explains how a machine joins")
+        return BrokerConnectivity(
+            settings.client.url, error=str(error), remedy="docs/how-to/hosts.md explains how a machine joins"
+        )
 
 
 def readable_by_others(state: Path) -> list[str]:
     """Return a line for each key file that other users may read."""
-    found = [path for pattern in _KEYS for path in state.glob(pattern)] if state.is_dir() else []
-    return [f"others may read {path} (chmod 600 {path})" for path in found if path.stat().st_mode & 0o077]
+    files = [path for pattern in _KEYS for path in state.glob(pattern)] if state.is_dir() else []
+    return [f"others may read {path} (chmod 600 {path})" for path in files if path.stat().st_mode & 0o077]
 
 
-def units(is_users: bool) -> list[Unit]:
+def list_units(is_users: bool) -> list[SystemdUnit]:
     """Return the loaded units of the system's systemd, or of this user's."""
     try:
-        rows = manager.how_they_are(is_users, "--all", patience_s=_PATIENCE_S)
-    except Failed:
+        rows = manager.unit_states(is_users, "--all", patience_s=_PATIENCE_S)
+    except SystemdError:
         return []
     return [
-        Unit(
+        SystemdUnit(
             row.get("Id", ""),
             row.get("ActiveState", ""),
             row.get("SubState", ""),

@@ -23,7 +23,7 @@ from swarm.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swarm.cli.profile.measure import Plan
+    from swarm.cli.profile.measure import ProfilePlan
     from swarm.wire.messages import Json
 
     Say = Callable[[str], None]
@@ -67,9 +67,9 @@ def profile(
     The figures go to stdout, progress to stderr. Do not use the swarm for other requests meanwhile. Ctrl-C ends the
     command, and a swarm that it started, with exit code 130.
     """
-    from swarm.cli.output import Progress, print_json
-    from swarm.cli.profile.measure import Plan
-    from swarm.cli.profile.table import show
+    from swarm.cli.output import ConsoleProgress, print_json
+    from swarm.cli.profile.measure import ProfilePlan
+    from swarm.cli.profile.table import print_profile
 
     if url is not None and model is not None:
         raise typer.BadParameter("--url profiles a swarm that runs, --model starts one: give one of them")
@@ -78,32 +78,34 @@ def profile(
     if running is not None and any(value is not None for value in own.values()):
         named = next(name for name, value in own.items() if value is not None)
         raise typer.BadParameter(f"--{named} is for a swarm that is started here; the one at {running} runs already")
-    plan = Plan.quick() if quick else Plan()
-    progress = Progress(sys.stderr)
+    plan = ProfilePlan.quick() if quick else ProfilePlan()
+    progress = ConsoleProgress(sys.stderr)
     if running is not None:
         at = load_settings(context, None, {"client.url": running}).client
-        result = asyncio.run(measure(at.url, plan, seed, progress.update, connect_timeout_s=at.connect_timeout_s))
+        result = asyncio.run(measure(at.url, plan, seed, progress.set_status, connect_timeout_s=at.connect_timeout_s))
     else:
-        from swarm.cli.up.own_swarm import Wanted, with_own_swarm
+        from swarm.cli.up.own_swarm import OwnSwarmOptions, run_with_own_swarm
 
         # until the runner installs its handlers, SIGTERM cleans up like Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        wanted = Wanted(context, model, workers, device, dtype, mode, threads, config)
-        result = with_own_swarm(wanted, progress, lambda at: measure(at, plan, seed, progress.update, fresh=True))
-    progress.done()
+        wanted = OwnSwarmOptions(context, model, workers, device, dtype, mode, threads, config)
+        result = run_with_own_swarm(
+            wanted, progress, lambda at: measure(at, plan, seed, progress.set_status, fresh=True)
+        )
+    progress.clear_status()
     result = {**result, "quick": quick, "seed": seed}
     if as_json:
         print_json(result)
     else:
-        show(result)
+        print_profile(result)
 
 
 async def measure(
-    url: str, plan: Plan, seed: int, say: Say, *, fresh: bool = False, connect_timeout_s: float = 30.0
+    url: str, plan: ProfilePlan, seed: int, on_phase: Say, *, fresh: bool = False, connect_timeout_s: float = 30.0
 ) -> Json:
     """Run all phases against the swarm at ``url``."""
     from swarm.cli.profile.measure import Profiler
     from swarm.client.client import AsyncClient
 
     async with AsyncClient(url, connect_timeout_s=connect_timeout_s) as client:
-        return await Profiler(client, plan, say, seed).run(fresh=fresh)
+        return await Profiler(client, plan, on_phase, seed).run(fresh=fresh)

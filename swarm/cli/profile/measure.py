@@ -25,14 +25,14 @@ OUTPUTS = (5, 10, 20, 50)  # tokens of an answer
 PROMPTS = {"short": 8, "medium": 64, "long": 512}  # tokens of a prompt
 BATCHES = (1, 2, 4, 8, 16)  # concurrent requests
 SUSTAINED_RUNS = 10
-PATIENCE_S = 600.0  # limit for a swarm that does not serve yet: it may have to fetch a model
-STATS_S = 5.0  # limit for statistics that cover all requests: workers report every second
+SERVING_TIMEOUT_S = 600.0  # limit for a swarm that does not serve yet: it may have to fetch a model
+STATS_TIMEOUT_S = 5.0  # limit for statistics that cover all requests: workers report every second
 
 _COMMUNICATION = ("queue_s", "wire_s", "broker_s")  # parts of a token's time that count as communication
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProfilePlan:
     """Number and size of the measurements of each phase."""
 
     repeats: int = 3
@@ -41,12 +41,12 @@ class Plan:
     batches: tuple[int, ...] = BATCHES
 
     @classmethod
-    def quick(cls) -> Plan:
+    def quick(cls) -> ProfilePlan:
         return cls(repeats=1, tokens=10, batches=(1, 4))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProfiledRequest:
     """Timing of one request at its client."""
 
     request_id: str
@@ -69,27 +69,27 @@ class Profiler:
     """Runs the phases against one swarm; ``on_phase`` is called with the current phase."""
 
     client: AsyncClient
-    plan: Plan
-    say: Callable[[str], None]
+    plan: ProfilePlan
+    on_phase: Callable[[str], None]
     seed: int = 1
     now: Callable[[], float] = time.perf_counter
     _random: random.Random = field(init=False)
     _ids: list[int] = field(default_factory=list)  # token ids for random prompts
-    _most: int = 0  # positions that one sequence can have
+    _max_positions: int = 0  # positions that one sequence can have
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
     async def run(self, *, fresh: bool) -> Json:
         """Run all phases. ``fresh``: the swarm has had no requests yet."""
-        manifest = await self._ready()
+        manifest = await self._wait_until_serving()
         plan, before = await self.client.query("plan"), await self.client.query("stats")
-        warm_up = await self._warm_up(plan, fresh)
-        scaling = await self._output_scaling()
-        prompts = await self._prompts()
-        sustained_runs, overhead = await self._sustained()
-        batches = await self._batches()
-        prefix = await self._prefix()
+        warm_up = await self._measure_warm_up(plan, fresh)
+        scaling = await self._measure_output_scaling()
+        prompts = await self._measure_prompts()
+        sustained_runs, overhead = await self._measure_sustained()
+        batches = await self._measure_batches()
+        prefix = await self._measure_prefix()
         return {
             "model": manifest.name,
             "url": self.client.url,
@@ -97,22 +97,22 @@ class Profiler:
             "warm_up": warm_up,
             "output_scaling": scaling,
             "prompts": prompts,
-            "sustained": _steadiness(sustained_runs),
+            "sustained": _sustained_stats(sustained_runs),
             "batches": batches,
             "latency": {
-                "ttft_s": spread([run.first_s for run in sustained_runs]),
-                "per_token_s": spread([gap for run in sustained_runs for gap in run.gaps]),
+                "ttft_s": percentiles([run.first_s for run in sustained_runs]),
+                "per_token_s": percentiles([gap for run in sustained_runs for gap in run.gaps]),
                 "tokens_per_s": round(statistics.mean(run.tokens_per_s for run in sustained_runs), 2),
             },
-            "caches": caches(before, await self._settled_stats(before)) | {"prefix_ttft": prefix},
+            "caches": cache_rates(before, await self._settled_stats(before)) | {"prefix_ttft": prefix},
             "overhead": overhead,
         }
 
     # --- phases ------------------------------------------------------------------------------------------------------
 
-    async def _ready(self) -> Manifest:
+    async def _wait_until_serving(self) -> Manifest:
         """Wait until the swarm serves."""
-        limit = self.now() + PATIENCE_S
+        limit = self.now() + SERVING_TIMEOUT_S
         waits_for = ""
         while True:
             description = await self.client.describe()
@@ -120,23 +120,23 @@ class Profiler:
                 break
             if description.waits_for != waits_for:
                 waits_for = description.waits_for
-                self.say(f"not serving yet: {waits_for or description.state}")
+                self.on_phase(f"not serving yet: {waits_for or description.state}")
             if self.now() > limit:
-                raise Unavailable(f"the swarm does not serve after {PATIENCE_S:g} s: it waits for {waits_for}")
+                raise Unavailable(f"the swarm does not serve after {SERVING_TIMEOUT_S:g} s: it waits for {waits_for}")
             await asyncio.sleep(0.25)
         manifest = description.manifest
         held = _figure(await self.client.query("status"), "kv_capacity")
-        self._most = min(manifest.context, int(held) or manifest.context)
+        self._max_positions = min(manifest.context, int(held) or manifest.context)
         self._ids = [i for i in range(min(manifest.vocab_size, 1 << 16)) if i not in manifest.eos_token_ids]
         return manifest
 
-    async def _warm_up(self, plan: Json, fresh: bool) -> Json:
+    async def _measure_warm_up(self, plan: Json, fresh: bool) -> Json:
         """Compare the first request with later ones like it.
 
         Stages warm up before they serve; their warm-up time is what the first request would have waited.
         """
-        self.say("warm-up")
-        first, *later = [await self._one(16, self.plan.tokens) for _ in range(4)]
+        self.on_phase("warm-up")
+        first, *later = [await self._time_random_request(16, self.plan.tokens) for _ in range(4)]
         stages = [float(s.get("warm_up_s") or 0.0) for s in _list(plan.get("stages"))]
         later_s = statistics.median(run.first_s for run in later)
         return {
@@ -149,72 +149,72 @@ class Profiler:
             "stages_warm_up_s": round(sum(stages), 6),
         }
 
-    async def _output_scaling(self) -> list[Json]:
+    async def _measure_output_scaling(self) -> list[Json]:
         rows: list[Json] = []
         for num_tokens in OUTPUTS:
-            self.say(f"output scaling: {num_tokens} tokens")
-            runs = [await self._one(16, num_tokens) for _ in range(self.plan.repeats)]
-            rows.append({"tokens": num_tokens, **_typical(runs)})
+            self.on_phase(f"output scaling: {num_tokens} tokens")
+            runs = [await self._time_random_request(16, num_tokens) for _ in range(self.plan.repeats)]
+            rows.append({"tokens": num_tokens, **_medians(runs)})
         return rows
 
-    async def _prompts(self) -> list[Json]:
+    async def _measure_prompts(self) -> list[Json]:
         rows: list[Json] = []
         for name, length in PROMPTS.items():
-            num_prompt = min(length, max(1, self._most - self.plan.tokens - 1))
-            self.say(f"prompts: {name}, {num_prompt} tokens")
-            runs = [await self._one(num_prompt, self.plan.tokens) for _ in range(self.plan.repeats)]
-            typical = _typical(runs)
+            num_prompt = min(length, max(1, self._max_positions - self.plan.tokens - 1))
+            self.on_phase(f"prompts: {name}, {num_prompt} tokens")
+            runs = [await self._time_random_request(num_prompt, self.plan.tokens) for _ in range(self.plan.repeats)]
+            typical = _medians(runs)
             rate = num_prompt / statistics.median(run.first_s for run in runs)
             rows.append({"name": name, "prompt": num_prompt, **typical, "prompt_tokens_per_s": round(rate, 1)})
         return rows
 
-    async def _sustained(self) -> tuple[list[Run], Json]:
+    async def _measure_sustained(self) -> tuple[list[ProfiledRequest], Json]:
         """Make requests one after another, and read the swarm's traces of their time."""
-        runs: list[Run] = []
+        runs: list[ProfiledRequest] = []
         traces: list[Json] = []
         for number in range(self.plan.runs):
-            self.say(f"sustained: run {number + 1} of {self.plan.runs}")
-            runs.append(await self._one(16, self.plan.tokens))
+            self.on_phase(f"sustained: run {number + 1} of {self.plan.runs}")
+            runs.append(await self._time_random_request(16, self.plan.tokens))
             traces.append(await self.client.trace(runs[-1].request_id))
-        return runs, overhead(traces)
+        return runs, time_shares(traces)
 
-    async def _batches(self) -> list[Json]:
+    async def _measure_batches(self) -> list[Json]:
         rows: list[Json] = []
         single = 0.0
         for size in self.plan.batches:
-            self.say(f"batches: {size} at a time")
-            runs: list[Run] = []
+            self.on_phase(f"batches: {size} at a time")
+            runs: list[ProfiledRequest] = []
             rates: list[float] = []
             for _ in range(self.plan.repeats):
                 began = self.now()
-                together = await asyncio.gather(*(self._one(16, self.plan.tokens) for _ in range(size)))
+                together = await asyncio.gather(*(self._time_random_request(16, self.plan.tokens) for _ in range(size)))
                 rates.append(sum(run.num_tokens for run in together) / (self.now() - began))
                 runs += together
             rate = statistics.median(rates)
             single = single or rate / size
             row = {"size": size, "together_per_s": round(rate, 2), "speed_up": round(rate / single, 2)}
-            rows.append(row | {"efficiency": round(rate / single / size, 3)} | _typical(runs))
+            rows.append(row | {"efficiency": round(rate / single / size, 3)} | _medians(runs))
         return rows
 
-    async def _prefix(self) -> Json:
+    async def _measure_prefix(self) -> Json:
         """Repeat a prompt while the stages hold its keys and values."""
-        self.say("prefix cache")
-        prompt = self._prompt(min(256, max(1, self._most - 8)))
-        cold = await self._timed(prompt, 4)
-        again = [await self._timed(prompt, 4) for _ in range(max(2, self.plan.repeats))]
+        self.on_phase("prefix cache")
+        prompt = self._prompt(min(256, max(1, self._max_positions - 8)))
+        cold = await self._time_request(prompt, 4)
+        again = [await self._time_request(prompt, 4) for _ in range(max(2, self.plan.repeats))]
         again_s = statistics.median(run.first_s for run in again)
         return {"prompt": len(prompt), "cold_s": round(cold.first_s, 6), "again_s": round(again_s, 6)}
 
     async def _settled_stats(self, before: Json) -> Json:
         """Wait for statistics in which the workers' own figures cover all requests: workers report once a second."""
-        limit = self.now() + STATS_S
+        limit = self.now() + STATS_TIMEOUT_S
         while True:
             after = await self.client.query("stats")
             done = _figure(after, "pipeline", "calls") - _figure(before, "pipeline", "calls")
             stages = after.get("stages")
             names = list(stages) if isinstance(stages, Mapping) else []
-            told = [_figure(after, "stages", n, "calls") - _figure(before, "stages", n, "calls") for n in names]
-            if all(each >= done for each in told) or self.now() > limit:
+            covered = [_figure(after, "stages", n, "calls") - _figure(before, "stages", n, "calls") for n in names]
+            if all(each >= done for each in covered) or self.now() > limit:
                 return after
             await asyncio.sleep(0.1)
 
@@ -223,10 +223,10 @@ class Profiler:
     def _prompt(self, length: int) -> list[int]:
         return self._random.choices(self._ids, k=length)
 
-    async def _one(self, num_prompt: int, num_tokens: int) -> Run:
-        return await self._timed(self._prompt(num_prompt), num_tokens)
+    async def _time_random_request(self, num_prompt: int, num_tokens: int) -> ProfiledRequest:
+        return await self._time_request(self._prompt(num_prompt), num_tokens)
 
-    async def _timed(self, prompt: list[int], num_tokens: int) -> Run:
+    async def _time_request(self, prompt: list[int], num_tokens: int) -> ProfiledRequest:
         request_id = f"profile-{secrets.token_hex(8)}"
         moments: list[float] = []
         began = self.now()
@@ -235,26 +235,26 @@ class Profiler:
             if piece.token is not None:
                 moments.append(self.now())
         gaps = tuple(after - before for before, after in pairwise(moments))
-        return Run(request_id, len(prompt), moments[0] - began, moments[-1] - began, gaps)
+        return ProfiledRequest(request_id, len(prompt), moments[0] - began, moments[-1] - began, gaps)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float]) -> Json:
+def percentiles(values: Sequence[float]) -> Json:
     """Return mean and percentiles; a percentile is a measured value (nearest rank)."""
     if not values:
         return {"mean": None, "p50": None, "p95": None, "p99": None}
     ranked = sorted(values)
-    found: Json = {"mean": round(statistics.mean(ranked), 6)}
+    stats: Json = {"mean": round(statistics.mean(ranked), 6)}
     for percent in (50, 95, 99):
-        found[f"p{percent}"] = round(ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)], 6)
-    return found
+        stats[f"p{percent}"] = round(ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)], 6)
+    return stats
 
 
-def caches(before: Json, after: Json) -> Json:
+def cache_rates(before: Json, after: Json) -> Json:
     """Return hits and misses of the stages' tables and of the prefix cache between two reports."""
-    found: Json = {}
+    rates: Json = {}
     stages = after.get("stages")
     names = list(stages) if isinstance(stages, Mapping) else []
     for table in ("rope", "mask"):
@@ -262,14 +262,14 @@ def caches(before: Json, after: Json) -> Json:
         for kind in ("hits", "misses"):
             key = f"{table}_{kind}"
             counts.append(sum(_figure(after, "stages", n, key) - _figure(before, "stages", n, key) for n in names))
-        found[table] = _rate(*counts)
+        rates[table] = _rate(*counts)
     hits = _figure(after, "pipeline", "prefix_hits") - _figure(before, "pipeline", "prefix_hits")
     ended = [_figure(r, "pipeline", "sequences_length") for r in (before, after)]
-    found["prefix"] = _rate(hits, max(0.0, ended[1] - ended[0] - hits))
-    return found
+    rates["prefix"] = _rate(hits, max(0.0, ended[1] - ended[0] - hits))
+    return rates
 
 
-def overhead(traces: Sequence[Json]) -> Json:
+def time_shares(traces: Sequence[Json]) -> Json:
     """Return the average parts of a token's time, with their shares.
 
     Communication is the time that is neither computing nor sampling nor waiting for other micro-batches.
@@ -292,7 +292,7 @@ def overhead(traces: Sequence[Json]) -> Json:
     }
 
 
-def _typical(runs: Sequence[Run]) -> Json:
+def _medians(runs: Sequence[ProfiledRequest]) -> Json:
     """Return the medians of similar runs."""
     gaps = [gap for run in runs for gap in run.gaps]
     return {
@@ -303,7 +303,7 @@ def _typical(runs: Sequence[Run]) -> Json:
     }
 
 
-def _steadiness(runs: Sequence[Run]) -> Json:
+def _sustained_stats(runs: Sequence[ProfiledRequest]) -> Json:
     rates = [run.tokens_per_s for run in runs]
     half = len(rates) // 2 or 1
     first, second = statistics.mean(rates[:half]), statistics.mean(rates[-half:])

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.asking import YesOption, ask_first
+from swarm.cli.confirm import YesOption, confirm_or_exit
 from swarm.cli.options import JsonOption, MemoryOption, read_size
-from swarm.cli.output import EXIT_FAILED, complain, print_json
+from swarm.cli.output import EXIT_FAILED, print_error, print_json
 from swarm.cli.systemd import files, manager
-from swarm.cli.systemd.files import Failed
+from swarm.cli.systemd.files import SystemdError
 
 if TYPE_CHECKING:
-    from swarm.service.install import Target
+    from swarm.systemd.install import InstallTarget
 
 app = typer.Typer(
     help="Run Swarm by systemd: units for a broker, workers and a gateway.",
@@ -44,33 +44,33 @@ def install(
     listens on the broker's ports by the settings (broker.host, port, listen). When those change, run it again, then
     systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
     """
-    from swarm.service import install as plan
+    from swarm.systemd import install as plan
 
     target = _target(root, user)
     memory = None if memory_limit is None else read_size(memory_limit)
     try:
         program, to_do = _program(root, user)
-        doors, not_yet = _doors(target, is_live=root is None)
+        addresses, not_yet = _listen_addresses(target, is_live=root is None)
         if root is None:
-            manager.check_it_answers(user)
-        wanted = plan.Wanted(program, manager.version() if root is None else 0, memory, gpu, doors)
-        planned = plan.planned(target, wanted)
-        for path in [path for path in plan.may_be_there(target) if path not in planned]:
-            files.remove(path)
+            manager.check_running(user)
+        wanted = plan.InstallOptions(program, manager.version() if root is None else 0, memory, gpu, addresses)
+        planned = plan.plan_files(target, wanted)
+        for path in [path for path in plan.possible_files(target) if path not in planned]:
+            files.remove_file(path)
         for path, text in planned.items():
-            files.write(path, text)
+            files.write_file(path, text)
         settings, text = plan.settings_file(target)
         if not settings.exists():
-            files.write(settings, text)
+            files.write_file(settings, text)
         if root is None:
-            manager.settle(user)
-    except Failed as error:
-        raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
+            manager.load_units(user)
+    except SystemdError as error:
+        raise typer.Exit(print_error("swarm", str(error), EXIT_FAILED)) from None
     if not_yet:
         to_do.append(f"{', '.join(not_yet)}: an address that only the machine itself can resolve; install again there")
     if as_json:
         paths = [str(path) for path in planned]
-        print_json({"files": paths, "settings": str(settings), "doors": doors, "to_do": to_do})
+        print_json({"files": paths, "settings": str(settings), "doors": addresses, "to_do": to_do})
         return
     print(f"installed in {target.units}; settings: {settings}")
     for each in to_do:
@@ -97,33 +97,35 @@ def uninstall(
     """Stop and disable the units, and remove everything that install has created. Settings and state stay, unless
     --purge is given, which asks first on a terminal. Whatever can't be removed is reported with exit code 1; the rest
     is removed."""
-    from swarm.service import install as plan
+    from swarm.systemd import install as plan
 
     target = _target(root, user)
     if purge:
-        ask_first(f"Remove {target.settings} and all state, with its keys and requests?", yes=yes, program="swarm")
+        confirm_or_exit(
+            f"Remove {target.settings} and all state, with its keys and requests?", yes=yes, program="swarm"
+        )
     try:
-        left = _stopped(user) if root is None else []
-        there = [path for path in plan.may_be_there(target) if path.exists()]
+        left = _stop_units(user) if root is None else []
+        there = [path for path in plan.possible_files(target) if path.exists()]
         for path in there:
-            files.remove(path)
+            files.remove_file(path)
         if root is None and not left:
             manager.reload(user)
-    except Failed as error:
-        raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
+    except SystemdError as error:
+        raise typer.Exit(print_error("swarm", str(error), EXIT_FAILED)) from None
     if purge:
         left += files.purge(target)
         if root is None and not user:
             for name in plan.USERS:
-                with contextlib.suppress(Failed):  # the user was already removed
-                    manager.run(("userdel",), name)
+                with contextlib.suppress(SystemdError):  # the user was already removed
+                    manager.run_command(("userdel",), name)
     if as_json:
         print_json({"removed": [str(path) for path in there], "purged": purge, "left": left})
     else:
         kept = "" if purge else f"; {target.settings} and the state stay"
         print(f"removed Swarm's files from {target.units}{kept}")
     if left:
-        raise typer.Exit(complain("swarm", "; ".join(left), EXIT_FAILED))
+        raise typer.Exit(print_error("swarm", "; ".join(left), EXIT_FAILED))
 
 
 @app.command(epilog="Example: swarm systemd status --json")
@@ -132,21 +134,21 @@ def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOp
     boot. Exit code 1 if a unit has failed."""
     _target(root, user)
     try:
-        rows = manager.how_they_are(user) if root is None else manager.what_an_image_has(root)
-    except Failed as error:
-        raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
+        rows = manager.unit_states(user) if root is None else manager.image_units(root)
+    except SystemdError as error:
+        raise typer.Exit(print_error("swarm", str(error), EXIT_FAILED)) from None
     if as_json:
         print_json(rows)
     else:
-        print("\n".join(_line(row) for row in rows) or _NOTHING)
+        print("\n".join(_format_row(row) for row in rows) or _NO_UNITS)
     if any(row.get("ActiveState") == "failed" for row in rows):
         raise typer.Exit(EXIT_FAILED)
 
 
-_NOTHING = "no unit of Swarm is loaded: swarm systemd install, then systemctl enable --now …"
+_NO_UNITS = "no unit of Swarm is loaded: swarm systemd install, then systemctl enable --now …"
 
 
-def _line(row: dict[str, str]) -> str:
+def _format_row(row: dict[str, str]) -> str:
     if "UnitFileState" in row:
         return f"{row['Id']:<28} {row['UnitFileState']}"
     state = f"{row.get('ActiveState')} ({row.get('SubState')})"
@@ -154,33 +156,33 @@ def _line(row: dict[str, str]) -> str:
     return f"{row.get('Id', ''):<28} {state:<22} {row.get('StatusText', '')}{restarts}"
 
 
-def _target(root: Path | None, user: bool) -> Target:
-    from swarm.service.install import Target
+def _target(root: Path | None, user: bool) -> InstallTarget:
+    from swarm.systemd.install import InstallTarget
 
     if root is not None and user:
         raise typer.BadParameter("--root is for an image, --user for this user here: give one of them")
     if root is not None and not root.is_dir():
         raise typer.BadParameter(f"{root} is no directory: --root takes an image's root")
-    return Target(root or Path("/"), user, Path.home())
+    return InstallTarget(root or Path("/"), user, Path.home())
 
 
 def _program(root: Path | None, user: bool) -> tuple[Path, list[str]]:
     """Return the program that units start, and the remaining steps for the user."""
     if root is not None:
-        program, to_do = files.program_in(root)
+        program, to_do = files.image_program(root)
         return program, [to_do] if to_do else []
-    return files.program_here() if user else files.program_for_all(), []
+    return files.own_program() if user else files.shared_program(), []
 
 
-def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _listen_addresses(target: InstallTarget, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the broker's listening addresses by its settings, and the ones that only the machine itself can resolve.
 
     An image's network interfaces have no addresses here. Both are empty if there are no settings yet.
     """
     from swarm.config import load_file
     from swarm.errors import ConfigError
-    from swarm.service.install import doors
-    from swarm.wire.addresses import is_address, own
+    from swarm.systemd.install import listen_addresses
+    from swarm.wire.addresses import is_address, resolve_own
 
     settings = target.settings / "swarm.toml"
     if not settings.exists():
@@ -188,20 +190,22 @@ def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str
     try:
         broker = load_file(settings).broker
         listened = broker.listen if is_live else tuple(filter(is_address, broker.listen))
-        return doors(broker.host, broker.port, own(listened)), tuple(set(broker.listen) - set(listened))
+        return listen_addresses(broker.host, broker.port, resolve_own(listened)), tuple(
+            set(broker.listen) - set(listened)
+        )
     except ConfigError as error:
-        raise Failed(str(error)) from None
+        raise SystemdError(str(error)) from None
 
 
-def _stopped(user: bool) -> list[str]:
+def _stop_units(user: bool) -> list[str]:
     """Stop and disable all of our units; return the problems.
 
     If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``Failed`` if it answers but
     could not stop a unit: then nothing is removed.
     """
     try:
-        manager.check_it_answers(user)
-    except Failed as error:
+        manager.check_running(user)
+    except SystemdError as error:
         return [f"{error}: it was not asked to stop anything"]
-    manager.stop(user)
+    manager.stop_units(user)
     return []

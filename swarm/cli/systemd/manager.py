@@ -7,81 +7,81 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from swarm.cli.systemd.files import Failed
+from swarm.cli.systemd.files import SystemdError
 
 PATTERNS: Final = ("swarm-*.service", "swarm-*.socket", "swarm.target")  # names of our units
-_PATIENCE_S: Final = 90.0
+_TIMEOUT_S: Final = 90.0
 
 
 def systemctl(user: bool) -> tuple[str, ...]:
     return ("systemctl", "--user") if user else ("systemctl",)
 
 
-def run(command: tuple[str, ...], *words: str, patience_s: float = _PATIENCE_S) -> str:
+def run_command(command: tuple[str, ...], *words: str, patience_s: float = _TIMEOUT_S) -> str:
     """Run a command to its end. Raises ``Failed`` with its error output."""
     try:
         done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=patience_s, check=False)
     except FileNotFoundError:
-        raise Failed(f"there is no {command[0]} here: this system is not run by systemd") from None
+        raise SystemdError(f"there is no {command[0]} here: this system is not run by systemd") from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} {words[0] if words else ''} takes longer than {patience_s:.0f} s") from None
+        raise SystemdError(f"{command[0]} {words[0] if words else ''} takes longer than {patience_s:.0f} s") from None
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Failed(f"{' '.join([*command, *words[:1]])}: {said[0] if said else f'exit code {done.returncode}'}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise SystemdError(
+            f"{' '.join([*command, *words[:1]])}: {output[0] if output else f'exit code {done.returncode}'}"
+        )
     return done.stdout
 
 
 def version() -> int:
-    found = re.match(r"systemd (\d+)", run(("systemctl",), "--version"))
+    found = re.match(r"systemd (\d+)", run_command(("systemctl",), "--version"))
     return int(found[1]) if found else 0
 
 
-def check_it_answers(user: bool) -> None:
+def check_running(user: bool) -> None:
     """Raise ``Failed`` if systemd does not answer: then nothing may be started that it would have to end."""
-    run(systemctl(user), "show", "--property", "Version")
+    run_command(systemctl(user), "show", "--property", "Version")
 
 
-def settle(user: bool) -> None:
+def load_units(user: bool) -> None:
     """Make systemd load the new files."""
     if not user:
-        run(("systemd-sysusers",), "swarm.conf")
-        run(("systemd-tmpfiles",), "--create", "swarm.conf")
+        run_command(("systemd-sysusers",), "swarm.conf")
+        run_command(("systemd-tmpfiles",), "--create", "swarm.conf")
     reload(user)
 
 
 def reload(user: bool) -> None:
-    run(systemctl(user), "daemon-reload")
+    run_command(systemctl(user), "daemon-reload")
 
 
-def stop(user: bool) -> None:
+def stop_units(user: bool) -> None:
     """Stop and disable all of our units."""
-    loaded = run(systemctl(user), "list-units", "--all", "--plain", "--no-legend", *PATTERNS)
+    loaded = run_command(systemctl(user), "list-units", "--all", "--plain", "--no-legend", *PATTERNS)
     names = [line.split()[0] for line in loaded.splitlines() if line.split()]
     if names:
-        run(systemctl(user), "stop", *names)
-    enabled = run(systemctl(user), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
+        run_command(systemctl(user), "stop", *names)
+    enabled = run_command(systemctl(user), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
     installed = [line.split()[0] for line in enabled.splitlines() if line.split()]
     if installed:
-        run(systemctl(user), "disable", *installed)
+        run_command(systemctl(user), "disable", *installed)
         for name in names:
             if "@" in name:
-                run(systemctl(user), "disable", name)
+                run_command(systemctl(user), "disable", name)
     if names:
-        subprocess.run(
-            [*systemctl(user), "reset-failed", *names], capture_output=True, timeout=_PATIENCE_S, check=False
-        )
+        subprocess.run([*systemctl(user), "reset-failed", *names], capture_output=True, timeout=_TIMEOUT_S, check=False)
 
 
-def how_they_are(user: bool, *more: str, patience_s: float = _PATIENCE_S) -> list[dict[str, str]]:
+def unit_states(user: bool, *more: str, patience_s: float = _TIMEOUT_S) -> list[dict[str, str]]:
     """Return a row for each loaded unit; with ``--all`` in ``more``, also for units that are not running."""
     words = ("show", *more, "--property", "Id,ActiveState,SubState,StatusText,NRestarts", *PATTERNS)
-    shown = run(systemctl(user), *words, patience_s=patience_s)
+    shown = run_command(systemctl(user), *words, patience_s=patience_s)
     parts = [part for part in shown.strip().split("\n\n") if part]
     return [dict(line.partition("=")[::2] for line in part.splitlines()) for part in parts]
 
 
-def what_an_image_has(root: Path) -> list[dict[str, str]]:
+def image_units(root: Path) -> list[dict[str, str]]:
     """Return a row for each unit that is installed in an image, with whether it starts at boot."""
-    shown = run(("systemctl", f"--root={root}"), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
+    shown = run_command(("systemctl", f"--root={root}"), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
     rows = [line.split() for line in shown.splitlines() if line.split()]
     return [{"Id": row[0], "UnitFileState": row[1] if len(row) > 1 else ""} for row in rows]

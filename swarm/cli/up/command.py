@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.about.packages import demand
+from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -30,8 +30,8 @@ from swarm.cli.options import (
     ThreadsOption,
     load_settings,
 )
-from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
-from swarm.cli.up.http import GatewayDoor, why_none
+from swarm.cli.output import EXIT_INTERRUPTED, ConsoleProgress, JsonProgress, print_error
+from swarm.cli.up.http import GatewayPoller, unavailable_reason
 from swarm.cli.up.supervisor import BROKER, GATEWAY, MAX_WORKERS
 from swarm.errors import ConfigError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NUM_WORKERS = 2  # the smallest number with communication between workers
 # with other machines, the ports of heartbeats and finished steps are fixed, too, for the sake of firewalls
-NUM_LOCKED_PORTS = 4
+NUM_AUTH_PORTS = 4
 NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
 MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
 
@@ -96,11 +96,11 @@ def up(
     no gateway, and a line says so, if its packages are missing, or if port 8000 is in use and was not chosen
     explicitly.
     """
+    from swarm.auth.memberships import default_state_dir
     from swarm.cli.up.models import resolve_model
     from swarm.cli.up.statedir import state_directory
-    from swarm.lock.known import default_state_dir
-    from swarm.sink import guard_stdout
-    from swarm.wire.addresses import own
+    from swarm.safe_stream import guard_stdout
+    from swarm.wire.addresses import resolve_own
 
     guard_stdout()  # a closed stdout must not end the swarm
 
@@ -123,27 +123,27 @@ def up(
     if http is not None and no_http:
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
-    demand("broker", *(["worker"] if workers else []))
+    require_packages("broker", *(["worker"] if workers else []))
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
-    addresses = own(settings.broker.listen)
+    addresses = resolve_own(settings.broker.listen)
     for address in addresses:
-        check_ports(address, settings.broker.port, NUM_LOCKED_PORTS)
-    doors = range(settings.broker.port, settings.broker.port + (NUM_LOCKED_PORTS if addresses else NUM_PORTS))
-    no_gateway = "" if no_http else why_none(settings.gateway, doors)
-    let_children_find_swarm()
+        check_ports(address, settings.broker.port, NUM_AUTH_PORTS)
+    ports = range(settings.broker.port, settings.broker.port + (NUM_AUTH_PORTS if addresses else NUM_PORTS))
+    no_gateway = "" if no_http else unavailable_reason(settings.gateway, ports)
+    export_source_path()
     # Keys must outlive this process.
-    kept = settings.state_dir or (default_state_dir() if addresses else None)
-    with state_directory(kept) as directory:
-        share = share_of_memory(settings, workers)
-        commands = Commands(settings, config, path, directory, workers, share, verbose, addresses)
-        plan = _Plan(workers, http=not no_http and not no_gateway, note=no_gateway)
+    state_path = settings.state_dir or (default_state_dir() if addresses else None)
+    with state_directory(state_path) as directory:
+        share = worker_memory_share(settings, workers)
+        commands = ChildCommands(settings, config, path, directory, workers, share, verbose, addresses)
+        plan = _UpPlan(workers, http=not no_http and not no_gateway, note=no_gateway)
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _UpPlan:
     """Processes to run in addition to the broker. ``note`` is a message for the user about it."""
 
     num_workers: int
@@ -151,36 +151,44 @@ class _Plan:
     note: str
 
 
-async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, as_json: bool) -> int:
-    from swarm.cli.up.runner import Host, Runner
+async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose: bool, as_json: bool) -> int:
+    from swarm.cli.up.runner import BrokerHost, Runner
 
-    progress = JsonProgress(sys.stdout) if as_json else Progress(sys.stdout)
+    progress = JsonProgress(sys.stdout) if as_json else ConsoleProgress(sys.stdout)
     count = "1 worker" if plan.num_workers == 1 else f"{plan.num_workers} workers"
     progress.report(
         [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
         {"event": "starting", "url": commands.url, "num_workers": plan.num_workers, "logs": str(directory / "logs")},
     )
     if plan.note:
-        progress.say(plan.note)
+        progress.print_line(plan.note)
     if commands.addresses:
-        progress.say(
+        progress.print_line(
             f"other machines are served at {' and '.join(commands.addresses)}, by keys; to let one in, run here: "
             "swarmctl invite --role worker"
         )
 
-    def link() -> Host:
-        from swarm.cli.up.host import BrokerLink
+    def link() -> BrokerHost:
+        from swarm.cli.up.host import HostConnection
 
-        return BrokerLink(commands.url, progress)
+        return HostConnection(commands.url, progress)
 
-    door = GatewayDoor(commands.settings.gateway, directory, progress) if plan.http else None
-    nursery = commands.of_nursery()
-    runner = Runner(commands, directory / "logs", progress, link, door=door, nursery=nursery, verbose=verbose)
+    gateway_watch = GatewayPoller(commands.settings.gateway, directory, progress) if plan.http else None
+    forkserver = commands.forkserver_command()
+    runner = Runner(
+        commands,
+        directory / "logs",
+        progress,
+        link,
+        gateway_watch=gateway_watch,
+        forkserver=forkserver,
+        verbose=verbose,
+    )
     error = await runner.run(plan.num_workers)
-    progress.done()
+    progress.clear_status()
     if error is not None:
-        return complain("swarm", error)
-    return EXIT_INTERRUPTED if runner.was_impatient else 0
+        return print_error("swarm", error)
+    return EXIT_INTERRUPTED if runner.was_interrupted_twice else 0
 
 
 def check_ports(host: str, first: int, count: int = NUM_PORTS) -> None:
@@ -197,10 +205,10 @@ def check_ports(host: str, first: int, count: int = NUM_PORTS) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
-                raise ConfigError(_port_trouble(host, port, range(first, first + count), error)) from None
+                raise ConfigError(_port_error(host, port, range(first, first + count), error)) from None
 
 
-def _port_trouble(host: str, port: int, all_ports: range, error: OSError) -> str:
+def _port_error(host: str, port: int, all_ports: range, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         span = " and ".join(map(str, all_ports))
         return f"port {port} is in use (a swarm needs {span}): stop what listens there, or choose others with --port"
@@ -208,7 +216,7 @@ def _port_trouble(host: str, port: int, all_ports: range, error: OSError) -> str
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class ChildCommands:
     """Command lines of the children: flags for what differs from child to child; file and environment are inherited."""
 
     settings: Settings
@@ -235,11 +243,11 @@ class Commands:
             flags += ["--config", str(self.config.expanduser().absolute())]
         return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
 
-    def of_nursery(self) -> list[str] | None:
+    def forkserver_command(self) -> list[str] | None:
         """Return the command line of the fork server; None if workers can't be forked."""
         if sys.platform != "linux" or self.settings.worker.device != "cpu":
             return None  # a GPU's driver does not survive a fork
-        return [sys.executable, "-P", "-m", "swarm.cli.up.nursery.process", self.model]
+        return [sys.executable, "-P", "-m", "swarm.cli.up.forkserver.process", self.model]
 
     def _log_flags(self) -> list[str]:
         log = self.settings.log
@@ -302,7 +310,7 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def share_of_memory(settings: Settings, num_workers: int) -> int | None:
+def worker_memory_share(settings: Settings, num_workers: int) -> int | None:
     """Return the bytes for each worker's process. Workers can't divide the memory themselves, because each sees all of
     it as free.
 
@@ -315,7 +323,7 @@ def share_of_memory(settings: Settings, num_workers: int) -> int | None:
     return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
 
 
-def let_children_find_swarm() -> None:
+def export_source_path() -> None:
     """Make children import Swarm from our sources if it is not installed.
 
     The option -P removes the working directory from the import path, so the sources must be named explicitly.

@@ -8,28 +8,28 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.cli.about.packages import missing
-from swarm.cli.output import Progress
+from swarm.api_keys.file import NAME
+from swarm.cli.meta.packages import missing_packages
+from swarm.cli.output import ConsoleProgress
 from swarm.errors import ConfigError
-from swarm.keys.file import NAME
 
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings
 
 _POLL_S = 0.1
-_KNOCK_S = 1.0
-_MOST_BYTES = 1 << 13  # longest accepted answer; the gateway's has about 300 bytes
+_REQUEST_TIMEOUT_S = 1.0
+_MAX_ANSWER_BYTES = 1 << 13  # longest accepted answer; the gateway's has about 300 bytes
 
 
-def why_none(settings: GatewaySettings, doors: range) -> str:
+def unavailable_reason(settings: GatewaySettings, broker_ports: range) -> str:
     """Return why there can be no gateway; empty if there can.
 
     ``broker_ports`` are the ports of the swarm's own broker. Raises ``ConfigError`` if a port was configured explicitly
     and is in use. The default port being in use does not stop a swarm.
     """
-    if lacking := missing("gateway"):
+    if lacking := missing_packages("gateway"):
         return f"no HTTP: {lacking}"
-    if not (trouble := _trouble(settings.host, settings.port, doors)):
+    if not (trouble := _port_error(settings.host, settings.port, broker_ports)):
         return ""
     if "port" in settings.model_fields_set or "host" in settings.model_fields_set:
         raise ConfigError(f"{trouble}; choose another one with --http, or --no-http")
@@ -41,9 +41,9 @@ def url_of(settings: GatewaySettings) -> str:
     return f"http://{host}:{settings.port}"
 
 
-def _trouble(host: str, port: int, doors: range) -> str:
-    if port in doors:
-        return f"port {port} is one of the swarm's own ports ({', '.join(map(str, doors))})"
+def _port_error(host: str, port: int, broker_ports: range) -> str:
+    if port in broker_ports:
+        return f"port {port} is one of the swarm's own ports ({', '.join(map(str, broker_ports))})"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -53,17 +53,17 @@ def _trouble(host: str, port: int, doors: range) -> str:
     return ""
 
 
-class GatewayDoor:
+class GatewayPoller:
     """A :class:`~swarm.cli.up.runner.GatewayWatch`: polls until the gateway answers, then reports its URL, after each
     start."""
 
-    def __init__(self, settings: GatewaySettings, directory: Path, progress: Progress) -> None:
+    def __init__(self, settings: GatewaySettings, directory: Path, progress: ConsoleProgress) -> None:
         self._settings = settings
         self._keys_file = settings.keys_file or directory / NAME
         self._progress = progress
         self._started = asyncio.Event()
 
-    def started(self) -> None:
+    def on_started(self) -> None:
         self._started.set()
 
     async def run(self) -> None:
@@ -71,31 +71,31 @@ class GatewayDoor:
             await self._started.wait()
             self._started.clear()
             # another process answers; there is no event to wait for
-            while not await self._opens():  # noqa: ASYNC110 (a process answers, and tells nobody)
+            while not await self._is_serving():  # noqa: ASYNC110 (a process answers, and tells nobody)
                 await asyncio.sleep(_POLL_S)
             url = url_of(self._settings)
             has_keys = self._keys_file.exists()
-            whom = "" if has_keys else "; without API keys, for this machine alone"
-            lines = [f"http: {url} (OpenAI's clients: {url}/v1){whom}"]
+            note = "" if has_keys else "; without API keys, for this machine alone"
+            lines = [f"http: {url} (OpenAI's clients: {url}/v1){note}"]
             self._progress.report(lines, {"event": "http", "url": url, "keys": has_keys})
 
-    async def _opens(self) -> bool:
+    async def _is_serving(self) -> bool:
         """Whether the gateway is alive. Another program may have its port."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
         try:
-            async with asyncio.timeout(_KNOCK_S):
-                return is_alive(await _asked(host, self._settings.port))
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                return is_alive(await _fetch_health(host, self._settings.port))
         except (OSError, TimeoutError):
             return False
 
 
-async def _asked(host: str, port: int) -> bytes:
+async def _fetch_health(host: str, port: int) -> bytes:
     """Request ``/health`` and return the answer, up to a limit."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET /health HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode())
         answer = b""
-        while len(answer) < _MOST_BYTES and (part := await reader.read(_MOST_BYTES)):
+        while len(answer) < _MAX_ANSWER_BYTES and (part := await reader.read(_MAX_ANSWER_BYTES)):
             answer += part
         return answer
     finally:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-PATIENCE_S = 100.0  # slightly shorter than the requester's own limit
+JOIN_TIMEOUT_S = 100.0  # slightly shorter than the requester's own limit
 
-Outcome = tuple[int, tuple[str, ...], str]  # ticket, workers that have joined, the errors of the others
+JoinOutcome = tuple[int, tuple[str, ...], str]  # ticket, workers that have joined, the errors of the others
 
 
 @dataclass(slots=True)
-class _Pending:
+class _JoinRequest:
     ticket: int
     names: tuple[str, ...]
     due: float  # time at which it is answered in any case
@@ -23,48 +23,48 @@ class _Pending:
             self.waiting.discard(name)
             self.failed[name] = reason
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JoinOutcome:
         joined = tuple(name for name in self.names if name not in self.failed)
         return self.ticket, joined, "; ".join(f"{name} {reason}" for name, reason in self.failed.items())
 
 
-class Joins:
+class JoinRequests:
     """All pending requests. Every method returns the answers that have become due, each once."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _JoinRequest] = {}
 
-    def asked(self, ticket: int, names: tuple[str, ...], now: float) -> None:
-        self._pending[ticket] = _Pending(ticket, names, now + PATIENCE_S, set(names))
+    def add(self, ticket: int, names: tuple[str, ...], now: float) -> None:
+        self._pending[ticket] = _JoinRequest(ticket, names, now + JOIN_TIMEOUT_S, set(names))
 
-    def joined(self, names: Iterable[str]) -> Iterator[Outcome]:
+    def record_joined(self, names: Iterable[str]) -> Iterator[JoinOutcome]:
         """Record that these workers have joined."""
         for pending in self._pending.values():
             pending.waiting.difference_update(names)
-        yield from self._settled()
+        yield from self._pop_settled()
 
-    def gone(self, name: str, reason: str) -> Iterator[Outcome]:
+    def record_gone(self, name: str, reason: str) -> Iterator[JoinOutcome]:
         """Record that this worker ended and will not be restarted."""
         for pending in self._pending.values():
             pending.fail(name, reason)
-        yield from self._settled()
+        yield from self._pop_settled()
 
-    def due(self) -> float | None:
+    def next_due(self) -> float | None:
         return min((pending.due for pending in self._pending.values()), default=None)
 
-    def tick(self, now: float) -> Iterator[Outcome]:
+    def tick(self, now: float) -> Iterator[JoinOutcome]:
         for pending in self._pending.values():
             for name in pending.names if now >= pending.due else ():
                 pending.fail(name, "has not joined yet: see its log")
-        yield from self._settled()
+        yield from self._pop_settled()
 
-    def stop(self) -> Iterator[Outcome]:
+    def stop(self) -> Iterator[JoinOutcome]:
         """Answer all requests: no more workers will join."""
         for pending in self._pending.values():
             for name in pending.names:
                 pending.fail(name, "is being stopped: this swarm up is stopping")
-        yield from self._settled()
+        yield from self._pop_settled()
 
-    def _settled(self) -> Iterator[Outcome]:
+    def _pop_settled(self) -> Iterator[JoinOutcome]:
         for ticket in [t for t, pending in self._pending.items() if not pending.waiting]:
             yield self._pending.pop(ticket).outcome()

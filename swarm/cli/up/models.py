@@ -18,20 +18,20 @@ def resolve_model(model: str | None) -> str:
         from swarm.demo import model_path
 
         return str(model_path())
-    from swarm.cli.output import Progress
-    from swarm.stage.model.checkpoint import resolve
+    from swarm.cli.output import ConsoleProgress
+    from swarm.stage.model.checkpoint import locate_model
 
-    progress = Progress(sys.stdout)
+    progress = ConsoleProgress(sys.stdout)
     try:
-        place = resolve(model, progress.update)
+        location = locate_model(model, progress.set_status)
     finally:
-        progress.done()
-    if place.remote is None:
-        _check(place.folder)
-    return place.name
+        progress.clear_status()
+    if location.remote is None:
+        _check_folder(location.folder)
+    return location.name
 
 
-def _check(path: Path) -> None:
+def _check_folder(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is no model's directory: it has no config.json")
     if not any(path.glob("*.safetensors")):

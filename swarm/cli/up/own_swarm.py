@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swarm.cli.about.packages import demand
+from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import Dtype, Mode, load_settings
-from swarm.cli.output import Progress
-from swarm.cli.up.command import Commands, check_ports, let_children_find_swarm, share_of_memory
-from swarm.cli.up.host import BrokerLink
+from swarm.cli.output import ConsoleProgress
+from swarm.cli.up.command import ChildCommands, check_ports, export_source_path, worker_memory_share
+from swarm.cli.up.host import HostConnection
 from swarm.cli.up.models import resolve_model
 from swarm.cli.up.runner import Runner
 from swarm.cli.up.statedir import state_directory
-from swarm.cli.up.supervisor import StopAsked
+from swarm.cli.up.supervisor import StopRequested
 from swarm.errors import ConfigError, SwarmError
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PORTS = range(10_000, 19_000, 2)  # below the ephemeral ports of most systems
-_TRIES = 50
+_NUM_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OwnSwarmOptions:
     """Settings of the temporary swarm; None where file, environment and defaults decide."""
 
     context: typer.Context
@@ -57,25 +57,29 @@ class Wanted:
         return load_settings(self.context, self.config, overrides)
 
 
-def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
+def run_with_own_swarm(
+    wanted: OwnSwarmOptions, progress: ConsoleProgress, use: Callable[[str], Coroutine[Any, Any, _T]]
+) -> _T:
     """Start a swarm on free ports, run ``use`` (the swarm may not serve yet), and stop the swarm in any case.
 
     Raises ``KeyboardInterrupt`` after a signal, ``SwarmError`` if the swarm can't run.
     """
     settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
-    demand("broker", "worker")
+    require_packages("broker", "worker")
     path = resolve_model(settings.model)
-    let_children_find_swarm()
+    export_source_path()
     with state_directory(None) as directory:
-        share = share_of_memory(settings, wanted.num_workers)
-        commands = Commands(settings, wanted.config, path, directory, wanted.num_workers, share, verbose=False)
-        progress.update(f"starting a swarm of {wanted.num_workers} at {commands.url}")
+        share = worker_memory_share(settings, wanted.num_workers)
+        commands = ChildCommands(settings, wanted.config, path, directory, wanted.num_workers, share, verbose=False)
+        progress.set_status(f"starting a swarm of {wanted.num_workers} at {commands.url}")
         return asyncio.run(_run(commands, directory / "logs", progress, use))
 
 
-async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
-    quiet = Progress(io.StringIO())  # the caller of ``use`` reports what the swarm waits for
-    runner = Runner(commands, logs, progress, lambda: BrokerLink(commands.url, quiet))
+async def _run(
+    commands: ChildCommands, logs: Path, progress: ConsoleProgress, use: Callable[[str], Coroutine[Any, Any, _T]]
+) -> _T:
+    quiet = ConsoleProgress(io.StringIO())  # the caller of ``use`` reports what the swarm waits for
+    runner = Runner(commands, logs, progress, lambda: HostConnection(commands.url, quiet))
     running = asyncio.create_task(runner.run(commands.num_workers))
     using = asyncio.create_task(use(commands.url))
     try:
@@ -88,20 +92,20 @@ async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable
     finally:
         using.cancel()
         if not running.done():
-            runner.feed(StopAsked())
-        await _ended(running, using)
+            runner.feed(StopRequested())
+        await _wait_ended(running, using)
 
 
-async def _ended(*tasks: Awaitable[object]) -> None:
+async def _wait_ended(*tasks: Awaitable[object]) -> None:
     """Wait for these tasks and ignore their errors: a relevant one is raised already."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _free_port(host: str) -> int:
-    for port in random.sample(_PORTS, _TRIES):
+    for port in random.sample(_PORTS, _NUM_TRIES):
         try:
             check_ports(host, port)
         except ConfigError:
             continue
         return port
-    raise ConfigError(f"{_TRIES} ports of {host} were tried and none is free: profile a running swarm with --url")
+    raise ConfigError(f"{_NUM_TRIES} ports of {host} were tried and none is free: profile a running swarm with --url")

@@ -98,8 +98,8 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._life_at = 0  # offset at which the current process's output begins
-        self._shown_at = 0  # offset up to which ``new_lines`` has returned lines
+        self._start_offset = 0  # offset at which the current process's output begins
+        self._shown_offset = 0  # offset up to which ``new_lines`` has returned lines
 
     def open(self) -> int:
         """Open a descriptor for a new process to append to; the caller closes it. If the file can't be opened, output
@@ -108,7 +108,7 @@ class LogFile:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._life_at = os.fstat(fd).st_size
+        self._start_offset = os.fstat(fd).st_size
         return fd
 
     def tail(self, num_lines: int) -> list[str]:
@@ -116,7 +116,7 @@ class LogFile:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._life_at, size - TAIL_BYTES))
+                file.seek(max(self._start_offset, size - TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             return []
@@ -124,26 +124,26 @@ class LogFile:
 
     def last_error(self) -> str:
         """Return the line in which a command reports its failure, or else the last line, as text for people."""
-        return last_words(self.tail(200))
+        return last_message(self.tail(200))
 
     def new_lines(self) -> list[str]:
         """Return the complete lines that were written since the last call."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._shown_at)
+                file.seek(self._shown_offset)
                 whole, end, _ = file.read(1 << 20).rpartition(b"\n")
         except OSError:
             return []
-        self._shown_at += len(whole) + len(end)
+        self._shown_offset += len(whole) + len(end)
         return whole.decode(errors="replace").splitlines()
 
-    def keep_small(self) -> None:
+    def truncate_if_long(self) -> None:
         """Cut the file if it is too long. The writer appends, so it continues at the new end."""
         with contextlib.suppress(OSError):
             if self.path.exists() and self.path.stat().st_size > MAX_LOG_BYTES:
                 self._keep_older(self.path.with_suffix(".log.1"))
                 os.truncate(self.path, 0)
-                self._life_at = self._shown_at = 0
+                self._start_offset = self._shown_offset = 0
 
     def _keep_older(self, older: Path) -> None:
         """Keep the older part, unless the disk is full: cutting frees its space."""
@@ -153,7 +153,7 @@ class LogFile:
             older.unlink(missing_ok=True)
 
 
-def environment_of_child() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return this process's environment without an invitation: a child serves the swarm that started it, and joins
     none."""
     return {name: value for name, value in os.environ.items() if name != INVITATION_VARIABLE}
@@ -171,7 +171,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
-                env={**environment_of_child(), PARENT_FD_VARIABLE: str(lifeline.read_fd)},
+                env={**child_environment(), PARENT_FD_VARIABLE: str(lifeline.read_fd)},
                 pass_fds=(lifeline.read_fd,),
                 start_new_session=True,
             )
@@ -201,22 +201,22 @@ class Process:
         return True
 
 
-def last_words(lines: Sequence[str]) -> str:
+def last_message(lines: Sequence[str]) -> str:
     """Return a process's last message about its end, as text for people.
 
     That is the line of its command (``swarm: …``), else the last error in its log, else its last line. A line of JSON
     is converted to text.
     """
-    said = [line.removeprefix("swarm: ") for line in lines if line.startswith("swarm: ")]
-    if said:
-        return said[-1]
-    logged = [_logged(line) for line in lines]
-    errors = [entry for entry in logged if entry.get("level") in ("error", "critical")]
-    last = (errors or logged or [{}])[-1]
-    return _told(last) if last else (lines[-1] if lines else "")
+    messages = [line.removeprefix("swarm: ") for line in lines if line.startswith("swarm: ")]
+    if messages:
+        return messages[-1]
+    entries = [_parse_entry(line) for line in lines]
+    errors = [entry for entry in entries if entry.get("level") in ("error", "critical")]
+    last = (errors or entries or [{}])[-1]
+    return _describe_entry(last) if last else (lines[-1] if lines else "")
 
 
-def _logged(line: str) -> dict[str, object]:
+def _parse_entry(line: str) -> dict[str, object]:
     """Parse an entry of the log; empty if the line is not one."""
     try:
         entry = json.loads(line)
@@ -225,7 +225,7 @@ def _logged(line: str) -> dict[str, object]:
     return entry if isinstance(entry, dict) and "event" in entry else {}
 
 
-def _told(entry: Mapping[str, object]) -> str:
-    what = str(entry["event"]).replace("_", " ")
-    why = next((entry[key] for key in ("reason", "error", "problem", "note") if entry.get(key)), "")
-    return " ".join((f"{what}: {why}" if why else what).split())
+def _describe_entry(entry: Mapping[str, object]) -> str:
+    event = str(entry["event"]).replace("_", " ")
+    reason = next((entry[key] for key in ("reason", "error", "problem", "note") if entry.get(key)), "")
+    return " ".join((f"{event}: {reason}" if reason else event).split())

@@ -10,30 +10,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from swarm.cli.output import Progress
-from swarm.cli.up.nursery.ours import Forked, Nursery
-from swarm.cli.up.nursery.renewal import Renewals
+from swarm.cli.output import ConsoleProgress
+from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer
+from swarm.cli.up.forkserver.restart_budget import RestartBudget
 from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.up.supervisor import (
     GATEWAY,
     GRACE_S,
-    OURS,
+    NON_WORKERS,
     Action,
-    Answer,
-    Begun,
-    End,
+    AnswerRequest,
+    ChildExited,
+    ChildNotStarted,
+    EndSupervisor,
     Event,
-    Exited,
-    Kill,
-    NotStarted,
-    SayGivenUp,
-    SayLeft,
-    SayRestart,
-    Start,
-    StopAsked,
+    KillChild,
+    ShowGivenUp,
+    ShowLeft,
+    ShowRestart,
+    StartChild,
+    StopRequested,
     Supervisor,
-    Terminate,
-    Tick,
+    SupervisorStarted,
+    SupervisorTick,
+    TerminateChild,
 )
 
 CommandOf = Callable[[str, int | None], Sequence[str]]  # (child's name, memory limit) → command line
@@ -43,26 +43,26 @@ LOG_POLL_S = 0.2  # how far --verbose lags behind
 LOG_CHECK_S = 2.0  # interval of checks of the logs' sizes
 CRASH_LINES = 8  # last lines of a log that are shown after a crash
 CRASH_COLUMNS = 160  # of a log event: enough to recognise it; the log has the rest
-CRASH_WORDS = 600  # of a message for people, whose end is the remedy
+CRASH_TEXT_COLUMNS = 600  # of a message for people, whose end is the remedy
 
 
-class Host(Protocol):
+class BrokerHost(Protocol):
     """Connection to the broker: receives its requests for workers, and shows what the swarm waits for."""
 
     async def run(self, feed: Feed) -> None:
         """Receive messages from the broker until cancelled."""
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: AnswerRequest) -> None:
         """Send an answer, without waiting."""
 
 
-class Door(Protocol):
+class GatewayWatch(Protocol):
     """Observer that reports when the gateway serves."""
 
     async def run(self) -> None:
         """Watch the gateway until cancelled."""
 
-    def started(self) -> None:
+    def on_started(self) -> None:
         """Handle the start of its process."""
 
 
@@ -73,11 +73,11 @@ class Runner:
         self,
         command_of: CommandOf,
         logs: Path,
-        progress: Progress,
-        host: Callable[[], Host],
+        progress: ConsoleProgress,
+        host: Callable[[], BrokerHost],
         *,
-        door: Door | None = None,
-        nursery: Sequence[str] | None = None,
+        gateway_watch: GatewayWatch | None = None,
+        forkserver: Sequence[str] | None = None,
         verbose: bool = False,
     ) -> None:
         """``host`` creates the connection to the broker, after the children's start, because its imports take time.
@@ -88,52 +88,52 @@ class Runner:
         self._logs_dir = logs
         self._progress = progress
         self._make_host = host
-        self._host: Host | None = None
-        self._door = door  # without it, no gateway is run
+        self._host: BrokerHost | None = None
+        self._gateway_watch = gateway_watch  # without it, no gateway is run
         self._verbose = verbose
         self._policy = Supervisor()  # decides; this class acts
         self._lifeline = Lifeline()
-        self._nursery_command = nursery
-        self._nursery: Nursery | None = None
-        self._renewals = Renewals()
-        self._takes_orphans_in = os.getpid() == 1  # as process 1 of a container, and once a fork server was used
-        self._processes: dict[str, Process | Forked] = {}
+        self._forkserver_command = forkserver
+        self._forkserver: ForkServer | None = None
+        self._restart_budget = RestartBudget()
+        self._adopts_orphans = os.getpid() == 1  # as process 1 of a container, and once a fork server was used
+        self._processes: dict[str, Process | ForkedProcess] = {}
         self._logs: dict[str, LogFile] = {}
-        self._changed = asyncio.Event()  # wakes ``_keep_time`` after an event
+        self._changed = asyncio.Event()  # wakes ``_run_timer`` after an event
         # set to the error, or None, when all is over
         self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._num_interrupts = 0
 
     @property
-    def was_impatient(self) -> bool:
+    def was_interrupted_twice(self) -> bool:
         """Whether a second signal asked for an immediate end."""
         return self._num_interrupts > 1
 
     async def run(self, num_workers: int) -> str | None:
         """Run until the end; return the error, or None after a requested stop. No child survives in any case."""
         try:
-            self._listen()
+            self._add_signal_handlers()
             if num_workers:
-                self._open_nursery()  # first, because it takes the longest
-            self.feed(Begun(num_workers, gateway=self._door is not None))
+                self._start_forkserver()  # first, because it takes the longest
+            self.feed(SupervisorStarted(num_workers, gateway=self._gateway_watch is not None))
             self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
                 loops = [
-                    group.create_task(self._keep_time()),
-                    group.create_task(self._keep_logs()),
+                    group.create_task(self._run_timer()),
+                    group.create_task(self._watch_logs()),
                     group.create_task(self._host.run(self.feed)),
                 ]
-                if self._door is not None:
-                    loops.append(group.create_task(self._door.run()))
+                if self._gateway_watch is not None:
+                    loops.append(group.create_task(self._gateway_watch.run()))
                 error = await self._ended
                 for task in loops:
                     task.cancel()
         finally:
             # otherwise a signal may come while the loop is being closed
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-            if self._nursery is not None:
-                self._nursery.close()
-                self._nursery = None
+            if self._forkserver is not None:
+                self._forkserver.close()
+                self._forkserver = None
             self._kill_rest()
             self._lifeline.close()
         return error
@@ -141,80 +141,84 @@ class Runner:
     def feed(self, event: Event) -> None:
         """Pass an event to the policy and execute its actions. Called in the loop's thread only."""
         for action in self._policy.handle(event, time.monotonic()):
-            self._do(action)
+            self._execute(action)
         self._changed.set()
 
     # doing
 
-    def _do(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         match action:
-            case Start(name, memory_limit):
+            case StartChild(name, memory_limit):
                 self._start(name, memory_limit)
-            case Terminate(name):
+            case TerminateChild(name):
                 self._end(name, at_once=False)
-            case Kill(name):
+            case KillChild(name):
                 self._end(name, at_once=True)
-            case Answer() if self._host is not None:
+            case AnswerRequest() if self._host is not None:
                 self._host.answer(action)
-            case SayRestart(name, reason, delay_s):
-                self._say_crash(name, reason, delay_s)
-            case SayGivenUp(name, reason):
-                self._progress.say(f"{name} can't work: {reason}")
-            case SayLeft(name):
-                self._progress.say(f"{name} left")
-            case End(error):
+            case ShowRestart(name, reason, delay_s):
+                self._report_crash(name, reason, delay_s)
+            case ShowGivenUp(name, reason):
+                self._progress.print_line(f"{name} can't work: {reason}")
+            case ShowLeft(name):
+                self._progress.print_line(f"{name} left")
+            case EndSupervisor(error):
                 self._ended.set_result(error)
 
     def _start(self, name: str, memory_limit: int | None) -> None:
         log = self._logs.setdefault(name, LogFile(self._logs_dir / f"{name}.log"))
         command = self._command_of(name, memory_limit)
         try:
-            self._processes[name] = self._begun(name, command, log)
-            if name == GATEWAY and self._door is not None:
-                self._door.started()
+            self._processes[name] = self._start_process(name, command, log)
+            if name == GATEWAY and self._gateway_watch is not None:
+                self._gateway_watch.on_started()
         except OSError as error:
             # Not immediately: the policy is still in the middle of its answer.
-            asyncio.get_running_loop().call_soon(self.feed, NotStarted(name, str(error)))
+            asyncio.get_running_loop().call_soon(self.feed, ChildNotStarted(name, str(error)))
 
-    def _open_nursery(self) -> None:
-        if self._nursery_command is None:
+    def _start_forkserver(self) -> None:
+        if self._forkserver_command is None:
             return
         log = LogFile(self._logs_dir / "nursery.log")
         try:
-            self._nursery = Nursery(self._nursery_command, self._lifeline, log, self._reap)
-            self._takes_orphans_in = True
-            self._renewals.begun(time.monotonic())
+            self._forkserver = ForkServer(self._forkserver_command, self._lifeline, log, self._check_children)
+            self._adopts_orphans = True
+            self._restart_budget.record_start(time.monotonic())
         except OSError as error:
-            self._give_nursery_up(f"there is no fork server ({error})")
+            self._give_up_forkserver(f"there is no fork server ({error})")
 
-    def _tend_nursery(self) -> None:
+    def _restart_forkserver(self) -> None:
         """Restart a fork server that has ended, so that the next restart of a worker is fast, too; unless it is
         useless."""
-        former = self._nursery
-        if former is None or former.is_there or self._policy.stopping:
+        former = self._forkserver
+        if former is None or former.is_running or self._policy.is_stopping:
             return
-        former.end()
-        self._nursery = None
-        if former.is_hopeless or not self._renewals.allow(time.monotonic()):
-            self._give_nursery_up(f"the fork server {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
+        former.stop()
+        self._forkserver = None
+        if former.is_hopeless or not self._restart_budget.record_end(time.monotonic()):
+            self._give_up_forkserver(
+                f"the fork server {former.exit_description} (its log: {self._logs_dir / 'nursery.log'})"
+            )
             return
-        self._progress.say(f"the fork server {former.end_in_words}; restarting it")
-        self._open_nursery()
+        self._progress.print_line(f"the fork server {former.exit_description}; restarting it")
+        self._start_forkserver()
 
-    def _give_nursery_up(self, reason: str) -> None:
-        self._nursery_command = None
-        self._progress.say(f"workers start as separate processes from now on, a few seconds more slowly: {reason}")
+    def _give_up_forkserver(self, reason: str) -> None:
+        self._forkserver_command = None
+        self._progress.print_line(
+            f"workers start as separate processes from now on, a few seconds more slowly: {reason}"
+        )
 
-    def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
-        if name not in OURS:
-            self._tend_nursery()
-            if self._nursery is not None and self._nursery.is_outdated:
-                self._nursery.end()
-                self._nursery = None
-            if self._nursery is None:
-                self._open_nursery()
-            if self._nursery is not None and self._nursery.is_there:
-                return self._nursery.begin(command, log)
+    def _start_process(self, name: str, command: Sequence[str], log: LogFile) -> Process | ForkedProcess:
+        if name not in NON_WORKERS:
+            self._restart_forkserver()
+            if self._forkserver is not None and self._forkserver.is_outdated:
+                self._forkserver.stop()
+                self._forkserver = None
+            if self._forkserver is None:
+                self._start_forkserver()
+            if self._forkserver is not None and self._forkserver.is_running:
+                return self._forkserver.fork(command, log)
         return Process(command, log, self._lifeline)
 
     def _end(self, name: str, *, at_once: bool) -> None:
@@ -222,63 +226,63 @@ class Runner:
         if process is not None:
             process.kill() if at_once else process.terminate()
             # there is no signal for the end of a process that is not forked yet
-            asyncio.get_running_loop().call_soon(self._reap)
+            asyncio.get_running_loop().call_soon(self._check_children)
 
-    def _say_crash(self, name: str, reason: str, delay_s: float) -> None:
-        self._progress.say(f"{name} {reason}; restarting it in {delay_s:g} s")
+    def _report_crash(self, name: str, reason: str, delay_s: float) -> None:
+        self._progress.print_line(f"{name} {reason}; restarting it in {delay_s:g} s")
         log = self._logs[name]
         if not self._verbose:
             for line in log.tail(CRASH_LINES):
-                self._progress.say(f"  {name} | {_cut(line)}")
-        self._progress.say(f"  (its log: {log.path})")
+                self._progress.print_line(f"  {name} | {_shorten(line)}")
+        self._progress.print_line(f"  (its log: {log.path})")
 
     # watching
 
-    def _listen(self) -> None:
+    def _add_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupted)
-        loop.add_signal_handler(signal.SIGTERM, self._interrupted)
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self._on_interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by nohup
-            loop.add_signal_handler(signal.SIGHUP, self._interrupted)
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        loop.set_exception_handler(self._failed)
+            loop.add_signal_handler(signal.SIGHUP, self._on_interrupt)
+        loop.add_signal_handler(signal.SIGCHLD, self._check_children)
+        loop.set_exception_handler(self._on_loop_error)
 
-    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End everything on an error in a callback: no supervisor is better than one that lost an event."""
         error = context.get("exception")
         if not self._ended.done():
             self._ended.set_exception(error if isinstance(error, Exception) else RuntimeError(str(context["message"])))
 
-    def _interrupted(self) -> None:
+    def _on_interrupt(self) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
-            self._progress.say(f"stopping (at most {GRACE_S:g} s; press Ctrl-C again to kill)")
-        self.feed(StopAsked())
+            self._progress.print_line(f"stopping (at most {GRACE_S:g} s; press Ctrl-C again to kill)")
+        self.feed(StopRequested())
 
-    def _reap(self) -> None:
+    def _check_children(self) -> None:
         """Check every child, because signals that come together are delivered once."""
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
                 del self._processes[name]
                 self.feed(self._describe_end(name, process, code))
-        if self._nursery is not None:
-            self._nursery.look()  # may deliver ids of children that are unknown until now
+        if self._forkserver is not None:
+            self._forkserver.check()  # may deliver ids of children that are unknown until now
         # An unknown orphan may be a worker whose id is still to be read: its exit status must be kept.
-        if self._takes_orphans_in and not (self._nursery is not None and self._nursery.has_pending_births):
+        if self._adopts_orphans and not (self._forkserver is not None and self._forkserver.has_pending_forks):
             reap_orphans(self._own_pids())
-        self._tend_nursery()
+        self._restart_forkserver()
 
-    def _describe_end(self, name: str, process: Process | Forked, code: int) -> Exited | NotStarted:
-        if isinstance(process, Forked) and process.problem:
-            return NotStarted(name, process.problem)
-        return Exited(name, code, self._logs[name].last_error())
+    def _describe_end(self, name: str, process: Process | ForkedProcess, code: int) -> ChildExited | ChildNotStarted:
+        if isinstance(process, ForkedProcess) and process.problem:
+            return ChildNotStarted(name, process.problem)
+        return ChildExited(name, code, self._logs[name].last_error())
 
     def _own_pids(self) -> set[int]:
         own = {process.pid for process in self._processes.values() if process.pid is not None}
-        return own if self._nursery is None else own | {self._nursery.pid}
+        return own if self._forkserver is None else own | {self._forkserver.pid}
 
-    async def _keep_time(self) -> None:
+    async def _run_timer(self) -> None:
         while True:
             self._changed.clear()
             due = self._policy.wake_at()
@@ -288,9 +292,9 @@ class Runner:
                 async with asyncio.timeout(delay_s):
                     await self._changed.wait()
             except TimeoutError:
-                self.feed(Tick())
+                self.feed(SupervisorTick())
 
-    async def _keep_logs(self) -> None:
+    async def _watch_logs(self) -> None:
         checked_at = time.monotonic()
         while True:
             await asyncio.sleep(LOG_POLL_S if self._verbose else LOG_CHECK_S)
@@ -299,12 +303,12 @@ class Runner:
             if time.monotonic() - checked_at >= LOG_CHECK_S:
                 checked_at = time.monotonic()
                 for log in self._logs.values():
-                    log.keep_small()
+                    log.truncate_if_long()
 
     def _show_logs(self) -> None:
         for name, log in self._logs.items():
             for line in log.new_lines():
-                self._progress.say(f"{name} | {line}")
+                self._progress.print_line(f"{name} | {line}")
 
     # the end
 
@@ -318,6 +322,6 @@ class Runner:
             self._show_logs()
 
 
-def _cut(line: str) -> str:
-    most = CRASH_COLUMNS if line.startswith("{") else CRASH_WORDS
+def _shorten(line: str) -> str:
+    most = CRASH_COLUMNS if line.startswith("{") else CRASH_TEXT_COLUMNS
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -19,7 +19,7 @@ from pathlib import Path
 from swarm.errors import ConfigError
 
 PREFIX = "swarm-up-"
-LOCK = "supervisor.lock"
+SUPERVISOR_LOCK = "supervisor.lock"
 _PID_WIDTH = 10  # fixed length, so that rewriting needs no new disk space
 BROKER_LOCK = "broker.lock"  # a separate lock: a supervisor's broker works in its supervisor's directory
 
@@ -32,15 +32,15 @@ def state_directory(given: Path | None) -> Iterator[Path]:
     """
     if given is None:
         with _private_directory() as private:
-            yield _with_logs(private)
+            yield _make_logs_folder(private)
     else:
-        directory = _with_logs(given.expanduser().absolute())
-        with held(directory, LOCK, "swarm up"):
+        directory = _make_logs_folder(given.expanduser().absolute())
+        with hold_lock(directory, SUPERVISOR_LOCK, "swarm up"):
             yield directory
 
 
 @contextmanager
-def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
+def hold_lock(directory: Path, lock: str, holder: str) -> Iterator[None]:
     """Hold a lock with this name in the directory, which is created if needed.
 
     Raises ``ConfigError`` if another process holds it. ``holder`` is the name of the program in the message.
@@ -49,7 +49,7 @@ def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.fdopen(os.open(directory / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
     except OSError as error:
-        raise _not_writable(directory, error) from None
+        raise _write_error(directory, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,23 +71,23 @@ def _write_pid(lock: int) -> None:
         os.ftruncate(lock, _PID_WIDTH + 1)
 
 
-def _with_logs(directory: Path) -> Path:
+def _make_logs_folder(directory: Path) -> Path:
     try:
         # only for this directory: parents that are created get the default mode
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / "logs").mkdir(exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=directory / "logs").close()
     except OSError as error:
-        raise _not_writable(directory, error) from None
+        raise _write_error(directory, error) from None
     return directory
 
 
-class NoRoom(ConfigError):
+class StateDirFull(ConfigError):
     """The disk is full, which may be temporary."""
 
 
-def _not_writable(directory: Path, error: OSError) -> ConfigError:
-    kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+def _write_error(directory: Path, error: OSError) -> ConfigError:
+    kind = StateDirFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
     return kind(f"the state directory {directory} can't be written ({error.strerror}); name another with --state-dir")
 
 
@@ -96,7 +96,7 @@ def _private_directory() -> Iterator[Path]:
     remove_stale(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        with held(directory, LOCK, "swarm up"):
+        with hold_lock(directory, SUPERVISOR_LOCK, "swarm up"):
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -107,7 +107,7 @@ def remove_stale(parent: Path) -> None:
     for directory in parent.glob(PREFIX + "*"):
         try:
             mine = not directory.is_symlink() and directory.stat().st_uid == os.getuid()
-            with (directory / LOCK).open("r+") as lock:
+            with (directory / SUPERVISOR_LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if mine:
                     shutil.rmtree(directory, ignore_errors=True)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from swarm.cli.up.joins import Joins, Outcome
+from swarm.cli.up.joins import JoinOutcome, JoinRequests
 
 FIRST_DELAY_S = 0.05  # first delay before a restart
 MAX_DELAY_S = 10.0
@@ -43,14 +43,14 @@ MAX_WORKERS = 64  # on one machine; more than is useful, but few enough to keep 
 
 BROKER = "broker"
 GATEWAY = "gateway"
-OURS = (BROKER, GATEWAY)  # not workers: the broker can't dismiss them
+NON_WORKERS = (BROKER, GATEWAY)  # not workers: the broker can't dismiss them
 
 
 # --- events: what can happen -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class SupervisorStarted:
     """``swarm up`` starts, with this number of workers, and with or without a gateway."""
 
     num_workers: int
@@ -58,7 +58,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class ChildExited:
     """A child ended. ``code`` is that of ``subprocess``: negative for a signal. ``last_line`` is the end of its log."""
 
     name: str
@@ -67,7 +67,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class NotStarted:
+class ChildNotStarted:
     """The machine could not start a process."""
 
     name: str
@@ -75,7 +75,7 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkersRequested:
     """The broker asks for more workers."""
 
     ticket: int
@@ -84,35 +84,44 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkersJoined:
     """These workers have joined the broker."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class SwarmServing:
     """The swarm serves requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Ctrl-C or SIGTERM was received."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class SupervisorTick:
     """Time has passed; see :meth:`Supervisor.wake_at`."""
 
 
-Event = Begun | Exited | NotStarted | Asked | Joined | Served | StopAsked | Tick
+Event = (
+    SupervisorStarted
+    | ChildExited
+    | ChildNotStarted
+    | WorkersRequested
+    | WorkersJoined
+    | SwarmServing
+    | StopRequested
+    | SupervisorTick
+)
 
 
 # --- actions: what can be asked for ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartChild:
     """Start a process. ``memory_limit`` is in bytes, for workers; None means the common limit."""
 
     name: str
@@ -120,17 +129,17 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
+class TerminateChild:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillChild:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerRequest:
     """Report to the broker which of the requested workers have joined, and the errors of the others."""
 
     ticket: int
@@ -139,7 +148,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class SayRestart:
+class ShowRestart:
     """Show the user that a child died and when it is restarted."""
 
     name: str
@@ -148,7 +157,7 @@ class SayRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class SayGivenUp:
+class ShowGivenUp:
     """Show the user that a worker, or the gateway, can't work and is not restarted."""
 
     name: str
@@ -156,26 +165,26 @@ class SayGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class SayLeft:
+class ShowLeft:
     """Show the user that a worker left in good order."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndSupervisor:
     """End the supervisor. ``error`` is None after a requested stop."""
 
     error: str | None
 
 
-Action = Start | Terminate | Kill | Answer | SayRestart | SayGivenUp | SayLeft | End
+Action = StartChild | TerminateChild | KillChild | AnswerRequest | ShowRestart | ShowGivenUp | ShowLeft | EndSupervisor
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------
 
 
-class _Phase(Enum):
+class _ChildPhase(Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for its next start
     AWAY = "away"  # left or given up
@@ -185,7 +194,7 @@ class _Phase(Enum):
 class _Child:
     name: str
     memory_limit: int | None
-    phase: _Phase
+    phase: _ChildPhase
     since: float  # time of its last start
     num_failures: int = 0  # in a row, without a long run between them
     retry_at: float = 0.0  # while WAITING: time of the next start
@@ -198,7 +207,7 @@ class Supervisor:
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
         self._num_named = 0  # workers that were ever named; the next one's number
-        self._joins = Joins()
+        self._joins = JoinRequests()
         self._served = False
         self._gateway_at: float | None = None  # time of its start, if it is not started yet
         self._stop_at: float | None = None  # time of the request to stop; after the kill, of the kill
@@ -207,16 +216,18 @@ class Supervisor:
         self._error: str | None = None  # reason of the end; None: requested
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self._stop_at is not None
 
     def running(self) -> tuple[str, ...]:
         """Return the running children, in the order of their first start."""
-        return tuple(child.name for child in self._children.values() if child.phase is _Phase.RUNNING)
+        return tuple(child.name for child in self._children.values() if child.phase is _ChildPhase.RUNNING)
 
     def workers(self) -> tuple[str, ...]:
         """Return the workers that run or will be restarted."""
-        return tuple(c.name for c in self._children.values() if c.name not in OURS and c.phase is not _Phase.AWAY)
+        return tuple(
+            c.name for c in self._children.values() if c.name not in NON_WORKERS and c.phase is not _ChildPhase.AWAY
+        )
 
     def wake_at(self) -> float | None:
         """Return the time at which the next ``Tick`` is due; None if only an event can change anything."""
@@ -224,36 +235,36 @@ class Supervisor:
             return None
         if self._stop_at is not None:
             return self._stop_at + (REAP_S if self._killing else GRACE_S)
-        due = [child.retry_at for child in self._children.values() if child.phase is _Phase.WAITING]
-        due += [at for at in (self._joins.due(), self._gateway_at) if at is not None]
+        due = [child.retry_at for child in self._children.values() if child.phase is _ChildPhase.WAITING]
+        due += [at for at in (self._joins.next_due(), self._gateway_at) if at is not None]
         return min(due, default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         if self._ended:
             return []
-        return list(self._answer(event, now))
+        return list(self._dispatch(event, now))
 
-    def _answer(self, event: Event, now: float) -> Iterator[Action]:
+    def _dispatch(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case Begun(num_workers, gateway):
+            case SupervisorStarted(num_workers, gateway):
                 self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
                 yield self._start_new(BROKER, None, now)
                 for _ in range(num_workers):
                     yield self._start_new(self._next_name(), None, now)
-            case Exited(name, code, last_line):
-                yield from self._lost(self._children[name], code, last_line, now)
-            case NotStarted(name, reason):
+            case ChildExited(name, code, last_line):
+                yield from self._on_exit(self._children[name], code, last_line, now)
+            case ChildNotStarted(name, reason):
                 yield from self._retry_or_end(self._children[name], f"could not start: {reason}", now)
-            case Asked():
-                yield from self._more(event, now)
-            case Joined(names):
-                yield from self._answers(self._joins.joined(names))
-            case Served():
+            case WorkersRequested():
+                yield from self._start_more(event, now)
+            case WorkersJoined(names):
+                yield from self._answer_requests(self._joins.record_joined(names))
+            case SwarmServing():
                 self._served = True
                 yield from self._start_gateway(now)
-            case StopAsked():
-                yield from self._kill_all(now) if self.stopping else self._stop(None, now)
-            case Tick():
+            case StopRequested():
+                yield from self._kill_all(now) if self.is_stopping else self._stop(None, now)
+            case SupervisorTick():
                 yield from self._tick(now)
 
     # starting
@@ -263,68 +274,68 @@ class Supervisor:
         self._num_named += 1
         return name
 
-    def _start_new(self, name: str, memory_limit: int | None, now: float) -> Start:
-        self._children[name] = _Child(name, memory_limit, _Phase.RUNNING, now)
-        return Start(name, memory_limit)
+    def _start_new(self, name: str, memory_limit: int | None, now: float) -> StartChild:
+        self._children[name] = _Child(name, memory_limit, _ChildPhase.RUNNING, now)
+        return StartChild(name, memory_limit)
 
-    def _start_gateway(self, now: float) -> Iterator[Start]:
-        if self._gateway_at is not None and not self.stopping:
+    def _start_gateway(self, now: float) -> Iterator[StartChild]:
+        if self._gateway_at is not None and not self.is_stopping:
             self._gateway_at = None
             yield self._start_new(GATEWAY, None, now)
 
-    def _more(self, asked: Asked, now: float) -> Iterator[Action]:
-        if self.stopping:
-            yield Answer(asked.ticket, (), "this swarm up is stopping")
-        elif len(self.workers()) + asked.count > MAX_WORKERS:
-            yield Answer(
-                asked.ticket, (), f"{len(self.workers())} workers run here already; the maximum is {MAX_WORKERS}"
+    def _start_more(self, request: WorkersRequested, now: float) -> Iterator[Action]:
+        if self.is_stopping:
+            yield AnswerRequest(request.ticket, (), "this swarm up is stopping")
+        elif len(self.workers()) + request.count > MAX_WORKERS:
+            yield AnswerRequest(
+                request.ticket, (), f"{len(self.workers())} workers run here already; the maximum is {MAX_WORKERS}"
             )
         else:
-            names = tuple(self._next_name() for _ in range(asked.count))
-            self._joins.asked(asked.ticket, names, now)
+            names = tuple(self._next_name() for _ in range(request.count))
+            self._joins.add(request.ticket, names, now)
             for name in names:
-                yield self._start_new(name, asked.memory_limit, now)
+                yield self._start_new(name, request.memory_limit, now)
 
-    def _answers(self, outcomes: Iterator[Outcome]) -> Iterator[Answer]:
+    def _answer_requests(self, outcomes: Iterator[JoinOutcome]) -> Iterator[AnswerRequest]:
         for ticket, joined, error in outcomes:
-            yield Answer(ticket, joined, error)
+            yield AnswerRequest(ticket, joined, error)
 
     # losing
 
-    def _lost(self, child: _Child, code: int, last_line: str, now: float) -> Iterator[Action]:
-        if self.stopping:
-            child.phase = _Phase.AWAY
+    def _on_exit(self, child: _Child, code: int, last_line: str, now: float) -> Iterator[Action]:
+        if self.is_stopping:
+            child.phase = _ChildPhase.AWAY
             yield from self._end_if_empty()
         elif code == EX_CONFIG:
             yield from self._give_up(child, last_line or "it gave no reason", now)
-        elif code == 0 and child.name not in OURS:
-            child.phase = _Phase.AWAY
-            yield SayLeft(child.name)
-            yield from self._answers(self._joins.gone(child.name, "left"))
+        elif code == 0 and child.name not in NON_WORKERS:
+            child.phase = _ChildPhase.AWAY
+            yield ShowLeft(child.name)
+            yield from self._answer_requests(self._joins.record_gone(child.name, "left"))
         else:
             yield from self._retry_or_end(child, describe_exit(code), now)
 
     def _give_up(self, child: _Child, reason: str, now: float) -> Iterator[Action]:
-        child.phase = _Phase.AWAY
+        child.phase = _ChildPhase.AWAY
         if child.name == BROKER:
             yield from self._stop(reason, now)
             return
-        yield SayGivenUp(child.name, reason)
-        yield from self._answers(self._joins.gone(child.name, f"can't work: {reason}"))
+        yield ShowGivenUp(child.name, reason)
+        yield from self._answer_requests(self._joins.record_gone(child.name, f"can't work: {reason}"))
         if child.name != GATEWAY and not self._served and not self.workers():
             yield from self._stop(reason, now)
 
     def _retry_or_end(self, child: _Child, reason: str, now: float) -> Iterator[Action]:
-        if self.stopping:
-            child.phase = _Phase.AWAY
+        if self.is_stopping:
+            child.phase = _ChildPhase.AWAY
             yield from self._end_if_empty()
             return
         if now - child.since >= HEALTHY_S:
             child.num_failures = 0
         delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(child.num_failures, 16))
         child.num_failures += 1
-        child.phase, child.retry_at = _Phase.WAITING, now + delay_s
-        yield SayRestart(child.name, reason, delay_s)
+        child.phase, child.retry_at = _ChildPhase.WAITING, now + delay_s
+        yield ShowRestart(child.name, reason, delay_s)
 
     # time
 
@@ -334,27 +345,27 @@ class Supervisor:
             return
         if self._killing:
             yield from self._end(f"could not end {', '.join(self.running())}: the kernel did not end them")
-        elif self.stopping:
+        elif self.is_stopping:
             yield from self._kill_all(now)
         else:
-            yield from self._answers(self._joins.tick(now))
+            yield from self._answer_requests(self._joins.tick(now))
             if self._gateway_at is not None and now >= self._gateway_at:
                 yield from self._start_gateway(now)
             for child in self._children.values():
-                if child.phase is _Phase.WAITING and child.retry_at <= now:
-                    child.phase, child.since = _Phase.RUNNING, now
-                    yield Start(child.name, child.memory_limit)
+                if child.phase is _ChildPhase.WAITING and child.retry_at <= now:
+                    child.phase, child.since = _ChildPhase.RUNNING, now
+                    yield StartChild(child.name, child.memory_limit)
 
     # stopping
 
     def _stop(self, error: str | None, now: float) -> Iterator[Action]:
         self._stop_at, self._error = now, error
-        yield from self._answers(self._joins.stop())
+        yield from self._answer_requests(self._joins.stop())
         for child in self._children.values():
-            if child.phase is _Phase.WAITING:
-                child.phase = _Phase.AWAY
+            if child.phase is _ChildPhase.WAITING:
+                child.phase = _ChildPhase.AWAY
         for name in reversed(self.running()):  # the last first: they may still have a message for the broker
-            yield Terminate(name)
+            yield TerminateChild(name)
         yield from self._end_if_empty()
 
     def _kill_all(self, now: float) -> Iterator[Action]:
@@ -362,7 +373,7 @@ class Supervisor:
             return
         self._killing, self._stop_at = True, now
         for name in reversed(self.running()):
-            yield Kill(name)
+            yield KillChild(name)
 
     def _end_if_empty(self) -> Iterator[Action]:
         if not self.running():
@@ -370,7 +381,7 @@ class Supervisor:
 
     def _end(self, error: str | None) -> Iterator[Action]:
         self._ended = True
-        yield End(error)
+        yield EndSupervisor(error)
 
 
 def describe_exit(code: int) -> str:

@@ -22,20 +22,20 @@ PASSES = 64  # how often all of the input may be trimmed, joined and replaced
 SPARE_CHARS = 1 << 20  # allowance for the template's own text
 MAX_NUMBER = 10_000  # largest number passed as an argument, such as a width or a count
 MAX_BITS = 4096  # bits of an integer
-_LOOK_EVERY = 64  # ticks between two reads of the clock
+_CHECK_CLOCK_EVERY = 64  # ticks between two reads of the clock
 _WIDE = re.compile(r"\d{5}|\*")  # in a format string: a width of five digits, or one taken from the arguments
 _PADDED = re.compile(r"\d{3}|:[^}]*\{")  # a width of three digits, or one taken from a field of its own
 
 
-class LimitPassed(jinja2.TemplateError):
+class TemplateLimitExceeded(jinja2.TemplateError):
     """A template exceeded one of its limits."""
 
 
-class TimePassed(LimitPassed):
+class TemplateTimeout(TemplateLimitExceeded):
     """A template exceeded its time limit."""
 
 
-class Budget:
+class TemplateBudget:
     """Remaining allowance of one rendering."""
 
     __slots__ = ("_chars", "_ends_at", "_made", "_ticks", "most", "time_s")
@@ -50,32 +50,32 @@ class Budget:
 
     def tick(self) -> None:
         self._ticks += 1
-        if self._ticks % _LOOK_EVERY == 0 and time.thread_time() > self._ends_at:
-            raise TimePassed(f"it takes longer than {self.time_s:g} s")
+        if self._ticks % _CHECK_CLOCK_EVERY == 0 and time.thread_time() > self._ends_at:
+            raise TemplateTimeout(f"it takes longer than {self.time_s:g} s")
 
     def write(self, num_chars: int) -> None:
         self._chars -= num_chars
         if self._chars < 0:
-            raise LimitPassed(f"it writes more than {self.most} characters")
+            raise TemplateLimitExceeded(f"it writes more than {self.most} characters")
 
-    def made(self, value: object) -> None:
+    def charge_result(self, value: object) -> None:
         """Count the result of a filter or a method: many texts of the allowed size are too much as well."""
         if isinstance(value, str):
             self._made -= len(value)
             if self._made < 0:
-                raise LimitPassed(f"it processes more than {PASSES} times its input")
+                raise TemplateLimitExceeded(f"it processes more than {PASSES} times its input")
 
-    def check(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Raise TemplateLimitExceeded if a value of this size is too large."""
         if size > self.most:
-            raise LimitPassed(f"it makes a value of more than {self.most} characters or items")
+            raise TemplateLimitExceeded(f"it makes a value of more than {self.most} characters or items")
 
 
-_CURRENT: ContextVar[Budget] = ContextVar("budget")
+_CURRENT: ContextVar[TemplateBudget] = ContextVar("budget")
 
 
 @contextmanager
-def spending(budget: Budget) -> Iterator[None]:
+def use_budget(budget: TemplateBudget) -> Iterator[None]:
     """Charge the templates rendered inside this context to the budget."""
     token = _CURRENT.set(budget)
     try:
@@ -84,29 +84,29 @@ def spending(budget: Budget) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def current() -> Budget:
+def current_budget() -> TemplateBudget:
     """Return the budget of this rendering. Raises TemplateLimitExceeded outside of one, as when a template is compiled:
     nothing may be used there."""
     try:
         return _CURRENT.get()
     except LookupError:
-        raise LimitPassed("no template is being rendered") from None
+        raise TemplateLimitExceeded("no template is being rendered") from None
 
 
 def size_of(value: object, most: int | None = None) -> int:
     """Return the approximate number of characters of a value as text. Counting stops beyond ``most``."""
     size, rest = 0, [value]
     while rest:
-        one = rest.pop()
-        if isinstance(one, str):
-            size += len(one)
-        elif isinstance(one, Mapping):
+        item = rest.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Mapping):
             size += 2
-            rest += one.keys()
-            rest += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
+            rest += item.keys()
+            rest += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
             size += 2
-            rest += one
+            rest += item
         else:
             size += 8
         if most is not None and size > most:
@@ -118,38 +118,38 @@ def size_of(value: object, most: int | None = None) -> int:
 
 
 def tick() -> str:
-    current().tick()
+    current_budget().tick()
     return ""
 
 
 def write(value: object) -> str:
     """Charge a value that the template outputs, and return its text."""
-    budget = current()
+    budget = current_budget()
     text = _text(value, budget)
     budget.write(len(text))
     return text
 
 
-def written(num_chars: int) -> str:
+def charge_literal(num_chars: int) -> str:
     """Charge the literal that follows."""
-    current().write(num_chars)
+    current_budget().write(num_chars)
     return ""
 
 
 def concat(*values: object) -> str:
     """Join values as ``~`` does."""
-    budget = current()
+    budget = current_budget()
     texts = [_text(value, budget) for value in values]
-    budget.check(sum(map(len, texts)))
+    budget.check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
-OWN = (tick, write, written, concat)
+TEMPLATE_FUNCTIONS = (tick, write, charge_literal, concat)
 
 
-def _text(value: object, budget: Budget) -> str:
+def _text(value: object, budget: TemplateBudget) -> str:
     if not isinstance(value, str):
-        budget.check(size_of(value, budget.most))
+        budget.check_size(size_of(value, budget.most))
     return str(value)
 
 
@@ -158,10 +158,10 @@ def _text(value: object, budget: Budget) -> str:
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
     """Raise TemplateLimitExceeded if the result of ``left operator right`` would be too large."""
-    budget = current()
+    budget = current_budget()
     budget.tick()
     if operator == "+" and _is_long(left) and _is_long(right):
-        budget.check(len(left) + len(right))
+        budget.check_size(len(left) + len(right))
     elif operator == "*":
         _check_product(left, right, budget)
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -172,7 +172,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 
 def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Raise TemplateLimitExceeded if the result of calling a method of a text or list would be too large."""
-    budget = current()
+    budget = current_budget()
     if not isinstance(owner, str):
         return
     given = (*args, *keywords.values())
@@ -181,9 +181,9 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
     if name in ("format", "format_map"):
         _check_format(owner, given, budget)
     elif name == "translate":
-        raise LimitPassed("translate is not allowed in templates")
+        raise TemplateLimitExceeded("translate is not allowed in templates")
     elif name == "expandtabs":
-        budget.check(len(owner) + MAX_NUMBER * owner.count("\t"))
+        budget.check_size(len(owner) + MAX_NUMBER * owner.count("\t"))
     elif name == "replace" and len(given) >= 2:
         _check_replaced(owner, given[0], given[1], budget)
     elif name == "join" and given:
@@ -192,13 +192,13 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], keywords: Mapp
 
 def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Raise TemplateLimitExceeded if the result of a filter would be too large."""
-    budget = current()
+    budget = current_budget()
     budget.tick()
     given = (*args, *keywords.values())
     if name in _WIDENING:
         _check_numbers(given)
     if name not in _CONTAINERS and not isinstance(value, str):
-        budget.check(size_of(value, budget.most))
+        budget.check_size(size_of(value, budget.most))
     text = value if isinstance(value, str) else ""
     if name == "replace" and len(given) >= 2:
         _check_replaced(text, given[0], given[1], budget)
@@ -208,9 +208,9 @@ def check_filter(name: str, value: object, args: tuple[Any, ...], keywords: Mapp
         _check_format(text, given, budget)
     elif name in ("indent", "wordwrap"):
         width = sum(one if isinstance(one, int) else len(one) for one in given if isinstance(one, int | str))
-        budget.check(len(text) + (text.count("\n") + len(text) // 8 + 1) * (width or 4))
+        budget.check_size(len(text) + (text.count("\n") + len(text) // 8 + 1) * (width or 4))
     elif name == "tojson" and isinstance(keywords.get("indent"), int) and keywords["indent"] > 16:
-        raise LimitPassed("tojson indents by 16 at most")
+        raise TemplateLimitExceeded("tojson indents by 16 at most")
 
 
 # Methods and filters whose output is as wide as a numeric argument.
@@ -263,38 +263,38 @@ def _is_long(value: object) -> bool:
     return isinstance(value, str | list | tuple)
 
 
-def _check_product(left: Any, right: Any, budget: Budget) -> None:
+def _check_product(left: Any, right: Any, budget: TemplateBudget) -> None:
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
     elif _is_long(left) and isinstance(right, int):
-        budget.check(len(left) * right)
+        budget.check_size(len(left) * right)
     elif _is_long(right) and isinstance(left, int):
-        budget.check(len(right) * left)
+        budget.check_size(len(right) * left)
 
 
 def _check_bits(num_bits: int) -> None:
     if num_bits > MAX_BITS:
-        raise LimitPassed(f"it makes a number of more than {MAX_BITS} bits")
+        raise TemplateLimitExceeded(f"it makes a number of more than {MAX_BITS} bits")
 
 
 def _check_numbers(given: Iterable[object]) -> None:
     if any(isinstance(one, int) and abs(one) > MAX_NUMBER for one in given):
-        raise LimitPassed(f"it passes a number above {MAX_NUMBER}")
+        raise TemplateLimitExceeded(f"it passes a number above {MAX_NUMBER}")
 
 
-def _check_format(form: str, given: object, budget: Budget) -> None:
+def _check_format(form: str, given: object, budget: TemplateBudget) -> None:
     if _WIDE.search(form):
-        raise LimitPassed("it formats something wider than 9999 characters")
+        raise TemplateLimitExceeded("it formats something wider than 9999 characters")
     width = MAX_NUMBER if _PADDED.search(form) else 0
-    budget.check(len(form) + (form.count("%") + form.count("{")) * (width + size_of(given, budget.most)))
+    budget.check_size(len(form) + (form.count("%") + form.count("{")) * (width + size_of(given, budget.most)))
 
 
-def _check_replaced(text: str, old: object, new: object, budget: Budget) -> None:
+def _check_replaced(text: str, old: object, new: object, budget: TemplateBudget) -> None:
     num_places = text.count(str(old)) if old else len(text) + 1
-    budget.check(len(text) + num_places * size_of(new, budget.most))
+    budget.check_size(len(text) + num_places * size_of(new, budget.most))
 
 
-def _check_joined(values: object, between: object, budget: Budget) -> None:
+def _check_joined(values: object, between: object, budget: TemplateBudget) -> None:
     if isinstance(values, list | tuple | Mapping | str):
         size = size_of(values, budget.most) + len(values) * size_of(between, budget.most)
-        budget.check(size)
+        budget.check_size(size)

@@ -27,35 +27,35 @@ class Detokenizer:
     is_silent: Callable[[int], bool]
     # the window: old ids for context, then ids whose text is not all returned yet
     _ids: list[int] = field(default_factory=list)
-    _num_old: int = 0  # how many ids of the window are context
-    _given: int = 0  # characters of the new ids' text that were returned
+    _num_context: int = 0  # how many ids of the window are context
+    _num_returned: int = 0  # characters of the new ids' text that were returned
 
     def push(self, token: int) -> str:
         """Add a token and return the text that is now certain."""
         if self.is_silent(token):
             return ""
         self._ids.append(token)
-        fresh = self._fresh()
-        num_open = min(len(fresh) - len(fresh.rstrip(_BROKEN)), _MAX_OPEN)
-        stop = len(fresh) - num_open
-        piece = fresh[self._given : stop]
-        self._given = max(self._given, stop)
-        if fresh and not num_open:
-            self._ids = self._ids[self._num_old :]
-            self._num_old, self._given = len(self._ids), 0
+        new_text = self._new_text()
+        num_open = min(len(new_text) - len(new_text.rstrip(_BROKEN)), _MAX_OPEN)
+        stop = len(new_text) - num_open
+        piece = new_text[self._num_returned : stop]
+        self._num_returned = max(self._num_returned, stop)
+        if new_text and not num_open:
+            self._ids = self._ids[self._num_context :]
+            self._num_context, self._num_returned = len(self._ids), 0
         return piece
 
     def finish(self) -> str:
         """Return the text that was held back, as it is: no more tokens will come."""
-        piece = self._fresh()[self._given :] if len(self._ids) > self._num_old else ""
-        self._ids, self._num_old, self._given = [], 0, 0
+        piece = self._new_text()[self._num_returned :] if len(self._ids) > self._num_context else ""
+        self._ids, self._num_context, self._num_returned = [], 0, 0
         return piece
 
-    def _fresh(self) -> str:
-        old, both = self.decode(self._ids[: self._num_old]), self.decode(self._ids)
+    def _new_text(self) -> str:
+        old, both = self.decode(self._ids[: self._num_context]), self.decode(self._ids)
         if both.startswith(old):
             return both[len(old) :]
-        return self.decode(self._ids[self._num_old :])  # the decoder has changed the text of earlier ids
+        return self.decode(self._ids[self._num_context :])  # the decoder has changed the text of earlier ids
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class StopMatcher:
 
     stops: tuple[str, ...]
     found_at: int | None = None
-    found: str | None = None
+    found_stop: str | None = None
     num_released: int = 0  # characters released
     _held: str = ""  # text that may be the beginning of a stop string
 
@@ -78,9 +78,9 @@ class StopMatcher:
         if self.found_at is not None:
             return ""
         buffer = self._held + text
-        found = self._find(buffer)
-        if found is not None:
-            start, self.found = found
+        match = self._find(buffer)
+        if match is not None:
+            start, self.found_stop = match
             self.found_at = self.num_released + start
             return self._release(buffer, start)
         return self._release(buffer, len(buffer) - self._num_open(buffer))
@@ -100,8 +100,8 @@ class StopMatcher:
         return buffer[:stop]
 
     def _find(self, buffer: str) -> tuple[int, str] | None:
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := buffer.find(stop)) >= 0]
-        return min(found)[1:] if found else None
+        matches = [(at + len(stop), at, stop) for stop in self.stops if (at := buffer.find(stop)) >= 0]
+        return min(matches)[1:] if matches else None
 
     def _num_open(self, buffer: str) -> int:
         """Return the length of the longest suffix of the text that is the beginning of a stop string."""

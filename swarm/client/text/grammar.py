@@ -15,53 +15,53 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from swarm.errors import InvalidRequest
-from swarm.grammar import NotNow, compiled, refusal, vocabulary
+from swarm.grammar import CompilationFailed, compile_grammar, grammar_error, grammar_vocabulary
 from swarm.params import Grammar, SamplingParams
 
-MOST_GRAMMARS = 256  # verdicts kept, by digests of the grammars' texts
-_FIT = ""  # verdict of a grammar that can be followed
+MAX_GRAMMARS = 256  # verdicts kept, by digests of the grammars' texts
+_ACCEPTED = ""  # verdict of a grammar that can be followed
 
 
 class GrammarChecker:
     """Checks whether a model can follow a grammar. ``end_tokens``: the tokens that end an answer. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, end_tokens: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._ends = tuple(ends)
+        self._end_tokens = tuple(end_tokens)
         self._words: LLTokenizer | None = None
-        self._making_words = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # the reason of a refusal, or _ACCEPTED
         self._lock = threading.Lock()  # held only briefly, so that a cached verdict never waits for a compilation
 
-    def knows(self, params: SamplingParams) -> bool:
+    def has_verdict(self, params: SamplingParams) -> bool:
         """Whether the verdict is cached, so that ``check`` need not compile. Raises InvalidRequest if the verdict is a
         refusal."""
         grammar = params.grammar
         if grammar is None:
             return True
         if self._tokenizer is None:
-            raise refusal(grammar, "this model has no tokenizer, which grammars need")
-        if not self._ends and not params.stop_token_ids:
-            raise refusal(grammar, "this model has no token that ends an answer: name one in stop_token_ids")
-        verdict = self._remembered(digest(grammar))
+            raise grammar_error(grammar, "this model has no tokenizer, which grammars need")
+        if not self._end_tokens and not params.stop_token_ids:
+            raise grammar_error(grammar, "this model has no token that ends an answer: name one in stop_token_ids")
+        verdict = self._cached_verdict(digest(grammar))
         if verdict:
             raise InvalidRequest(verdict, "grammar")
         return verdict is not None
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequest (code "grammar") with the reason if this grammar cannot be followed."""
-        if self.knows(params):
+        if self.has_verdict(params):
             return
         assert params.grammar is not None
         assert self._tokenizer is not None
         try:
-            compiled(params.grammar, self._vocabulary(self._tokenizer))
-        except NotNow:
+            compile_grammar(params.grammar, self._vocabulary(self._tokenizer))
+        except CompilationFailed:
             raise  # not a verdict: it may compile another time
         except InvalidRequest as error:
-            self._remember(digest(params.grammar), str(error))
+            self._cache_verdict(digest(params.grammar), str(error))
             raise
-        self._remember(digest(params.grammar), _FIT)
+        self._cache_verdict(digest(params.grammar), _ACCEPTED)
 
     @property
     def ready(self) -> LLTokenizer | None:
@@ -74,21 +74,21 @@ class GrammarChecker:
         return None if self._tokenizer is None else self._vocabulary(self._tokenizer)
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
-        with self._making_words:
+        with self._vocabulary_lock:
             if self._words is None:
-                self._words = vocabulary(tokenizer.to_str(), self._ends)
+                self._words = grammar_vocabulary(tokenizer.to_str(), self._end_tokens)
             return self._words
 
-    def _remembered(self, key: bytes) -> str | None:
+    def _cached_verdict(self, key: bytes) -> str | None:
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
             return self._verdicts.get(key)
 
-    def _remember(self, key: bytes, verdict: str) -> None:
+    def _cache_verdict(self, key: bytes, verdict: str) -> None:
         with self._lock:
             self._verdicts[key] = verdict
-            if len(self._verdicts) > MOST_GRAMMARS:
+            if len(self._verdicts) > MAX_GRAMMARS:
                 self._verdicts.popitem(last=False)
 
 

@@ -62,18 +62,18 @@ class _Rewriter(NodeTransformer):
         return nodes.Const(self._spell(node.value), lineno=node.lineno)
 
     def visit_Compare(self, node: nodes.Compare) -> Any:
-        return self._compared(node)
+        return self._visit_compared(node)
 
     def visit_Test(self, node: nodes.Test) -> Any:
-        return self._compared(node)
+        return self._visit_compared(node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         node.node = self.visit(node.node)
-        node.arg = self._compared(node.arg)
+        node.arg = self._visit_compared(node.arg)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        node.key = self._compared(node.key)
+        node.key = self._visit_compared(node.key)
         node.value = self.visit(node.value)
         return node
 
@@ -81,7 +81,7 @@ class _Rewriter(NodeTransformer):
         method = node.node.attr if isinstance(node.node, nodes.Getattr) else ""
         node.node = self.visit(node.node)
         if method in _INSPECTING:
-            node.args = [self._compared(argument) for argument in node.args]
+            node.args = [self._visit_compared(argument) for argument in node.args]
         else:
             self._visit_arguments(node, num_compared=1 if method == "replace" else 0)
         return node
@@ -95,12 +95,12 @@ class _Rewriter(NodeTransformer):
 
     def _visit_arguments(self, node: nodes.Call | nodes.Filter, num_compared: int) -> None:
         node.args = [
-            self._compared(argument) if place < num_compared else self.visit(argument)
+            self._visit_compared(argument) if place < num_compared else self.visit(argument)
             for place, argument in enumerate(node.args)
         ]
         node.kwargs = [self.visit(keyword) for keyword in node.kwargs]
 
-    def _compared(self, node: Any) -> Any:
+    def _visit_compared(self, node: Any) -> Any:
         self._num_comparing += 1
         try:
             return self.visit(node) if isinstance(node, nodes.Const) else self.generic_visit(node)
@@ -111,24 +111,24 @@ class _Rewriter(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call(budget.tick, [], node.lineno), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_make_call(budget.tick, [], node.lineno), lineno=node.lineno))
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         parts: list[nodes.Expr] = []
         for part in node.nodes:
-            seen = self.visit(part)
-            if isinstance(seen, nodes.TemplateData):
-                parts += (_call(budget.written, [nodes.Const(len(seen.data))], node.lineno), seen)
+            visited = self.visit(part)
+            if isinstance(visited, nodes.TemplateData):
+                parts += (_make_call(budget.charge_literal, [nodes.Const(len(visited.data))], node.lineno), visited)
             else:
-                parts.append(_call(budget.write, [seen], node.lineno))
+                parts.append(_make_call(budget.write, [visited], node.lineno))
         node.nodes = parts
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        return _call(budget.concat, [self.visit(part) for part in node.nodes], node.lineno)
+        return _make_call(budget.concat, [self.visit(part) for part in node.nodes], node.lineno)
 
 
-def _call(function: Callable[..., str], arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+def _make_call(function: Callable[..., str], arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
     name = nodes.ImportedName(f"{function.__module__}.{function.__name__}", lineno=lineno)
     return nodes.Call(name, arguments, [], None, None, lineno=lineno)

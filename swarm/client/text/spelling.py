@@ -71,7 +71,7 @@ class Spelling:
     def _closed(self) -> str:
         return f"{self.nonce}ce"
 
-    def word(self, token: str) -> str:
+    def secret_word(self, token: str) -> str:
         """Return the secret word for a control token."""
         return f"{self.nonce}{self._numbers[token]:06}e"
 
@@ -82,16 +82,16 @@ class Spelling:
         parts: list[str] = []
         end = 0
         for match in self._plain.finditer(literal):
-            parts += (literal[end : match.start()], self.word(match[0]))
+            parts += (literal[end : match.start()], self.secret_word(match[0]))
             end = match.end()
         parts.append(literal[end:])
-        if parts[0] and (cut := self._open_end(parts[0], is_suffix=True)):
+        if parts[0] and (cut := self._num_open_chars(parts[0], is_suffix=True)):
             parts[0] = parts[0][:cut] + self._closed + parts[0][cut:]
-        if parts[-1] and (cut := self._open_end(parts[-1], is_suffix=False)):
+        if parts[-1] and (cut := self._num_open_chars(parts[-1], is_suffix=False)):
             parts[-1] = parts[-1][:-cut] + self._opened + parts[-1][-cut:]
         return "".join(parts)
 
-    def _open_end(self, text: str, *, is_suffix: bool) -> int:
+    def _num_open_chars(self, text: str, *, is_suffix: bool) -> int:
         """Return how many characters at the text's start may end a control token (``is_suffix``), or at its end may
         begin one."""
         longest = 0
@@ -102,7 +102,7 @@ class Spelling:
                     break
         return longest
 
-    def read(self, rendered: str) -> Rendered:
+    def split_rendered(self, rendered: str) -> RenderedChat:
         """Split a template's output into control tokens and text."""
         first, *rest = rendered.split(self.nonce)
         texts, tokens = [first], list[str]()
@@ -110,20 +110,22 @@ class Spelling:
             if part[0].isdigit():
                 tokens.append(self.tokens[int(part[:6])])
                 texts.append(part[7:])
-            elif part[0] == "o" and place + 1 < len(rest) and rest[place + 1][0] == "c" and self._is_joined(part[2:]):
+            elif (
+                part[0] == "o" and place + 1 < len(rest) and rest[place + 1][0] == "c" and self._is_assembled(part[2:])
+            ):
                 tokens.append(part[2:])
                 texts.append("")
             else:
                 texts[-1] += part[2:]
-        return Rendered(self, texts, tokens)
+        return RenderedChat(self, texts, tokens)
 
-    def _is_joined(self, text: str) -> bool:
+    def _is_assembled(self, text: str) -> bool:
         """Whether a template has assembled this control token from its own brackets and the name of a role."""
         return text in self._numbers and _MIDDLE.sub("", text).lower() in ROLES
 
-    def plain(self, rendered: str) -> str:
+    def to_plain(self, rendered: str) -> str:
         """Return the text with control tokens in their usual spelling."""
-        return self.read(rendered).plain()
+        return self.split_rendered(rendered).to_plain()
 
     def has_look_alikes(self, spelled: str) -> bool:
         """Whether the text contains a control token's text that is not a control token. Searches in pieces, since each
@@ -134,21 +136,21 @@ class Spelling:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedChat:
     """A template's output: a first text, then control tokens, each followed by a text."""
 
     spelling: Spelling
     texts: list[str]
     tokens: list[str]
 
-    def plain(self) -> str:
+    def to_plain(self) -> str:
         """Return the output with control tokens in their usual spelling."""
-        return self._joined(self.tokens)
+        return self._join(self.tokens)
 
-    def spelled(self) -> str:
+    def to_spelled(self) -> str:
         """Return the output with secret words in place of the control tokens."""
-        return self._joined([self.spelling.word(token) for token in self.tokens])
+        return self._join([self.spelling.secret_word(token) for token in self.tokens])
 
-    def _joined(self, between: list[str]) -> str:
+    def _join(self, between: list[str]) -> str:
         behind = (part for pair in zip(between, self.texts[1:], strict=True) for part in pair)
         return "".join((self.texts[0], *behind))

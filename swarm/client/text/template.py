@@ -31,17 +31,17 @@ def load_template(source: str, spell: Callable[[str], str] = str) -> jinja2.Temp
     """Compile a chat template, whose literals are rewritten by ``spell``. Raises jinja2.TemplateError."""
     if len(source) > MAX_SOURCE:
         raise jinja2.TemplateError(f"it has {len(source)} characters; at most {MAX_SOURCE} are read")
-    environment = template_environment()
+    environment = make_environment()
     try:
         return environment.from_string(rewrite(environment.parse(source), spell))
     except RecursionError:
         raise jinja2.TemplateError("it is nested too deep") from None
 
 
-def template_environment() -> ImmutableSandboxedEnvironment:
+def make_environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
-    environment.filters = {name: _limited(name, one) for name, one in environment.filters.items()}
+    environment.filters = {name: _limit_filter(name, one) for name, one in environment.filters.items()}
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -60,15 +60,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if __obj in budget.OWN:
+        if __obj in budget.TEMPLATE_FUNCTIONS:
             return __obj(*args)
-        spent = budget.current()
+        spent = budget.current_budget()
         spent.tick()
         owner = getattr(__obj, "__self__", None)
         if not isinstance(__obj, Macro) and isinstance(owner, str | list | tuple | dict):
             budget.check_method(owner, __obj.__name__, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
-        spent.made(result)
+        spent.charge_result(result)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -83,18 +83,19 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return limited
 
 
-def _limited(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
+def _limit_filter(name: str, filter_function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter with limits on its result."""
-    first = 1 if hasattr(one, "jinja_pass_arg") else 0  # Jinja passes a context or the like before the value
+    # Jinja passes a context or the like before the value
+    first = 1 if hasattr(filter_function, "jinja_pass_arg") else 0
 
-    @functools.wraps(one)
+    @functools.wraps(filter_function)
     def limited(*args: Any, **kwargs: Any) -> Any:
         before, value, rest = args[:first], args[first], args[first + 1 :]
         if name == "join" and isinstance(value, Iterable) and not isinstance(value, str | list | tuple | Mapping):
             value = list(value)
         budget.check_filter(name, value, rest, kwargs)
-        result = one(*before, value, *rest, **kwargs)
-        budget.current().made(result)
+        result = filter_function(*before, value, *rest, **kwargs)
+        budget.current_budget().charge_result(result)
         return result
 
     return limited

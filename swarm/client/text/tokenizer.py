@@ -11,9 +11,9 @@ from types import MappingProxyType
 import jinja2
 from tokenizers import Tokenizer
 
-from swarm.client.text.budget import TIME_S, Budget, TimePassed, size_of, spending
+from swarm.client.text.budget import TIME_S, TemplateBudget, TemplateTimeout, size_of, use_budget
 from swarm.client.text.detokenize import Detokenizer
-from swarm.client.text.spelling import Rendered, Spelling, is_control
+from swarm.client.text.spelling import RenderedChat, Spelling, is_control
 from swarm.client.text.template import load_template
 from swarm.client.text.vocabulary import Vocabulary, load_tokenizer
 from swarm.errors import InvalidRequest, ModelError
@@ -25,13 +25,13 @@ ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 
 _MANY_IDS = 1024  # from this many ids on, decoding releases the interpreter's lock
 # Exceptions that Python raises when a template meets an unexpected value, such as a missing content.
-_TEMPLATE_TROUBLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 Chat = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
+class ChatRendering:
     """Options for rendering a conversation. ``time_s``: the template's limit of processor time. ``parse_special``:
     special tokens in messages become control tokens, as in most servers."""
 
@@ -39,8 +39,8 @@ class Rendering:
     parse_special: bool = False
 
 
-SAFELY = Rendering()
-NOTHING: Mapping[str, object] = MappingProxyType({})
+DEFAULT_RENDERING = ChatRendering()
+NO_VARIABLES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TextModel:
         )
         special = {name: _token_text(config[name]) for name in config if name.endswith("_token") and config[name]}
         sources = _template_sources(files, config)
-        plain, tools = (_template(sources.get(name), spelling) for name in ("default", "tool_use"))
+        plain, tools = (_compile_template(sources.get(name), spelling) for name in ("default", "tool_use"))
         source = sources.get("tool_use") or sources.get("default") or ""
         return cls(tokenizer, silent, plain or tools, special, by_text, tools, source, spelling)
 
@@ -87,17 +87,17 @@ class TextModel:
         tokens."""
         if not text:
             raise InvalidRequest("the prompt is empty", code="prompt")
-        return _some(self.vocabulary.encode(text, add_special_tokens=add_special_tokens, most=most))
+        return _require_tokens(self.vocabulary.encode(text, add_special_tokens=add_special_tokens, most=most))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids without special tokens."""
-        return self._decoded(ids, skip_special_tokens=True)
+        return self._decode(ids, skip_special_tokens=True)
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Return the text of the ids including special tokens."""
-        return self._decoded(ids, skip_special_tokens=False)
+        return self._decode(ids, skip_special_tokens=False)
 
-    def _decoded(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if len(ids) < _MANY_IDS:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
@@ -116,26 +116,26 @@ class TextModel:
     def render_chat(self, messages: Chat, **variables: object) -> str:
         """Return the prompt text for a conversation, ready for the assistant's answer. ``variables`` are passed to the
         template. If they include ``tools``, the model's template for tools is used, if it has one."""
-        return self._render(messages, variables).plain()
+        return self._render(messages, variables).to_plain()
 
     def encode_chat(
         self,
         messages: Chat,
-        variables: Mapping[str, object] = NOTHING,
+        variables: Mapping[str, object] = NO_VARIABLES,
         *,
         most: int | None = None,
-        how: Rendering = SAFELY,
+        how: ChatRendering = DEFAULT_RENDERING,
     ) -> tuple[int, ...]:
         """Return the ids of a conversation. The template writes all special tokens itself, so none are added. Special
         tokens in messages are plain text, unless ``how`` allows them."""
         rendered = self._render(messages, variables, how.time_s)
         if how.parse_special:
-            return self.encode(rendered.plain(), add_special_tokens=False, most=most)
+            return self.encode(rendered.to_plain(), add_special_tokens=False, most=most)
         if not (rendered.tokens or any(rendered.texts)):
             raise InvalidRequest("the prompt is empty", code="prompt")
-        return _some(self.vocabulary.encode_rendered(rendered, most))
+        return _require_tokens(self.vocabulary.encode_rendered(rendered, most))
 
-    def _render(self, messages: Chat, variables: Mapping[str, object], time_s: float = TIME_S) -> Rendered:
+    def _render(self, messages: Chat, variables: Mapping[str, object], time_s: float = TIME_S) -> RenderedChat:
         """Render the prompt, with the template's own control tokens separated from all other text."""
         template = self.tool_template if variables.get("tools") and self.tool_template else self.template
         if template is None:
@@ -148,28 +148,28 @@ class TextModel:
         special = {name: self.spelling.spell(text) for name, text in self.special.items()}
         values = {**special, "add_generation_prompt": True, **variables, "messages": [dict(m) for m in messages]}
         try:
-            with spending(Budget(size_of(values), time_s)):
-                return self.spelling.read(template.render(values))
-        except TimePassed as error:
-            raise TooSlow(f"the chat template refuses the conversation: {error}", code="messages") from error
-        except (jinja2.TemplateError, *_TEMPLATE_TROUBLE) as error:
-            why = _without_spelling(self.spelling, error)
+            with use_budget(TemplateBudget(size_of(values), time_s)):
+                return self.spelling.split_rendered(template.render(values))
+        except TemplateTimeout as error:
+            raise TemplateTooSlow(f"the chat template refuses the conversation: {error}", code="messages") from error
+        except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
+            why = _describe_error(self.spelling, error)
             raise InvalidRequest(f"the chat template refuses the conversation: {why}", code="messages") from error
 
 
-def _without_spelling(spelling: Spelling, error: Exception) -> str:
+def _describe_error(spelling: Spelling, error: Exception) -> str:
     """Describe a template's error without the secret words of control tokens, or parts of them."""
     try:
-        return spelling.plain(str(error))
+        return spelling.to_plain(str(error))
     except (LookupError, ValueError):
         return type(error).__name__
 
 
-class TooSlow(InvalidRequest):
+class TemplateTooSlow(InvalidRequest):
     """A template exceeded its time limit while it rendered a conversation."""
 
 
-def _some(ids: tuple[int, ...]) -> tuple[int, ...]:
+def _require_tokens(ids: tuple[int, ...]) -> tuple[int, ...]:
     if not ids:
         raise InvalidRequest("the prompt has no tokens", code="prompt")
     return ids
@@ -201,7 +201,7 @@ def _template_sources(files: Mapping[str, bytes], config: Mapping[str, object]) 
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
-def _template(source: str | None, spelling: Spelling) -> jinja2.Template | None:
+def _compile_template(source: str | None, spelling: Spelling) -> jinja2.Template | None:
     if source is None:
         return None
     try:

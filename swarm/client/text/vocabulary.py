@@ -18,20 +18,21 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
-from swarm.client.text.spelling import Rendered, Spelling
+from swarm.client.text.spelling import RenderedChat, Spelling
 from swarm.errors import InvalidRequest, ModelError
 
-PIECE = 1 << 16  # characters that are counted at a time
+PIECE_CHARS = 1 << 16  # characters that are counted at a time
 # Tolerance: pieces are cut anywhere, which adds some tokens, so their sum counts only beyond this share of the limit.
-ROUGHLY = 1.25
-MOST_CHARS = 1 << 20  # characters tokenized in one call; or CHARS_PER_TOKEN per position if that is more
-CHARS_A_TOKEN = 16  # four times the usual ratio
+TOLERANCE = 1.25
+MAX_CHARS = 1 << 20  # characters tokenized in one call; or CHARS_PER_TOKEN per position if that is more
+CHARS_PER_TOKEN = 16  # four times the usual ratio
 _LARGE = 1 << 18  # characters; after tokenizing more, memory is returned to the system
 _PROBE = "Once upon a time"
 _PANIC = "PanicException"  # the library's exception, which cannot be imported
 # Normalizers can shorten a text, at most by this factor in bytes: U+212A becomes K, U+1D400 becomes A.
-_SHRINKING = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
-_KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})  # pre-tokenizers that drop nothing
+_SHRINK_FACTORS = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
+# pre-tokenizers that drop nothing
+_LOSSLESS_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 
 
 def load_tokenizer(content: bytes, name: str) -> Tokenizer:
@@ -42,11 +43,11 @@ def load_tokenizer(content: bytes, name: str) -> Tokenizer:
         raise ModelError(f"{name} can't be read: {error}") from error
     tokenizer.no_truncation()  # settings from the model's training, which would silently cut prompts here
     tokenizer.no_padding()
-    _try(tokenizer, name)
+    _check_usable(tokenizer, name)
     return tokenizer
 
 
-def _try(tokenizer: Tokenizer, name: str) -> None:
+def _check_usable(tokenizer: Tokenizer, name: str) -> None:
     """Use the tokenizer once. A file with missing parts can be read and fails only in use: by a panic of the library,
     which is no Exception and would end more than a request. Raises ModelError."""
     try:
@@ -69,8 +70,8 @@ class Vocabulary:
             entry.normalized and entry.content in spelling.tokens
             for entry in tokenizer.get_added_tokens_decoder().values()
         )
-        self._making_speller = threading.Lock()
-        self._speller: _Speller | None = None
+        self._speller_lock = threading.Lock()
+        self._speller: _SpelledTokenizer | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False, most: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text, in which control tokens are recognised. Raises InvalidRequest for more than
@@ -78,16 +79,16 @@ class Vocabulary:
         self.check_length(text, most)
         return tuple(_encode(self._tokenizer, text, add_special_tokens=add_special_tokens))
 
-    def encode_rendered(self, rendered: Rendered, most: int | None = None) -> tuple[int, ...]:
+    def encode_rendered(self, rendered: RenderedChat, most: int | None = None) -> tuple[int, ...]:
         """Return the ids of a template's output: its own control tokens become such, all other text stays text."""
-        plain = rendered.plain()
+        plain = rendered.to_plain()
         self.check_length(plain, most)
-        spelled = rendered.spelled()
+        spelled = rendered.to_spelled()
         if not (self._is_matched_normalized or self._spelling.has_look_alikes(spelled)):
             return tuple(_encode(self._tokenizer, plain))
-        with self._making_speller:
+        with self._speller_lock:
             if self._speller is None:
-                self._speller = _Speller(self._tokenizer, self._spelling)
+                self._speller = _SpelledTokenizer(self._tokenizer, self._spelling)
         return self._speller.encode(spelled)
 
     def check_length(self, text: str, most: int | None) -> None:
@@ -98,10 +99,10 @@ class Vocabulary:
             return
         if self.token_bytes is not None and (fewest := -(-size // self.token_bytes)) > most:
             raise _too_long(f"at least {fewest}", most)
-        num_tokens, limit = 0, max(MOST_CHARS, CHARS_A_TOKEN * most)
-        for start in range(0, len(text), PIECE) if len(text) > PIECE else ():
-            num_tokens += len(_encode(self._tokenizer, text[start : start + PIECE]))
-            if num_tokens > ROUGHLY * most:
+        num_tokens, limit = 0, max(MAX_CHARS, CHARS_PER_TOKEN * most)
+        for start in range(0, len(text), PIECE_CHARS) if len(text) > PIECE_CHARS else ():
+            num_tokens += len(_encode(self._tokenizer, text[start : start + PIECE_CHARS]))
+            if num_tokens > TOLERANCE * most:
                 raise _too_long(f"more than {most}", most)
             if start > limit:
                 raise InvalidRequest(f"the prompt has {len(text)} characters, at most {limit} are read", code="context")
@@ -112,7 +113,7 @@ def num_bytes(text: str) -> int:
     if text.isascii():
         return len(text)
     try:  # in pieces, since each call blocks other threads
-        return sum(len(text[start : start + PIECE].encode()) for start in range(0, len(text), PIECE))
+        return sum(len(text[start : start + PIECE_CHARS].encode()) for start in range(0, len(text), PIECE_CHARS))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"the prompt is not valid Unicode: {error.reason}", code="prompt") from error
 
@@ -122,7 +123,7 @@ def _too_long(count: str, most: int) -> InvalidRequest:
     return InvalidRequest(text, code="context")
 
 
-class _Speller:
+class _SpelledTokenizer:
     """A second tokenizer of the same model in which the texts of control tokens are secret words."""
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
@@ -133,9 +134,9 @@ class _Speller:
                 setattr(self._tokenizer, part, value)
         self._originals: dict[int, int] = {}  # original ids by this tokenizer's ids
         added = sorted(tokenizer.get_added_tokens_decoder().items())
-        self._tokenizer.add_tokens([_renamed(entry, spelling, control) for _, entry in added])
+        self._tokenizer.add_tokens([_spelled_token(entry, spelling, control) for _, entry in added])
         for original, entry in added:
-            own = self._tokenizer.token_to_id(_renamed(entry, spelling, control).content)
+            own = self._tokenizer.token_to_id(_spelled_token(entry, spelling, control).content)
             assert own is not None  # it was added above
             self._originals[own] = original
         self._forbidden = {original: entry.content for original, entry in added if entry.content in control}
@@ -146,16 +147,16 @@ class _Speller:
         """Return the ids of a text in which secret words stand for control tokens. Raises InvalidRequest if the model's
         vocabulary turns plain text into a control token."""
         ids = _encode(self._tokenizer, text)
-        forged = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
-        if forged is not None:  # its id may be 0
-            text = self._forbidden[forged]
+        forged_token = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
+        if forged_token is not None:  # its id may be 0
+            text = self._forbidden[forged_token]
             raise InvalidRequest(f"this model's tokenizer has no other encoding for {text!r}: leave it out", "messages")
         return tuple(self._originals.get(token, token) for token in ids)
 
 
-def _renamed(entry: AddedToken, spelling: Spelling, control: set[str]) -> AddedToken:
+def _spelled_token(entry: AddedToken, spelling: Spelling, control: set[str]) -> AddedToken:
     return AddedToken(
-        spelling.word(entry.content) if entry.content in control else entry.content,
+        spelling.secret_word(entry.content) if entry.content in control else entry.content,
         single_word=entry.single_word,
         lstrip=entry.lstrip,
         rstrip=entry.rstrip,
@@ -169,11 +170,11 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False
     ids: list[int] = encoding.ids
     if len(text) > _LARGE:
         del encoding
-        give_memory_back()
+        release_memory()
     return ids
 
 
-def give_memory_back() -> None:
+def release_memory() -> None:
     """Have the C library return unused memory to the system; otherwise it keeps much of a peak."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
@@ -182,19 +183,19 @@ def give_memory_back() -> None:
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
     """Return the largest number of bytes of a text that one token can stand for; None if there is no proven bound."""
-    factor = _shrinking(_described(tokenizer.normalizer))
-    if factor is None or not _keeps_all(_described(tokenizer.pre_tokenizer)):
+    factor = _shrink_factor(_describe_part(tokenizer.normalizer))
+    if factor is None or not _keeps_all(_describe_part(tokenizer.pre_tokenizer)):
         return None
     model = tokenizer.model
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not isinstance(model, BPE) or not _is_complete(model, vocabulary, _described(tokenizer.pre_tokenizer)):
+    if not isinstance(model, BPE) or not _is_complete(model, vocabulary, _describe_part(tokenizer.pre_tokenizer)):
         return None
     if any(entry.lstrip or entry.rstrip for entry in tokenizer.get_added_tokens_decoder().values()):
         return None  # any amount of white space around it belongs to the token
     return factor * max(len(text.encode()) for text in vocabulary)
 
 
-def _described(part: Any) -> dict[str, Any]:
+def _describe_part(part: Any) -> dict[str, Any]:
     """Return a normalizer or pre-tokenizer as it is written in tokenizer.json; empty for None."""
     if part is None:
         return {}
@@ -209,15 +210,15 @@ def _parts_of(described: Mapping[str, Any], field: str) -> list[Mapping[str, Any
     return [inner for part in described[field] for inner in _parts_of(part, field)]
 
 
-def _shrinking(described: Mapping[str, Any]) -> int | None:
+def _shrink_factor(described: Mapping[str, Any]) -> int | None:
     factor = 1
     for part in _parts_of(described, "normalizers"):
         if part["type"] == "Replace":
             before, after = part["pattern"].get("String"), part["content"]
             if before is None or len(after.encode()) < len(before.encode()):
                 return None
-        elif part["type"] in _SHRINKING:
-            factor *= _SHRINKING[part["type"]]
+        elif part["type"] in _SHRINK_FACTORS:
+            factor *= _SHRINK_FACTORS[part["type"]]
         else:
             return None
     return factor
@@ -225,7 +226,8 @@ def _shrinking(described: Mapping[str, Any]) -> int | None:
 
 def _keeps_all(described: Mapping[str, Any]) -> bool:
     return all(
-        part["type"] in _KEEPING and part.get("behavior") != "Removed" for part in _parts_of(described, "pretokenizers")
+        part["type"] in _LOSSLESS_PRE_TOKENIZERS and part.get("behavior") != "Removed"
+        for part in _parts_of(described, "pretokenizers")
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from swarm.cli.options import JsonOption, UrlOption, open_client
-from swarm.ctl.top.asking import AWAY_S, Asking, look
+from swarm.ctl.top.poller import AWAY_S, TopPoller, query_data
 
 
 def top(
@@ -29,7 +29,7 @@ def top(
     outer = context.obj
     wants_json = as_json or outer.as_json
     with open_client(context, url or outer.url, away_s=AWAY_S) as client:
-        known = look(client)
+        known = query_data(client)
         if wants_json:
             from swarm.cli.output import print_json
 
@@ -39,5 +39,5 @@ def top(
             raise typer.BadParameter("top needs a terminal; scripts take --json, or swarmctl stats --watch")
         from swarm.ctl.top.screen import run
 
-        with Asking(client, known, every) as asking:
+        with TopPoller(client, known, every) as asking:
             run(asking)

@@ -13,24 +13,24 @@ from swarm.gateway.apis.bodies import (
     Number,
     Objects,
     Texts,
-    as_json,
+    check_deadline,
     check_extra,
-    deadline_of,
-    keep_of,
-    priority_of,
+    check_keep_s,
+    encode_json,
     response_grammar,
-    sampling,
+    to_priority,
+    to_sampling_params,
 )
-from swarm.gateway.apis.chat import tool_use
+from swarm.gateway.apis.chat import parse_tools
 from swarm.gateway.apis.writer import Json
-from swarm.gateway.ask import Ask, ToolUse
-from swarm.gateway.desk.desk import ALL_LEFT
-from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import unsupported, wrong
-from swarm.gateway.memo import Memo, noted
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.service import REST_OF_CONTEXT
+from swarm.gateway.completion_request import CompletionRequest, ToolOptions
+from swarm.gateway.errors import invalid_field, unsupported_field
+from swarm.gateway.resume_state import ResumeState, offered_tools
 
 # Accepted and ignored. Thinking is among them: models served here mark no thoughts, so none are returned.
-IGNORED = frozenset({
+IGNORED_FIELDS = frozenset({
     "metadata",
     "service_tier",
     "cache_control",
@@ -44,14 +44,14 @@ IGNORED = frozenset({
     "speed",
 })  # fmt: skip
 
-THOUGHTS = ("thinking", "redacted_thinking")  # blocks of a history that are dropped
-THINKING = ("disabled", "enabled", "adaptive")
+THINKING_BLOCKS = ("thinking", "redacted_thinking")  # blocks of a history that are dropped
+THINKING_TYPES = ("disabled", "enabled", "adaptive")
 
 
 class CountBody(Body):
     """Body of /v1/messages/count_tokens."""
 
-    called: ClassVar[Mapping[str, str]] = {
+    api_names: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
         "stop": "stop_sequences",
         "grammar": "output_config.format",
@@ -78,16 +78,16 @@ class MessageBody(CountBody):
     keep_s: KeepSeconds = None
 
 
-def ask_of(body: MessageBody, served: Served) -> Ask:
+def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Raises ApiError."""
-    _refuse(body, served)
+    _check_fields(body, served)
     if body.max_tokens < 1:
-        raise wrong("max_tokens", f"must be at least 1, not {body.max_tokens}")
-    tools = tools_of(body.tools, body.tool_choice)
-    grammar = _grammar_of(body.output_config)
+        raise invalid_field("max_tokens", f"must be at least 1, not {body.max_tokens}")
+    tools = to_tool_options(body.tools, body.tool_choice)
+    grammar = _parse_grammar(body.output_config)
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("output_config.format", "can't be combined with a required tool call")
-    params = sampling(
+        raise invalid_field("output_config.format", "can't be combined with a required tool call")
+    params = to_sampling_params(
         body,
         {
             "max_tokens": body.max_tokens,
@@ -98,69 +98,71 @@ def ask_of(body: MessageBody, served: Served) -> Ask:
             "grammar": grammar,
         },
     )
-    return Ask(
+    return CompletionRequest(
         params=params,
-        messages=messages_of(body.system, body.messages),
+        messages=to_messages(body.system, body.messages),
         tools=tools,
         template=body.chat_template_kwargs or {},
-        priority=priority_of(body),
-        deadline_s=deadline_of(body),
-        keep_s=keep_of(body.keep_s, body.stream),
-        called=body.names(),
+        priority=to_priority(body),
+        deadline_s=check_deadline(body),
+        keep_s=check_keep_s(body.keep_s, body.stream),
+        api_names=body.names(),
     )
 
 
-def count_of(body: CountBody, served: Served) -> Ask:
+def to_count_request(body: CountBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a request whose prompt is only counted. Raises ApiError."""
-    _refuse(body, served)
-    tools = tools_of(body.tools, body.tool_choice)
-    params = sampling(body, {"max_tokens": ALL_LEFT})
-    messages = messages_of(body.system, body.messages)
-    return Ask(params=params, messages=messages, tools=tools, template=body.chat_template_kwargs or {})
+    _check_fields(body, served)
+    tools = to_tool_options(body.tools, body.tool_choice)
+    params = to_sampling_params(body, {"max_tokens": REST_OF_CONTEXT})
+    messages = to_messages(body.system, body.messages)
+    return CompletionRequest(params=params, messages=messages, tools=tools, template=body.chat_template_kwargs or {})
 
 
-def _refuse(body: CountBody, served: Served) -> None:
-    check_extra(body, IGNORED)
+def _check_fields(body: CountBody, served: ServedModel) -> None:
+    check_extra(body, IGNORED_FIELDS)
     if body.hops:
-        raise unsupported("hops", "/v1/chat/completions and /v1/completions report them")
-    if body.thinking is not None and body.thinking.get("type") not in THINKING:
-        raise wrong("thinking.type", f"must be one of {', '.join(THINKING)}")
+        raise unsupported_field("hops", "/v1/chat/completions and /v1/completions report them")
+    if body.thinking is not None and body.thinking.get("type") not in THINKING_TYPES:
+        raise invalid_field("thinking.type", f"must be one of {', '.join(THINKING_TYPES)}")
     served.check_name(body.model)
 
 
-def _grammar_of(config: Mapping[str, Any] | None) -> Any:
+def _parse_grammar(config: Mapping[str, Any] | None) -> Any:
     for name, value in (config or {}).items():
         if name not in ("format", "effort") and value is not None:
-            raise unsupported(f"output_config.{name}")
+            raise unsupported_field(f"output_config.{name}")
     given = (config or {}).get("format")
     if given is not None and (not isinstance(given, dict) or given.get("type") != "json_schema"):
-        raise wrong("output_config.format", "must be of type json_schema")
+        raise invalid_field("output_config.format", "must be of type json_schema")
     return response_grammar(given, "output_config.format")
 
 
 # --- tools
 
 
-def tools_of(given: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolUse:
+def to_tool_options(given: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolOptions:
     """Return the tools of a body. Raises ApiError."""
-    tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ())]
+    tools = [_convert_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ())]
     choice = choice or {}
     wanted = choice.get("type", "auto")
     parallel = not choice.get("disable_parallel_tool_use")
     if wanted == "tool":
-        return tool_use(tools, {"type": "function", "name": choice.get("name")}, parallel)
+        return parse_tools(tools, {"type": "function", "name": choice.get("name")}, parallel)
     if wanted not in ("auto", "any", "none"):
-        raise wrong("tool_choice.type", f"must be auto, any, tool or none, not {wanted!r}")
-    return tool_use(tools, "required" if wanted == "any" else str(wanted), parallel)
+        raise invalid_field("tool_choice.type", f"must be auto, any, tool or none, not {wanted!r}")
+    return parse_tools(tools, "required" if wanted == "any" else str(wanted), parallel)
 
 
-def _tool(given: Mapping[str, Any], place: str) -> Json:
+def _convert_tool(given: Mapping[str, Any], place: str) -> Json:
     kind = given.get("type") or "custom"
     if kind != "custom":
-        raise unsupported(f"{place}.type", f"{kind!r} runs at Anthropic; tools here are described by an input_schema")
+        raise unsupported_field(
+            f"{place}.type", f"{kind!r} runs at Anthropic; tools here are described by an input_schema"
+        )
     schema = given.get("input_schema")
     if not isinstance(schema, dict):
-        raise wrong(f"{place}.input_schema", "must be a JSON schema")
+        raise invalid_field(f"{place}.input_schema", "must be a JSON schema")
     described = {"name": given.get("name"), "description": given.get("description"), "parameters": schema}
     return {"type": "function", "function": {**described, "strict": bool(given.get("strict"))}}
 
@@ -168,47 +170,49 @@ def _tool(given: Mapping[str, Any], place: str) -> Json:
 # --- the conversation
 
 
-def messages_of(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
+def to_messages(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
     """Convert the conversation into chat messages. Raises ApiError."""
     messages: list[Json] = []
     if text := _text_of(system, "system"):
         messages.append({"role": "system", "content": text})
     for number, message in enumerate(given):
-        messages += _message(message, f"messages[{number}]")
+        messages += _convert_message(message, f"messages[{number}]")
     if not given:
-        raise wrong("messages", "at least one message is needed")
+        raise invalid_field("messages", "at least one message is needed")
     if messages and messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last message is the assistant's, and answers can't be prefilled")
+        raise unsupported_field("messages", "the last message is the assistant's, and answers can't be prefilled")
     return tuple(messages)
 
 
-def _message(message: Mapping[str, Any], place: str) -> list[Json]:
+def _convert_message(message: Mapping[str, Any], place: str) -> list[Json]:
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise wrong(f"{place}.role", f"must be user or assistant, not {role!r}")
+        raise invalid_field(f"{place}.role", f"must be user or assistant, not {role!r}")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise wrong(f"{place}.content", "must be a text or a list of blocks")
-    blocks = [(_block(block, at), at) for number, block in enumerate(content) for at in (f"{place}.content[{number}]",)]
+        raise invalid_field(f"{place}.content", "must be a text or a list of blocks")
+    blocks = [
+        (_check_block(block, at), at) for number, block in enumerate(content) for at in (f"{place}.content[{number}]",)
+    ]
     if role == "assistant":
-        return _said(blocks)
-    return _asked(role, blocks)
+        return _assistant_messages(blocks)
+    return _user_messages(role, blocks)
 
 
-def _block(block: object, place: str) -> Json:
+def _check_block(block: object, place: str) -> Json:
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-        raise wrong(place, "must be an object with a type")
+        raise invalid_field(place, "must be an object with a type")
     return block
 
 
-def _said(blocks: Sequence[tuple[Json, str]]) -> list[Json]:
+def _assistant_messages(blocks: Sequence[tuple[Json, str]]) -> list[Json]:
     texts: list[str] = []
     calls: list[Json] = []
     for block, place in blocks:
         if block["type"] == "tool_use":
-            calls.append(_call(block, place))
-        elif block["type"] not in THOUGHTS:
+            calls.append(_convert_call(block, place))
+        elif block["type"] not in THINKING_BLOCKS:
             texts.append(_block_text(block, place))
     message: Json = {"role": "assistant", "content": "".join(texts)}
     if calls:
@@ -216,15 +220,15 @@ def _said(blocks: Sequence[tuple[Json, str]]) -> list[Json]:
     return [message] if texts or calls else []
 
 
-def _call(block: Json, place: str) -> Json:
+def _convert_call(block: Json, place: str) -> Json:
     for name, kind in (("id", str), ("name", str), ("input", dict)):
         if not isinstance(block.get(name), kind):
-            raise wrong(f"{place}.{name}", "must be an object" if kind is dict else "must be a text")
-    arguments = as_json(block["input"], f"{place}.input")
+            raise invalid_field(f"{place}.{name}", "must be an object" if kind is dict else "must be a text")
+    arguments = encode_json(block["input"], f"{place}.input")
     return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
 
 
-def _asked(role: str, blocks: Sequence[tuple[Json, str]]) -> list[Json]:
+def _user_messages(role: str, blocks: Sequence[tuple[Json, str]]) -> list[Json]:
     """Convert a user's blocks: results of tools come first, each as a message of its own, then the texts as one
     message."""
     results: list[Json] = []
@@ -232,7 +236,7 @@ def _asked(role: str, blocks: Sequence[tuple[Json, str]]) -> list[Json]:
     for block, place in blocks:
         if block["type"] == "tool_result":
             if not isinstance(block.get("tool_use_id"), str):
-                raise wrong(f"{place}.tool_use_id", "must be a text")
+                raise invalid_field(f"{place}.tool_use_id", "must be a text")
             text = _text_of(block.get("content"), f"{place}.content")
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
         else:
@@ -244,9 +248,9 @@ def _text_of(content: object, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise wrong(place, "must be a text or a list of blocks")
-    found = ((block, f"{place}[{number}]") for number, block in enumerate(content))
-    return "\n".join(_block_text(_block(block, at), at) for block, at in found)
+        raise invalid_field(place, "must be a text or a list of blocks")
+    blocks = ((block, f"{place}[{number}]") for number, block in enumerate(content))
+    return "\n".join(_block_text(_check_block(block, at), at) for block, at in blocks)
 
 
 def _block_text(block: Json, place: str) -> str:
@@ -256,11 +260,11 @@ def _block_text(block: Json, place: str) -> str:
     elif block["type"] == "text":
         text = block.get("text")
     else:
-        raise unsupported(f"{place}.type", f"{block['type']!r}; models here read text only")
+        raise unsupported_field(f"{place}.type", f"{block['type']!r}; models here read text only")
     if not isinstance(text, str):
-        raise wrong(f"{place}.text", "must be a text")
+        raise invalid_field(f"{place}.text", "must be a text")
     return text
 
 
-def memo_of(body: MessageBody, ask: Ask, created: int) -> Memo:
-    return Memo("messages", created, tools=noted(ask.tools), parallel=ask.tools.parallel)
+def to_resume_state(body: MessageBody, request: CompletionRequest, created: int) -> ResumeState:
+    return ResumeState("messages", created, tools=offered_tools(request.tools), parallel=request.tools.parallel)

@@ -12,11 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from swarm.errors import InvalidRequest
-from swarm.gateway.errors import unsupported, wrong
+from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, Grammar, SamplingParams
 
 # Accepted and ignored: they change nothing about an answer.
-BOOKKEEPING = frozenset({
+COMMON_IGNORED_FIELDS = frozenset({
     "metadata",
     "store",
     "prompt_cache_key",
@@ -31,7 +31,7 @@ BOOKKEEPING = frozenset({
 MAX_KEEP_S = 600.0  # seconds
 
 
-def _few_biases(given: object) -> object:
+def _limit_biases(given: object) -> object:
     """Limit the number of biases before each one is validated, since every invalid one would be reported."""
     if isinstance(given, dict) and len(given) > MAX_BIASES:
         raise PydanticCustomError("too_many", f"takes at most {MAX_BIASES} tokens, not {len(given)}")
@@ -39,11 +39,11 @@ def _few_biases(given: object) -> object:
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Quick = Field(fail_fast=True)  # report only the first invalid item, however many there are
-Biases = Annotated[dict[str, Number], BeforeValidator(_few_biases)]
-Ids = Annotated[list[int], Quick]
-Texts = Annotated[list[str], Quick]
-Objects = Annotated[list[dict[str, Any]], Quick]
+FailFast = Field(fail_fast=True)  # report only the first invalid item, however many there are
+Biases = Annotated[dict[str, Number], BeforeValidator(_limit_biases)]
+Ids = Annotated[list[int], FailFast]
+Texts = Annotated[list[str], FailFast]
+Objects = Annotated[list[dict[str, Any]], FailFast]
 KeepSeconds = Annotated[
     Number | None,
     Field(description="Swarm extension: seconds that a streamed answer continues without its reader, to be resumed."),
@@ -55,7 +55,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     # the API's names of parameters, where they differ from ours; see ``names``
-    called: ClassVar[Mapping[str, str]] = {}
+    api_names: ClassVar[Mapping[str, str]] = {}
 
     top_k: Annotated[int | None, Field(description="Swarm extension: sample among this many of the likeliest.")] = None
     min_p: Annotated[Number | None, Field(description="Swarm extension: least share of the likeliest.")] = None
@@ -76,17 +76,17 @@ class Body(BaseModel):
 
     def names(self) -> Mapping[str, str]:
         """Return the client's names of parameters, where they differ from ours."""
-        return self.called
+        return self.api_names
 
 
-def check_extra(body: BaseModel, bookkeeping: Iterable[str] = BOOKKEEPING) -> None:
+def check_extra(body: BaseModel, bookkeeping: Iterable[str] = COMMON_IGNORED_FIELDS) -> None:
     """Reject unsupported fields: they may be meant to change the answer."""
     for name, value in (body.model_extra or {}).items():
         if name not in bookkeeping and value is not None:
-            raise unsupported(name)
+            raise unsupported_field(name)
 
 
-def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
+def to_sampling_params(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters from a body's shared fields and ``fields``; None stands for an absent field.
     Raises ApiError."""
     shared = {
@@ -101,15 +101,15 @@ def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
         check = params if params.max_tokens else msgspec.structs.replace(params, max_tokens=1_000_000)
         check.check()
     except InvalidRequest as error:
-        raise wrong(body.names().get(error.code, error.code), str(error)) from None
+        raise invalid_field(body.names().get(error.code, error.code), str(error)) from None
     except msgspec.ValidationError as error:
         complaint, _, place = str(error).partition(" - at ")
         name = place.strip("`").removeprefix("$.") or "body"
-        raise wrong(body.names().get(name, name), complaint) from None
+        raise invalid_field(body.names().get(name, name), complaint) from None
     return params
 
 
-def priority_of(body: Body) -> int:
+def to_priority(body: Body) -> int:
     given = body.priority
     if given is None:
         return 0
@@ -117,47 +117,49 @@ def priority_of(body: Body) -> int:
         return PRIORITIES[given]
     if isinstance(given, int) and -100 <= given <= 100:
         return given
-    raise wrong("priority", f"must be one of {', '.join(PRIORITIES)}, or a number between -100 and 100, not {given!r}")
+    raise invalid_field(
+        "priority", f"must be one of {', '.join(PRIORITIES)}, or a number between -100 and 100, not {given!r}"
+    )
 
 
-def deadline_of(body: Body) -> float | None:
+def check_deadline(body: Body) -> float | None:
     if body.deadline_s is not None and not 0 < body.deadline_s <= 1e9:
-        raise wrong("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
+        raise invalid_field("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
     return body.deadline_s
 
 
-def keep_of(keep_s: float | None, stream: bool | None) -> float:
+def check_keep_s(keep_s: float | None, stream: bool | None) -> float:
     """Return the seconds for which an answer continues without its reader. Raises ApiError."""
     if not keep_s:
         return 0.0
     if not 0 < keep_s <= MAX_KEEP_S:
-        raise wrong("keep_s", f"must be between 0 and {MAX_KEEP_S:g} seconds, not {keep_s:g}")
+        raise invalid_field("keep_s", f"must be between 0 and {MAX_KEEP_S:g} seconds, not {keep_s:g}")
     if not stream:
-        raise wrong("keep_s", "is only for streams: other answers can't be resumed")
+        raise invalid_field("keep_s", "is only for streams: other answers can't be resumed")
     return keep_s
 
 
-def biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+def to_biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
     try:
         return {int(token): float(bias) for token, bias in given.items()}
     except (ValueError, TypeError):
-        raise wrong("logit_bias", "maps token ids to numbers") from None
+        raise invalid_field("logit_bias", "maps token ids to numbers") from None
 
 
-def stops(given: str | list[str] | None) -> tuple[str, ...] | None:
+def to_stops(given: str | list[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def as_json(value: object, field: str) -> str:
+def encode_json(value: object, field: str) -> str:
     """Encode a value of a body. Raises ApiError if it cannot be encoded as JSON."""
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise wrong(field, f"can't be encoded as JSON: {error}") from None
+        raise invalid_field(field, f"can't be encoded as JSON: {error}") from None
 
 
 def json_grammar(schema: object) -> Grammar:
@@ -176,13 +178,15 @@ def response_grammar(given: Mapping[str, Any] | None, field: str = "response_for
         inner = given.get("json_schema", given)
         schema = inner.get("schema") if isinstance(inner, dict) else None
         if not isinstance(schema, dict | bool):
-            raise wrong(field, "a json_schema needs a schema, which is an object")
+            raise invalid_field(field, "a json_schema needs a schema, which is an object")
         return json_grammar(schema)
     if kind in ("regex", "choice", "ebnf"):  # Swarm's own types
         text = given.get(kind)
         if kind == "choice" and isinstance(text, list):
             text = json.dumps(text, ensure_ascii=False)
         if not isinstance(text, str):
-            raise wrong(field, f"a {kind} needs the field {kind!r}")
+            raise invalid_field(field, f"a {kind} needs the field {kind!r}")
         return Grammar(kind, text)
-    raise wrong(field, f"the type {kind!r} is not known; known are text, json_object, json_schema, regex, choice, ebnf")
+    raise invalid_field(
+        field, f"the type {kind!r} is not known; known are text, json_object, json_schema, regex, choice, ebnf"
+    )

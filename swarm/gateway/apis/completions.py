@@ -9,29 +9,29 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import Field, WithJsonSchema
 
-from swarm.gateway.answer import Counts, End, Part, Text
+from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TextPart, TokenCounts
 from swarm.gateway.apis.bodies import (
     Biases,
     Body,
     KeepSeconds,
     Number,
     Texts,
-    biases,
+    check_deadline,
     check_extra,
-    deadline_of,
-    keep_of,
-    priority_of,
+    check_keep_s,
     response_grammar,
-    sampling,
-    stops,
+    to_biases,
+    to_priority,
+    to_sampling_params,
+    to_stops,
 )
 from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
-from swarm.gateway.apis.tokens import hops_of, text_logprobs, usage
-from swarm.gateway.apis.writer import Json, Mould, Sse
-from swarm.gateway.ask import Ask
-from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import Problem, unsupported, wrong
-from swarm.gateway.memo import Memo
+from swarm.gateway.apis.tokens import list_hops, text_logprobs, usage_object
+from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.errors import ApiError, invalid_field, unsupported_field
+from swarm.gateway.resume_state import ResumeState
 
 DEFAULT_LENGTH = 16  # OpenAI's default
 MAX_PROMPTS = 256  # also the limit of answers in total
@@ -43,7 +43,7 @@ PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "
 class CompletionBody(Body):
     """Body of /v1/completions."""
 
-    called: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
+    api_names: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
     model: str
     # validated by hand: pydantic would report every wrong item of a union
@@ -68,47 +68,51 @@ class CompletionBody(Body):
     user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
 
-def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
+def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionRequest]:
     """Convert a body into completion requests, one per prompt. Raises ApiError."""
     check_extra(body)
     check_stream_options(body.stream_options, bool(body.stream))
     served.check_name(body.model)
     if body.suffix:
-        raise unsupported("suffix", "models here only continue text")
+        raise unsupported_field("suffix", "models here only continue text")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "every generated answer is returned: use n")
+        raise unsupported_field("best_of", "every generated answer is returned: use n")
     if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs")
-    params = sampling(
+        raise unsupported_field(
+            "echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs"
+        )
+    params = to_sampling_params(
         body,
         {
             "max_tokens": _length(body.max_tokens),
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "n": body.n,
-            "stop": stops(body.stop),
+            "stop": to_stops(body.stop),
             "seed": body.seed,
             "presence_penalty": body.presence_penalty,
             "frequency_penalty": body.frequency_penalty,
-            "logit_bias": biases(body.logit_bias),
+            "logit_bias": to_biases(body.logit_bias),
             "logprobs": body.logprobs,
             "grammar": response_grammar(body.response_format),
         },
     )
-    prompts, keep_s = prompts_of(body.prompt), keep_of(body.keep_s, body.stream)
+    prompts, keep_s = parse_prompts(body.prompt), check_keep_s(body.keep_s, body.stream)
     if keep_s and len(prompts) > 1:
-        raise wrong("keep_s", "is only for a single prompt")
+        raise invalid_field("keep_s", "is only for a single prompt")
     if len(prompts) * params.n > MAX_PROMPTS:
-        raise wrong("n", f"{len(prompts)} prompts with {params.n} answers each: at most {MAX_PROMPTS} answers in all")
+        raise invalid_field(
+            "n", f"{len(prompts)} prompts with {params.n} answers each: at most {MAX_PROMPTS} answers in all"
+        )
     return [
-        Ask(
+        CompletionRequest(
             params=params,
             prompt=prompt,
-            priority=priority_of(body),
-            deadline_s=deadline_of(body),
+            priority=to_priority(body),
+            deadline_s=check_deadline(body),
             hops=bool(body.hops),
             keep_s=keep_s,
-            called=body.names(),
+            api_names=body.names(),
         )
         for prompt in prompts
     ]
@@ -116,87 +120,91 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
 
 def _length(given: int | None) -> int:
     if given is not None and given < 1:
-        raise wrong("max_tokens", f"must be at least 1, not {given}")
+        raise invalid_field("max_tokens", f"must be at least 1, not {given}")
     return DEFAULT_LENGTH if given is None else given
 
 
-def prompts_of(given: Any) -> list[str | tuple[int, ...]]:
+def parse_prompts(given: Any) -> list[str | tuple[int, ...]]:
     """Return the prompts, as text or as token ids. Raises ApiError."""
     if given is None or given in ("", []):
-        raise wrong("prompt", "is empty")
-    many = isinstance(given, list) and not isinstance(given[0], int)
-    prompts = [_prompt_of(each) for each in (given[: MAX_PROMPTS + 1] if many else [given])]
+        raise invalid_field("prompt", "is empty")
+    is_list = isinstance(given, list) and not isinstance(given[0], int)
+    prompts = [_parse_prompt(each) for each in (given[: MAX_PROMPTS + 1] if is_list else [given])]
     if len(prompts) > MAX_PROMPTS:
-        raise wrong("prompt", f"at most {MAX_PROMPTS} prompts, not {len(given)}")
+        raise invalid_field("prompt", f"at most {MAX_PROMPTS} prompts, not {len(given)}")
     if len({type(prompt) for prompt in prompts}) > 1:
-        raise wrong("prompt", "texts and token ids can't be mixed")
+        raise invalid_field("prompt", "texts and token ids can't be mixed")
     return prompts
 
 
-def _prompt_of(given: Any) -> str | tuple[int, ...]:
+def _parse_prompt(given: Any) -> str | tuple[int, ...]:
     if isinstance(given, str) and given:
         return given
     if isinstance(given, list) and given and all(type(each) is int for each in given):
         return tuple(given)
-    raise wrong("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty")
-
-
-def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: int) -> Memo:
-    wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return Memo(
-        "completions",
-        created,
-        usage=wanted,
-        logprobs=body.logprobs is not None,
-        hops=bool(body.hops),
-        echoes=_echoes(asks, served) if body.echo else (),
+    raise invalid_field(
+        "prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty"
     )
 
 
-def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
+def to_resume_state(
+    body: CompletionBody, requests: Sequence[CompletionRequest], served: ServedModel, created: int
+) -> ResumeState:
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return ResumeState(
+        "completions",
+        created,
+        usage=include_usage,
+        logprobs=body.logprobs is not None,
+        hops=bool(body.hops),
+        echoes=_echo_texts(requests, served) if body.echo else (),
+    )
+
+
+def _echo_texts(requests: Sequence[CompletionRequest], served: ServedModel) -> tuple[str, ...]:
     """Return the prompts as texts, one per choice. A single prompt stands for all choices."""
     texts = [
-        ask.prompt if isinstance(ask.prompt, str) else served.needs_text("leave out echo").decode(ask.prompt)
-        for ask in asks
+        ask.prompt if isinstance(ask.prompt, str) else served.require_text_model("leave out echo").decode(ask.prompt)
+        for ask in requests
     ]
-    return tuple(texts) if len(texts) == 1 else tuple(text for text in texts for _ in range(asks[0].params.n))
+    return tuple(texts) if len(texts) == 1 else tuple(text for text in texts for _ in range(requests[0].params.n))
 
 
 class CompletionWriter:
     """Encodes the answer to one or several prompts in the format of OpenAI's /v1/completions."""
 
-    def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
+    def __init__(self, memo: ResumeState, served: ServedModel, request_id: str) -> None:
         self._memo, self._served, self._echoes = memo, served, memo.echoes
         self._id = "cmpl-" + request_id
         self._offsets: dict[int, int] = {}  # characters so far, by choice
-        self._begun: set[int] = set()  # choices whose echo has been returned
-        self._moulds: dict[int, Mould] = {}  # by choice
+        self._started_choices: set[int] = set()  # choices whose echo has been returned
+        self._templates: dict[int, EventTemplate] = {}  # by choice
 
     def _base(self) -> Json:
         return {"id": self._id, "object": "text_completion", "created": self._memo.created, "model": self._served.name}
 
-    def _said(self, part: Text) -> Sse:
+    def _text_event(self, part: TextPart) -> SseEvent:
         """Return the event of a text without other fields, which make up most of a stream."""
-        mould = self._moulds.get(part.choice)
-        if mould is None:
-            mould = self._moulds[part.choice] = Mould(self._body(part.choice, Mould.HOLE))
-        return mould.cast(part.text)
+        template = self._templates.get(part.choice)
+        if template is None:
+            template = self._templates[part.choice] = EventTemplate(self._body(part.choice, EventTemplate.PLACEHOLDER))
+        return template.render(part.text)
 
-    def _chunk(self, choice: int, text: str, reason: str | None = None, part: Text | None = None) -> Sse:
-        return Sse(msgspec.json.encode(self._body(choice, text, reason, part)))
+    def _chunk(self, choice: int, text: str, reason: str | None = None, part: TextPart | None = None) -> SseEvent:
+        return SseEvent(msgspec.json.encode(self._body(choice, text, reason, part)))
 
-    def _body(self, choice: int, text: str, reason: str | None = None, part: Text | None = None) -> Json:
+    def _body(self, choice: int, text: str, reason: str | None = None, part: TextPart | None = None) -> Json:
         entry: Json = {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
         if part is not None and self._memo.logprobs:
             entry["logprobs"] = self._logprobs(part)
         if part is not None and self._memo.hops:
-            entry["hops"] = hops_of(part.pieces)
+            entry["hops"] = list_hops(part.pieces)
         body = {**self._base(), "choices": [entry]}
         if self._memo.usage:
             body["usage"] = None
         return body
 
-    def _logprobs(self, part: Text) -> Json:
+    def _logprobs(self, part: TextPart) -> Json:
         result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
         return result
 
@@ -204,51 +212,51 @@ class CompletionWriter:
         """Return the text that precedes the choice."""
         return self._echoes[choice if len(self._echoes) > 1 else 0] if self._echoes else ""
 
-    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
+    def start_events(self, num_prompt: int = 0) -> Sequence[SseEvent]:
         return ()
 
-    def write(self, part: Part) -> Sequence[Sse]:
+    def write(self, part: AnswerPart) -> Sequence[SseEvent]:
         events = []
-        if self._echoes and part.choice not in self._begun:
-            self._begun.add(part.choice)
+        if self._echoes and part.choice not in self._started_choices:
+            self._started_choices.add(part.choice)
             events.append(self._chunk(part.choice, self._echo(part.choice)))
-        if isinstance(part, Text) and not self._memo.logprobs and not self._memo.hops:
-            events.append(self._said(part))
-        elif isinstance(part, Text):
+        if isinstance(part, TextPart) and not self._memo.logprobs and not self._memo.hops:
+            events.append(self._text_event(part))
+        elif isinstance(part, TextPart):
             events.append(self._chunk(part.choice, part.text, part=part))
-        elif isinstance(part, End):
+        elif isinstance(part, ChoiceEndPart):
             events.append(self._chunk(part.choice, "", part.reason))
         return events
 
-    def tail(self, counts: Counts) -> Sequence[Sse]:
+    def end_events(self, counts: TokenCounts) -> Sequence[SseEvent]:
         if not self._memo.usage:
             return (DONE,)
-        return (Sse(msgspec.json.encode({**self._base(), "choices": [], "usage": usage(counts)})), DONE)
+        return (SseEvent(msgspec.json.encode({**self._base(), "choices": [], "usage": usage_object(counts)})), DONE)
 
-    def failed(self, problem: Problem) -> Sequence[Sse]:
-        return (Sse(json.dumps(problem.openai()).encode()), DONE)
+    def error_events(self, problem: ApiError) -> Sequence[SseEvent]:
+        return (SseEvent(json.dumps(problem.to_openai()).encode()), DONE)
 
-    def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
+    def full_response(self, parts: Sequence[AnswerPart], counts: TokenCounts) -> Json:
         choices: dict[int, Json] = {}
         for part in parts:
             empty: Json = {"index": part.choice, "text": "", "logprobs": None, "finish_reason": None}
             choice = choices.setdefault(part.choice, empty)
-            if isinstance(part, Text):
+            if isinstance(part, TextPart):
                 self._collect(choice, part)
-            elif isinstance(part, End):
+            elif isinstance(part, ChoiceEndPart):
                 choice["finish_reason"] = part.reason
         for index, choice in choices.items():
             choice["text"] = self._echo(index) + choice["text"]
-        return {**self._base(), "choices": [choices[index] for index in sorted(choices)], "usage": usage(counts)}
+        return {**self._base(), "choices": [choices[index] for index in sorted(choices)], "usage": usage_object(counts)}
 
-    def _collect(self, choice: Json, part: Text) -> None:
+    def _collect(self, choice: Json, part: TextPart) -> None:
         choice["text"] += part.text
         if self._memo.hops:
-            choice.setdefault("hops", []).extend(hops_of(part.pieces))
+            choice.setdefault("hops", []).extend(list_hops(part.pieces))
         if self._memo.logprobs:
-            told = self._logprobs(part)
+            logprobs = self._logprobs(part)
             if choice["logprobs"] is None:
-                choice["logprobs"] = told
+                choice["logprobs"] = logprobs
             else:
-                for name, values in told.items():
+                for name, values in logprobs.items():
                     choice["logprobs"][name] += values

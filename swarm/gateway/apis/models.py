@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.gateway.desk.served import Served
+from swarm.gateway.completion.served_model import ServedModel
 
 
-def model_of(served: Served, created: int) -> dict[str, Any]:
+def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
     """Describe a model. ``swarm`` has fields beyond those of OpenAI's format."""
     manifest, text = served.manifest, served.text
     has_template = text is not None and text.template is not None
@@ -24,7 +24,7 @@ def model_of(served: Served, created: int) -> dict[str, Any]:
             "dtype": manifest.dtype,
             "text": text is not None,
             "chat": has_template,
-            "tools": served.family.name if has_template else None,
+            "tools": served.tool_format.name if has_template else None,
             "json_schema": text is not None,
             "aliases": list(served.aliases),
         },

@@ -9,32 +9,32 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
-    BOOKKEEPING,
+    COMMON_IGNORED_FIELDS,
     Body,
     KeepSeconds,
     Number,
     Objects,
     Texts,
-    as_json,
+    check_deadline,
     check_extra,
-    deadline_of,
-    keep_of,
-    priority_of,
+    check_keep_s,
+    encode_json,
     response_grammar,
-    sampling,
-    stops,
+    to_priority,
+    to_sampling_params,
+    to_stops,
 )
-from swarm.gateway.apis.chat import StreamOptions, check_stream_options, length_of, tool_use
-from swarm.gateway.apis.items import messages_of
+from swarm.gateway.apis.chat import StreamOptions, check_stream_options, first_length, parse_tools
+from swarm.gateway.apis.items import to_messages
 from swarm.gateway.apis.writer import Json
-from swarm.gateway.ask import Ask
-from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import unsupported, wrong
-from swarm.gateway.memo import Memo, noted
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.errors import invalid_field, unsupported_field
+from swarm.gateway.resume_state import ResumeState, offered_tools
 
 LOGPROBS = "message.output_text.logprobs"
 # Accepted values of ``include``. All but the first concern features that do not exist here.
-INCLUDES = frozenset({
+INCLUDE_VALUES = frozenset({
     LOGPROBS,
     "reasoning.encrypted_content",
     "web_search_call.results",
@@ -46,7 +46,7 @@ INCLUDES = frozenset({
 })  # fmt: skip
 
 # Fields that are rejected unless empty, with the alternative to name.
-REFUSED = {
+REJECTED_FIELDS = {
     "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
     "conversation": "nothing is stored here between requests: send the whole conversation as input",
     "background": "use stream and keep_s instead, and resume with Last-Event-ID",
@@ -55,13 +55,13 @@ REFUSED = {
 }
 
 # Accepted and ignored; those that OpenAI's answer contains are repeated in ours.
-IGNORED = BOOKKEEPING | {"reasoning", "max_tool_calls"}
+IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {"reasoning", "max_tool_calls"}
 
 
 class ResponseBody(Body):
     """Body of /v1/responses."""
 
-    called: ClassVar[Mapping[str, str]] = {
+    api_names: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
         "max_tokens": "max_output_tokens",
         "logprobs": "top_logprobs",
@@ -95,63 +95,63 @@ class ResponseBody(Body):
     keep_s: KeepSeconds = None
 
 
-def ask_of(body: ResponseBody, served: Served) -> Ask:
+def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Raises ApiError."""
-    _refuse(body)
+    _check_fields(body)
     served.check_name(body.model)
-    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = response_grammar(_format_of(body), "text.format")
     if grammar is not None and tools.choice in ("required", "named"):
-        raise wrong("text.format", "can't be combined with a required tool call")
-    params = sampling(
+        raise invalid_field("text.format", "can't be combined with a required tool call")
+    params = to_sampling_params(
         body,
         {
-            "max_tokens": length_of(body.max_output_tokens, field="max_output_tokens"),
+            "max_tokens": first_length(body.max_output_tokens, field="max_output_tokens"),
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "seed": body.seed,
-            "stop": stops(body.stop),
+            "stop": to_stops(body.stop),
             "presence_penalty": body.presence_penalty,
             "frequency_penalty": body.frequency_penalty,
             "logprobs": (body.top_logprobs or 0) if _wants_logprobs(body) else None,
             "grammar": grammar,
         },
     )
-    messages = messages_of(body.input)
+    messages = to_messages(body.input)
     if body.instructions:
         messages = ({"role": "system", "content": body.instructions}, *messages)
-    return Ask(
+    return CompletionRequest(
         params=params,
         messages=messages,
         tools=tools,
         template=body.chat_template_kwargs or {},
-        priority=priority_of(body),
-        deadline_s=deadline_of(body),
-        keep_s=keep_of(body.keep_s, body.stream),
-        called=body.names(),
+        priority=to_priority(body),
+        deadline_s=check_deadline(body),
+        keep_s=check_keep_s(body.keep_s, body.stream),
+        api_names=body.names(),
     )
 
 
-def _refuse(body: ResponseBody) -> None:
-    for name, instead in REFUSED.items():
+def _check_fields(body: ResponseBody) -> None:
+    for name, instead in REJECTED_FIELDS.items():
         if getattr(body, name, None) or (body.model_extra or {}).get(name):
-            raise unsupported(name, instead)
-    check_extra(body, IGNORED | REFUSED.keys())
+            raise unsupported_field(name, instead)
+    check_extra(body, IGNORED_FIELDS | REJECTED_FIELDS.keys())
     check_stream_options(body.stream_options, bool(body.stream))
     if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "only disabled: shorten the input yourself")
+        raise unsupported_field("truncation", "only disabled: shorten the input yourself")
     for name in body.include or ():
-        if name not in INCLUDES:
-            raise unsupported("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDES))}")
+        if name not in INCLUDE_VALUES:
+            raise unsupported_field("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDE_VALUES))}")
 
 
 def _format_of(body: ResponseBody) -> Mapping[str, Any] | None:
     for name, value in (body.text or {}).items():
         if name not in ("format", "verbosity") and value is not None:
-            raise unsupported(f"text.{name}")
+            raise unsupported_field(f"text.{name}")
     given = (body.text or {}).get("format")
     if given is not None and not isinstance(given, dict):
-        raise wrong("text.format", "must be an object with a type")
+        raise invalid_field("text.format", "must be an object with a type")
     return given
 
 
@@ -159,24 +159,24 @@ def _wants_logprobs(body: ResponseBody) -> bool:
     return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
-def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
+def to_resume_state(body: ResponseBody, request: CompletionRequest, created: int) -> ResumeState:
     """Return the data needed to write the answer. Raises ApiError for a field that cannot be repeated in the answer."""
-    told = _told(body, ask)
-    for name, value in told.items():
-        as_json(value, name)
-    return Memo(
+    repeated = _repeated_fields(body, request)
+    for name, value in repeated.items():
+        encode_json(value, name)
+    return ResumeState(
         "responses",
         created,
-        tools=noted(ask.tools),
-        parallel=ask.tools.parallel,
-        logprobs=ask.params.logprobs is not None,
-        told=told,
+        tools=offered_tools(request.tools),
+        parallel=request.tools.parallel,
+        logprobs=request.params.logprobs is not None,
+        told=repeated,
     )
 
 
-def _told(body: ResponseBody, ask: Ask) -> Json:
+def _repeated_fields(body: ResponseBody, request: CompletionRequest) -> Json:
     """Return the fields of the answer that repeat the request."""
-    extra, reasoning, params = body.model_extra or {}, body.reasoning or {}, ask.params
+    extra, reasoning, params = body.model_extra or {}, body.reasoning or {}, request.params
     return {
         "background": False,
         "frequency_penalty": params.frequency_penalty,
@@ -184,7 +184,7 @@ def _told(body: ResponseBody, ask: Ask) -> Json:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": extra.get("max_tool_calls"),
         "metadata": body.metadata or {},
-        "parallel_tool_calls": ask.tools.parallel,
+        "parallel_tool_calls": request.tools.parallel,
         "presence_penalty": params.presence_penalty,
         "previous_response_id": None,
         "prompt_cache_key": extra.get("prompt_cache_key"),
@@ -195,7 +195,7 @@ def _told(body: ResponseBody, ask: Ask) -> Json:
         "temperature": params.temperature,
         "text": {"format": _format_of(body) or {"type": "text"}, "verbosity": (body.text or {}).get("verbosity")},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": [_complete_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
@@ -203,13 +203,13 @@ def _told(body: ResponseBody, ask: Ask) -> Json:
     }
 
 
-def _tool(given: Json) -> Json:
+def _complete_tool(given: Json) -> Json:
     """Return a tool with all fields that OpenAI's answers have."""
     if given.get("type") == "custom":
         return {"format": {"type": "text"}, **given}
     return {"description": None, "parameters": None, "strict": False, **given}
 
 
-def may_be_fetched(memo: Memo) -> bool:
+def is_stored(memo: ResumeState) -> bool:
     """Whether the request asked for its answer to be stored for later retrieval."""
     return memo.api == "responses" and bool(memo.told.get("store"))

@@ -65,7 +65,7 @@ class MessageShape(BaseModel):
     hops: list[Any] | None = None
 
 
-Reason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoiceShape(BaseModel):
@@ -74,7 +74,7 @@ class ChatChoiceShape(BaseModel):
     index: int
     message: MessageShape
     logprobs: dict[str, Any] | None
-    finish_reason: Reason
+    finish_reason: FinishReason
 
 
 class ChatShape(BaseModel):
@@ -94,7 +94,7 @@ class TextChoiceShape(BaseModel):
     index: int
     text: str
     logprobs: dict[str, Any] | None
-    finish_reason: Reason
+    finish_reason: FinishReason
     hops: list[Any] | None = None
 
 
@@ -138,12 +138,12 @@ EVENTS: dict[str, Any] = {
 }
 
 
-def answer(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def response_doc(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return a route's documentation of responses of this shape."""
     return {200: {"model": shape}}
 
 
-def answer_or_stream(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def response_or_stream_doc(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return a route's documentation of responses of this shape, or streams of events."""
     return {200: {"model": shape, "content": EVENTS}}
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from swarm.client.results import Piece
-from swarm.gateway.answer import Counts
-from swarm.gateway.desk.served import Served
+from swarm.gateway.answer import TokenCounts
+from swarm.gateway.completion.served_model import ServedModel
 from swarm.wire.messages import TokenLogprob
 
 Json = dict[str, Any]
 _LOWEST = -9999.0  # OpenAI's stand-in for minus infinity
 
 
-def chat_logprobs(served: Served, pieces: Iterable[Piece]) -> list[Json]:
+def chat_logprobs(served: ServedModel, pieces: Iterable[Piece]) -> list[Json]:
     """Return log probabilities in the format of /v1/chat/completions, one entry per token."""
     return [
         {**_entry(served, own), "top_logprobs": [_entry(served, each) for each in others]}
@@ -24,7 +24,7 @@ def chat_logprobs(served: Served, pieces: Iterable[Piece]) -> list[Json]:
     ]
 
 
-def _entry(served: Served, entry: TokenLogprob) -> Json:
+def _entry(served: ServedModel, entry: TokenLogprob) -> Json:
     content = served.token_bytes(entry.token)
     return {
         "token": content.decode(errors="replace"),
@@ -33,21 +33,21 @@ def _entry(served: Served, entry: TokenLogprob) -> Json:
     }
 
 
-def text_logprobs(served: Served, pieces: Iterable[Piece], offset: int) -> tuple[Json, int]:
+def text_logprobs(served: ServedModel, pieces: Iterable[Piece], offset: int) -> tuple[Json, int]:
     """Return log probabilities in the format of /v1/completions, and the text offset after them."""
     result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for piece in pieces:
         if piece.logprobs:
             own, *others = piece.logprobs
-            result["tokens"].append(_word(served, own.token))
+            result["tokens"].append(_token_text(served, own.token))
             result["token_logprobs"].append(max(own.logprob, _LOWEST))
-            result["top_logprobs"].append({_word(served, e.token): max(e.logprob, _LOWEST) for e in others})
+            result["top_logprobs"].append({_token_text(served, e.token): max(e.logprob, _LOWEST) for e in others})
             result["text_offset"].append(offset)
         offset += len(piece.text)
     return result, offset
 
 
-def _word(served: Served, token: int) -> str:
+def _token_text(served: ServedModel, token: int) -> str:
     content = served.token_bytes(token)
     try:
         return content.decode()
@@ -55,12 +55,12 @@ def _word(served: Served, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def hops_of(pieces: Iterable[Piece]) -> list[Any]:
+def list_hops(pieces: Iterable[Piece]) -> list[Any]:
     """Return the hops of each token (where its time went), one list per token."""
     return [msgspec.to_builtins(piece.hops) for piece in pieces if piece.token is not None]
 
 
-def usage(counts: Counts) -> Json:
+def usage_object(counts: TokenCounts) -> Json:
     """Return token counts in the format of /v1/chat/completions and /v1/completions."""
     return {
         "prompt_tokens": counts.prompt,

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from swarm.gateway.answer import Counts, Part
-from swarm.gateway.errors import Problem
+from swarm.gateway.answer import AnswerPart, TokenCounts
+from swarm.gateway.errors import ApiError
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sse:
+class SseEvent:
     """One server-sent event."""
 
     data: bytes
@@ -26,36 +26,36 @@ class Sse:
         return name + b"data: " + self.data + b"\n\n"
 
 
-class Mould:
+class EventTemplate:
     """Template of an event of which only one text changes: the rest of its JSON is encoded once."""
 
-    HOLE = "\x00text\x00"  # cannot occur in JSON unescaped
+    PLACEHOLDER = "\x00text\x00"  # cannot occur in JSON unescaped
 
     def __init__(self, body: Json) -> None:
         """Create the template. ``body`` has ``PLACEHOLDER`` in place of the text."""
-        self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.HOLE))
+        self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.PLACEHOLDER))
 
-    def cast(self, text: str) -> Sse:
-        return Sse(self._before + msgspec.json.encode(text) + self._after)
+    def render(self, text: str) -> SseEvent:
+        return SseEvent(self._before + msgspec.json.encode(text) + self._after)
 
 
-class Writer(Protocol):
+class AnswerWriter(Protocol):
     """Encoder of one answer. Its output depends on the parts alone, not on time or chance."""
 
-    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
+    def start_events(self, num_prompt: int = 0) -> Sequence[SseEvent]:
         """Return the events before the first part. ``num_prompt``: tokens of the prompt."""
         ...
 
-    def write(self, part: Part) -> Sequence[Sse]: ...
+    def write(self, part: AnswerPart) -> Sequence[SseEvent]: ...
 
-    def tail(self, counts: Counts) -> Sequence[Sse]:
+    def end_events(self, counts: TokenCounts) -> Sequence[SseEvent]:
         """Return the events after the last part."""
         ...
 
-    def failed(self, problem: Problem) -> Sequence[Sse]:
+    def error_events(self, problem: ApiError) -> Sequence[SseEvent]:
         """Return the events that end a stream with an error."""
         ...
 
-    def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
+    def full_response(self, parts: Sequence[AnswerPart], counts: TokenCounts) -> Json:
         """Return the answer as one object."""
         ...

@@ -9,21 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from swarm.admin.orders import parse_request_id
+from swarm.api_keys.keys import ApiKey
 from swarm.client.client import AsyncClient
 from swarm.errors import InvalidRequest, RequestFailed, SwarmError
-from swarm.gateway.console import household, logs, orders
-from swarm.gateway.console.files import File, shipped
-from swarm.gateway.console.household import STRANGERS, Household
-from swarm.gateway.console.orders import Cancel, Join, Kill, Order, Stop
-from swarm.gateway.console.watch import Watch
-from swarm.gateway.desk.desk import Owner
-from swarm.gateway.errors import Problem, problem_of
-from swarm.govern.orders import plain_id
-from swarm.keys.keys import Key
+from swarm.gateway.completion.service import Caller
+from swarm.gateway.console import commands, logs
+from swarm.gateway.console import local_swarm as household
+from swarm.gateway.console.commands import CancelCommand, ConsoleCommand, JoinCommand, KillCommand, StopCommand
+from swarm.gateway.console.files import PageFile, load_page_files
+from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM, LocalSwarm
+from swarm.gateway.console.poller import SwarmPoller
+from swarm.gateway.errors import ApiError, to_api_error
 from swarm.log import get_logger
-from swarm.wire.messages import Json, Steer
+from swarm.wire.messages import Json, PlanCommand
 
-MAX_QUESTIONS: Final = 16  # queries in progress at a time
+MAX_QUERIES: Final = 16  # queries in progress at a time
 _NO_PLAN: Final = "nothing was changed: the swarm would wait for "
 
 log = get_logger(__name__)
@@ -39,21 +40,21 @@ class Console:
     ``settings``: returns a report of the gateway's settings."""
 
     make_client: MakeClient
-    keys: Callable[[], Iterable[Key]] = tuple
+    keys: Callable[[], Iterable[ApiKey]] = tuple
     usage: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
-    home: Household = STRANGERS
+    local_swarm: LocalSwarm = NO_LOCAL_SWARM
     settings: Callable[[], Json] = dict
-    files: dict[str, File] = field(default_factory=lambda: dict(shipped()))
-    watch: Watch = field(init=False)
+    files: dict[str, PageFile] = field(default_factory=lambda: dict(load_page_files()))
+    poller: SwarmPoller = field(init=False)
     _client: AsyncClient = field(init=False)
-    _asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_QUESTIONS))
+    _query_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_QUERIES))
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.make_client)
+        self.poller = SwarmPoller(self.make_client)
         self._client = self.make_client()
 
     async def aclose(self) -> None:
-        await self.watch.aclose()
+        await self.poller.aclose()
         await self._client.aclose()
 
     @property
@@ -62,74 +63,80 @@ class Console:
         return frozenset(self.files)
 
     @contextlib.asynccontextmanager
-    async def _asked(self) -> AsyncIterator[AsyncClient]:
+    async def _query_client(self) -> AsyncIterator[AsyncClient]:
         """Provide the client for a query, and turn errors of the broker into ApiError."""
-        if self._asking.locked():
+        if self._query_slots.locked():
             text = "too many console queries are in progress"
-            raise Problem(429, text, code="overloaded", retry_after_s=1.0)
-        async with self._asking:
+            raise ApiError(429, text, code="overloaded", retry_after_s=1.0)
+        async with self._query_slots:
             try:
                 yield self._client
             except RequestFailed as error:
-                raise _refused(error) from None
+                raise _refusal_error(error) from None
             except SwarmError as error:
-                raise problem_of(error) from None
+                raise to_api_error(error) from None
 
-    async def give(self, body: object, owner: Owner) -> Json:
+    async def run_command(self, body: object, caller: Caller) -> Json:
         """Carry out a command from the console's page. Raises ApiError."""
-        order = orders.order_of(body)
+        command = commands.parse_command(body)
         try:
-            async with self._asked() as client:
-                is_own = isinstance(order, Cancel) and await _is_own(client, order.request_id, owner)
-                orders.check_may(order, is_admin=owner.is_admin, is_demo=self.home.is_demo, is_own=is_own)
-                if not isinstance(order, Cancel):
-                    self.watch.hurry()
-                text, answer = await _carried_out(client, order)
-        except Problem as problem:
-            log.info("console_order_refused", by=owner.tenant, order=_told(order), reason=problem.message)
+            async with self._query_client() as client:
+                is_own = isinstance(command, CancelCommand) and await _is_own(client, command.request_id, caller)
+                commands.check_allowed(
+                    command, is_admin=caller.is_admin, is_demo=self.local_swarm.is_demo, is_own=is_own
+                )
+                if not isinstance(command, CancelCommand):
+                    self.poller.poll_quickly()
+                text, answer = await _execute(client, command)
+        except ApiError as problem:
+            log.info(
+                "console_order_refused", by=caller.tenant, order=_describe_command(command), reason=problem.message
+            )
             raise
-        log.info("console_order", by=owner.tenant, order=_told(order), text=text)
+        log.info("console_order", by=caller.tenant, order=_describe_command(command), text=text)
         return {"text": text, "body": answer}
 
-    async def suppose(self, body: object) -> Json:
+    async def preview_plan(self, body: object) -> Json:
         """Return the plan that would be made, or the reason why there is none. Raises ApiError."""
-        wanted = orders.supposed(body)
+        question = commands.parse_plan_question(body)
         try:
-            async with self._asked() as client:
-                return await (client.steer(wanted) if isinstance(wanted, Steer) else client.suppose_plan(wanted))
-        except Problem as problem:
+            async with self._query_client() as client:
+                return await (
+                    client.steer(question) if isinstance(question, PlanCommand) else client.suppose_plan(question)
+                )
+        except ApiError as problem:
             if not problem.message.startswith(_NO_PLAN):
                 raise
             return {"state": "no plan", "waits_for": problem.message.removeprefix(_NO_PLAN), "stages": []}
 
-    async def trace(self, request_id: str, owner: Owner) -> Json:
+    async def trace(self, request_id: str, caller: Caller) -> Json:
         """Return where the time of each token of a request went. Raises ApiError."""
-        request_id = plain_id(request_id)
-        async with self._asked() as client:
-            if not owner.is_admin and not await _is_own(client, request_id, owner):
-                raise Problem(404, "you have no such request", code="not_found")
+        request_id = parse_request_id(request_id)
+        async with self._query_client() as client:
+            if not caller.is_admin and not await _is_own(client, request_id, caller):
+                raise ApiError(404, "you have no such request", code="not_found")
             try:
                 return await client.trace(request_id)
             except RequestFailed as error:
-                raise Problem(404, str(error), code="not_found") from None
+                raise ApiError(404, str(error), code="not_found") from None
 
     async def logs(self) -> Json:
         """List the processes with logs. Raises ApiError if this gateway has no logs' folder."""
-        folder = self._logs()
-        beside = await asyncio.to_thread(lambda: household.names_of(household.children()))
-        return {"processes": await asyncio.to_thread(logs.listed, folder, beside.keys())}
+        folder = self._logs_folder()
+        running = await asyncio.to_thread(lambda: household.pids_by_name(household.sibling_commands()))
+        return {"processes": await asyncio.to_thread(logs.list_logs, folder, running.keys())}
 
     async def log(self, name: str, before: int | None, search: str) -> Json:
         """Return a page of a process's log. Raises ApiError."""
-        return await asyncio.to_thread(logs.page, self._logs(), name, before, search)
+        return await asyncio.to_thread(logs.read_page, self._logs_folder(), name, before, search)
 
-    def _logs(self) -> Path:
-        if self.home.logs is None:
+    def _logs_folder(self) -> Path:
+        if self.local_swarm.logs is None:
             text = "this gateway has no folder of logs: only swarm up provides one"
-            raise Problem(404, text, code="no_logs")
-        return self.home.logs
+            raise ApiError(404, text, code="no_logs")
+        return self.local_swarm.logs
 
-    def quotas(self) -> Json:
+    def key_usage(self) -> Json:
         """Return the limits and the usage of each key, without anything of its secret."""
         rows = []
         for key in self.keys():
@@ -150,61 +157,63 @@ class Console:
         return {"keys": rows}
 
 
-async def _is_own(client: AsyncClient, request_id: str, owner: Owner) -> bool:
+async def _is_own(client: AsyncClient, request_id: str, caller: Caller) -> bool:
     try:
-        return (await client.recall(request_id)).tenant == owner.tenant
+        return (await client.recall(request_id)).tenant == caller.tenant
     except InvalidRequest:
         return False
 
 
-async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
+async def _execute(client: AsyncClient, command: ConsoleCommand) -> tuple[str, Json]:
     """Carry out a command. Returns a description for the user, and the broker's answer. Raises ApiError and
     SwarmError."""
-    match order:
-        case Cancel(request_id):
+    match command:
+        case CancelCommand(request_id):
             await client.cancel(request_id)
             return f"request {request_id} is cancelled", {"request_id": request_id, "state": "ended"}
-        case Stop(worker, force):
+        case StopCommand(worker, force):
             return f"{worker} hands over its layers and leaves", await client.stop_worker(worker, force=force)
-        case Join(count):
+        case JoinCommand(count):
             body = await client.join(count)
             return "a worker is started" if count == 1 else f"{count} workers are started", body
-        case Kill(worker):
-            pid = await asyncio.to_thread(household.kill, worker, await client.query("nodes"))
+        case KillCommand(worker):
+            pid = await asyncio.to_thread(household.kill_worker, worker, await client.query("nodes"))
             return f"{worker} was killed (process {pid})", {"worker": worker, "pid": pid}
-    body = await client.steer(order)
+    body = await client.steer(command)
     note = body.get("note")
-    return f"{_steered(order, body)}; {note}" if note else _steered(order, body), body
+    return f"{_describe_plan_command(command, body)}; {note}" if note else _describe_plan_command(command, body), body
 
 
-def _refused(error: RequestFailed) -> Problem:
+def _refusal_error(error: RequestFailed) -> ApiError:
     """Return the broker's refusal as an error response."""
     text = str(error)
-    return Problem(404, text, code="not_found") if text.startswith("no worker") else Problem(409, text, code="refused")
+    return (
+        ApiError(404, text, code="not_found") if text.startswith("no worker") else ApiError(409, text, code="refused")
+    )
 
 
-def _steered(order: Steer, body: Json) -> str:
-    match order.verb:
+def _describe_plan_command(command: PlanCommand, body: Json) -> str:
+    match command.verb:
         case "drain":
-            return f"{order.worker} hands over its layers, and gets none until it is uncordoned"
+            return f"{command.worker} hands over its layers, and gets none until it is uncordoned"
         case "cordon":
-            return f"{order.worker} gets no new layers"
+            return f"{command.worker} gets no new layers"
         case "uncordon" if body.get("state") == "free":
-            return f"{order.worker} may have layers again"
+            return f"{command.worker} may have layers again"
         case "uncordon":
-            return f"{order.worker} still gets no layers"
+            return f"{command.worker} still gets no layers"
     return f"the plan {body.get('state')}"
 
 
-def _told(order: Order) -> str:
+def _describe_command(command: ConsoleCommand) -> str:
     """Describe a command and its target for the log."""
-    match order:
-        case Cancel(request_id):
+    match command:
+        case CancelCommand(request_id):
             return f"cancel {request_id}"
-        case Stop(worker, force):
+        case StopCommand(worker, force):
             return f"stop {worker}" + (" by force" if force else "")
-        case Join(count):
+        case JoinCommand(count):
             return f"join {count}"
-        case Kill(worker):
+        case KillCommand(worker):
             return f"kill {worker}"
-    return f"{order.verb} {order.worker or order.by_hand}".strip()
+    return f"{command.verb} {command.worker or command.by_hand}".strip()

@@ -23,7 +23,7 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class PageFile:
     """A file of the page: its content, compressed content, media type and ETag."""
 
     content: bytes
@@ -32,21 +32,21 @@ class File:
     tag: str
 
     def headers(self, *, is_packed: bool) -> dict[str, str]:
-        told = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        return told | ({"content-encoding": "gzip"} if is_packed else {})
+        headers = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        return headers | ({"content-encoding": "gzip"} if is_packed else {})
 
 
-def shipped(folder: Path = PAGE) -> Mapping[str, File]:
+def load_page_files(folder: Path = PAGE) -> Mapping[str, PageFile]:
     """Return the files by path: ``/`` is the page itself, all others are below ``/console/``."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in _KINDS and path.is_file():
             name = path.relative_to(folder).as_posix()
-            found["/" if name == FIRST else f"/console/{name}"] = _read(path)
-    return found
+            files["/" if name == FIRST else f"/console/{name}"] = _read_file(path)
+    return files
 
 
-def _read(path: Path) -> File:
+def _read_file(path: Path) -> PageFile:
     content = path.read_bytes()
     tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    return File(content, gzip.compress(content, 9, mtime=0), _KINDS[path.suffix], tag)
+    return PageFile(content, gzip.compress(content, 9, mtime=0), _KINDS[path.suffix], tag)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from swarm.gateway.console.patch import Tree
-from swarm.gateway.errors import Problem
+from swarm.gateway.errors import ApiError
 
-PAGE: Final = 200  # lines per page
+PAGE_LINES: Final = 200  # lines per page
 MAX_SCAN: Final = 4 << 20  # bytes that one page scans
 MAX_LINE: Final = 16 << 10  # bytes; longer lines are cut
 MAX_SEARCH: Final = 200
@@ -35,58 +35,58 @@ Read = Callable[[int, int], bytes]  # returns the bytes between two offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line, and its byte offset in the log."""
 
     at: int
     content: bytes
 
 
-def listed(folder: Path, alive: Collection[str]) -> list[Tree]:
+def list_logs(folder: Path, alive: Collection[str]) -> list[Tree]:
     """List all processes that have a log, by name."""
     sizes = _sizes(folder)
-    found = []
+    logs = []
     for name in sorted({file.removesuffix(_OLDER).removesuffix(_END) for file in sizes}):
         size = sizes.get(name + _END, 0) + sizes.get(name + _OLDER, 0)
-        found.append({"name": name, "alive": name in alive, "bytes": size})
-    return found
+        logs.append({"name": name, "alive": name in alive, "bytes": size})
+    return logs
 
 
-def page(folder: Path, name: str, before: int | None, search: str) -> Tree:
+def read_page(folder: Path, name: str, before: int | None, search: str) -> Tree:
     """Return the lines before an offset (None: the end) that contain the text, ignoring case. Raises ApiError if there
     is no such log."""
     sizes = _sizes(folder)
     if name + _END not in sizes:
-        raise Problem(404, f"there is no log of {name[:80]!r}", code="not_found")
+        raise ApiError(404, f"there is no log of {name[:80]!r}", code="not_found")
     with ExitStack() as stack:
         parts = []
         for file in (name + _OLDER, name + _END):
-            if file in sizes and (opened := _opened(folder / file)) is not None:
+            if file in sizes and (opened := _open_log(folder / file)) is not None:
                 parts.append((stack.enter_context(opened), sizes[file]))
         size = sum(size for _, size in parts)
         end = size if before is None else max(0, min(before, size))
-        lines, rest = lines_before(lambda start, stop: _between(parts, start, stop), end, search[:MAX_SEARCH])
-    return {"lines": [told(line) for line in reversed(lines)], "before": rest}
+        lines, rest = lines_before(lambda start, stop: _read_between(parts, start, stop), end, search[:MAX_SEARCH])
+    return {"lines": [parse_line(line) for line in reversed(lines)], "before": rest}
 
 
 def _sizes(folder: Path) -> dict[str, int]:
     """Return the sizes of log files. Only regular files count: the target of a link is no log of ours."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith((_END, _OLDER)) and entry.is_file(follow_symlinks=False) and len(found) < MAX_FILES:
-                found[entry.name] = entry.stat(follow_symlinks=False).st_size
-    return found
+            if entry.name.endswith((_END, _OLDER)) and entry.is_file(follow_symlinks=False) and len(sizes) < MAX_FILES:
+                sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return sizes
 
 
-def _opened(path: Path) -> BinaryIO | None:
+def _open_log(path: Path) -> BinaryIO | None:
     try:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     except OSError:
         return None  # rotated or removed meanwhile
 
 
-def _between(parts: list[tuple[BinaryIO, int]], start: int, stop: int) -> bytes:
+def _read_between(parts: list[tuple[BinaryIO, int]], start: int, stop: int) -> bytes:
     """Read from several files as if they were one."""
     read, begins = bytearray(), 0
     for file, size in parts:
@@ -98,43 +98,43 @@ def _between(parts: list[tuple[BinaryIO, int]], start: int, stop: int) -> bytes:
     return bytes(read)
 
 
-def lines_before(read: Read, end: int, search: str = "") -> tuple[list[Line], int | None]:
+def lines_before(read: Read, end: int, search: str = "") -> tuple[list[LogLine], int | None]:
     """Return lines that end before ``end``, the last first, and the end of the next page; None if nothing is left."""
-    found: list[Line] = []
-    wanted = search.lower()
+    lines: list[LogLine] = []
+    search_text = search.lower()
     position, rest = end, b""  # bytes after ``position``, up to the end of the first complete line
     while position > 0:
         if end - position >= MAX_SCAN:
-            return found, position + len(rest)
+            return lines, position + len(rest)
         start = max(0, position - _CHUNK)
         block = read(start, position) + rest
         first, *pieces = block.split(b"\n")
         at = start + len(first) + 1
         whole = []
         for piece in pieces:
-            whole.append(Line(at, piece[:MAX_LINE]))
+            whole.append(LogLine(at, piece[:MAX_LINE]))
             at += len(piece) + 1
         for line in reversed(whole):
-            if line.content.strip() and wanted in line.content.decode(errors="replace").lower():
-                found.append(line)
-                if len(found) == PAGE:
-                    return found, line.at
+            if line.content.strip() and search_text in line.content.decode(errors="replace").lower():
+                lines.append(line)
+                if len(lines) == PAGE_LINES:
+                    return lines, line.at
         position, rest = start, first[:MAX_LINE]
-    if rest.strip() and wanted in rest.decode(errors="replace").lower():
-        found.append(Line(0, rest))
-    return found, None
+    if rest.strip() and search_text in rest.decode(errors="replace").lower():
+        lines.append(LogLine(0, rest))
+    return lines, None
 
 
-def told(line: Line) -> Tree:
+def parse_line(line: LogLine) -> Tree:
     """Return a line with its parsed fields."""
     text = line.content.decode(errors="replace")
-    for read in (_from_json, _from_console):
+    for read in (_parse_json, _parse_console):
         if (body := read(text)) is not None:
             return {"at": line.at, **body}
     return {"at": line.at, "time": None, "level": None, "event": None, "text": text, "fields": {}}
 
 
-def _from_json(text: str) -> Tree | None:
+def _parse_json(text: str) -> Tree | None:
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
@@ -152,7 +152,7 @@ def _from_json(text: str) -> Tree | None:
     }
 
 
-def _from_console(text: str) -> Tree | None:
+def _parse_console(text: str) -> Tree | None:
     match = _CONSOLE.fullmatch(text)
     if match is None:
         return None

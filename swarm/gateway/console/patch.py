@@ -8,7 +8,7 @@ from typing import Any
 Tree = dict[str, Any]
 
 
-def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
+def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
     """Return the patch that turns ``before`` into ``after``; empty if they are equal. A null member of ``after`` counts
     as absent, because a patch cannot express anything else."""
     patch: Tree = {}
@@ -19,14 +19,14 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
         if value is was or value == was:
             continue
         if isinstance(value, dict) and isinstance(was, dict):
-            if below := difference(was, value):
+            if below := diff(was, value):
                 patch[name] = below
         else:
             patch[name] = value
     return patch
 
 
-def patched(tree: Mapping[str, Any], patch: Mapping[str, Any]) -> Tree:
+def apply_patch(tree: Mapping[str, Any], patch: Mapping[str, Any]) -> Tree:
     """Return the tree after the patch. Unchanged parts are shared."""
     result = dict(tree)
     for name, value in patch.items():
@@ -34,7 +34,7 @@ def patched(tree: Mapping[str, Any], patch: Mapping[str, Any]) -> Tree:
             result.pop(name, None)
         elif isinstance(value, dict):
             below = result.get(name)
-            result[name] = patched(below if isinstance(below, dict) else {}, value)
+            result[name] = apply_patch(below if isinstance(below, dict) else {}, value)
         else:
             result[name] = value
     return result

@@ -12,7 +12,7 @@ REQUEST_ID = "x-request-id"
 ANTHROPIC_ID = "request-id"  # the header that Anthropic's clients read
 
 
-def identified(request_id: str) -> dict[str, str]:
+def request_id_headers(request_id: str) -> dict[str, str]:
     """Return the headers in which clients look for their request's id."""
     return {REQUEST_ID: request_id, ANTHROPIC_ID: request_id}
 
@@ -24,7 +24,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def __init__(self, content: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(content, status_code, {**identified(secrets.token_hex(16)), **(headers or {})})
+        super().__init__(content, status_code, {**request_id_headers(secrets.token_hex(16)), **(headers or {})})
 
     def render(self, content: object) -> bytes:
         return msgspec.json.encode(content)

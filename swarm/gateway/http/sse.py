@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from swarm.gateway.answer import Part
-from swarm.gateway.apis.writer import Sse, Writer
-from swarm.gateway.desk.reading import Lot, Reading
-from swarm.gateway.errors import Problem
+from swarm.gateway.answer import AnswerPart
+from swarm.gateway.apis.writer import AnswerWriter, SseEvent
+from swarm.gateway.completion.answer_stream import AnswerStream, MergedAnswers
+from swarm.gateway.errors import ApiError
 
 QUIET_S = 1.0  # seconds without a byte after which a comment is sent
 # A single line: after an event with an id, OpenAI's Python client takes an empty line for another event, and breaks.
@@ -27,7 +27,7 @@ RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"
 _ID = re.compile(r"([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?")
 
 
-class Numbering:
+class EventNumbering:
     """Numbers the events of a stream, and leaves out those that the reader already has."""
 
     def __init__(self, request_id: str, num_choices: int, seen: Sequence[int] = (), num_seen: int = 0) -> None:
@@ -37,11 +37,11 @@ class Numbering:
         self._request_id, self._num_left_out = request_id, num_seen
         self._counts = [0] * (num_choices + 1)
         self._seen = list(seen) if len(seen) == len(self._counts) else list(self._counts)
-        self._is_fresh = not any(self._seen)
+        self._starts_at_beginning = not any(self._seen)
 
-    def encode(self, events: Sequence[Sse], choice: int) -> bytes:
+    def encode(self, events: Sequence[SseEvent], choice: int) -> bytes:
         """Encode events of a choice; choice -1 stands for events after all choices."""
-        written = bytearray()
+        encoded = bytearray()
         for event in events:
             self._counts[choice] += 1
             if self._counts[choice] <= self._seen[choice]:
@@ -49,13 +49,13 @@ class Numbering:
             if self._num_left_out:
                 self._num_left_out -= 1
                 continue
-            at = ".".join(map(str, self._counts if self._is_fresh else map(max, self._counts, self._seen)))
-            written += f"id: {self._request_id}:{at}\n".encode()
-            written += event.encode()
-        return bytes(written)
+            at = ".".join(map(str, self._counts if self._starts_at_beginning else map(max, self._counts, self._seen)))
+            encoded += f"id: {self._request_id}:{at}\n".encode()
+            encoded += event.encode()
+        return bytes(encoded)
 
 
-def resumed_by(scope: Scope) -> str:
+def resume_event_id(scope: Scope) -> str:
     """Return the event id with which a POST resumes a stream; "" for a request for a new answer."""
     if scope["method"] != "POST" or scope["path"] not in RESUMABLE:
         return ""
@@ -63,30 +63,32 @@ def resumed_by(scope: Scope) -> str:
     return ids[-1] if ids else ""
 
 
-def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
+def parse_event_id(text: str) -> tuple[str, tuple[int, ...]]:
     """Parse an event id into the request's id and the event counts. A request's id alone has no counts: the stream
     starts from the beginning. Raises ApiError."""
     match = _ID.fullmatch(text)
     if match is None:
-        raise Problem(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")
+        raise ApiError(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")
     return match[1], tuple(int(number) for number in match[2].split(".")) if match[2] else ()
 
 
-async def events_of(reading: Reading | Lot, writer: Writer, numbering: Numbering) -> AsyncIterator[bytes]:
+async def stream_events(
+    reading: AnswerStream | MergedAnswers, writer: AnswerWriter, numbering: EventNumbering
+) -> AsyncIterator[bytes]:
     """Yield the stream's bytes as they come. An error during the stream becomes an event, since the status has been
     sent."""
     try:
-        head = numbering.encode(writer.head(reading.num_prompt), 0)
+        first_chunk = numbering.encode(writer.start_events(reading.num_prompt), 0)
         while parts := await reading.next():
-            if chunk := head + b"".join(_written(part, writer, numbering) for part in parts):
+            if chunk := first_chunk + b"".join(_encode_part(part, writer, numbering) for part in parts):
                 yield chunk
-            head = b""
-        yield head + numbering.encode(writer.tail(reading.counts()), -1)
-    except Problem as problem:
-        yield b"".join(event.encode() for event in writer.failed(problem))
+            first_chunk = b""
+        yield first_chunk + numbering.encode(writer.end_events(reading.counts()), -1)
+    except ApiError as problem:
+        yield b"".join(event.encode() for event in writer.error_events(problem))
 
 
-def _written(part: Part, writer: Writer, numbering: Numbering) -> bytes:
+def _encode_part(part: AnswerPart, writer: AnswerWriter, numbering: EventNumbering) -> bytes:
     return numbering.encode(writer.write(part), part.choice)
 
 
@@ -103,13 +105,13 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._chunks, self._close, self._patience_s = chunks, close, patience_s
         self._sent_at = 0.0  # time at which the last write completed
-        self._sending = False  # a write is waiting for the reader
-        self._ended = False
+        self._is_sending = False  # a write is waiting for the reader
+        self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(send))
-        watcher = asyncio.ensure_future(hang_up(receive))
-        keeper = asyncio.ensure_future(self._keep_up(send, sender))
+        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+        keeper = asyncio.ensure_future(self._keep_alive(send, sender))
         tasks = (sender, watcher, keeper)
         try:
             await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,34 +131,34 @@ class EventStream(Response):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if not self._has_ended:
+            self._has_ended = True
             self._close()
 
     async def _send(self, send: Send, message: dict[str, object]) -> None:
-        self._sending = True
+        self._is_sending = True
         await send(message)
-        self._sending, self._sent_at = False, asyncio.get_running_loop().time()
+        self._is_sending, self._sent_at = False, asyncio.get_running_loop().time()
 
-    async def _keep_up(self, send: Send, sender: asyncio.Future[None]) -> None:
+    async def _keep_alive(self, send: Send, sender: asyncio.Future[None]) -> None:
         """Send a comment when the stream is idle, and end a stream that its reader does not read."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         while True:
             quiet_s = loop.time() - self._sent_at
-            if self._sending and quiet_s > self._patience_s:
+            if self._is_sending and quiet_s > self._patience_s:
                 sender.cancel()
-            elif not self._sending and quiet_s >= QUIET_S:
+            elif not self._is_sending and quiet_s >= QUIET_S:
                 try:
                     async with asyncio.timeout(self._patience_s):
                         await self._send(send, {"type": "http.response.body", "body": COMMENT, "more_body": True})
                 except TimeoutError:
                     sender.cancel()
                     return
-            await asyncio.sleep(QUIET_S if self._sending else max(0.01, self._sent_at + QUIET_S - loop.time()))
+            await asyncio.sleep(QUIET_S if self._is_sending else max(0.01, self._sent_at + QUIET_S - loop.time()))
 
 
-async def hang_up(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,31 +7,31 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from swarm.gateway.aside import LONG_BODY
-from swarm.gateway.desk.desk import Desk, Owner
-from swarm.gateway.http.counter import Counter
+from swarm.gateway.completion.service import Caller, CompletionService
+from swarm.gateway.http.handler import CompletionHandler
+from swarm.gateway.thread_pool import LONG_BODY
 
 R = TypeVar("R")
 
 
-def desk_of(request: Request) -> Desk:
-    desk: Desk = request.app.state.desk
-    return desk
+def service_of(request: Request) -> CompletionService:
+    service: CompletionService = request.app.state.desk
+    return service
 
 
-def counter_of(request: Request) -> Counter:
-    counter: Counter = request.app.state.counter
-    return counter
+def handler_of(request: Request) -> CompletionHandler:
+    handler: CompletionHandler = request.app.state.counter
+    return handler
 
 
-def owner_of(request: Request) -> Owner:
+def caller_of(request: Request) -> Caller:
     """Return the caller on whose account the request runs; the auth middleware sets it."""
-    owner: Owner = request.scope.get("owner") or Owner()
-    return owner
+    caller: Caller = request.scope.get("owner") or Caller()
+    return caller
 
 
-async def beside(request: Request, read: Callable[[], R]) -> R:
+async def parse_off_loop(request: Request, parse: Callable[[], R]) -> R:
     """Run a function that interprets the body, in a thread if the body is long."""
     if len(request.scope.get("swarm.body") or b"") <= LONG_BODY:
-        return read()
-    return await desk_of(request).bodies.run(read)
+        return parse()
+    return await service_of(request).body_threads.run(parse)

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from swarm.gateway.apis import anthropic
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import beside, desk_of
-from swarm.gateway.routes import asking
+from swarm.gateway.http.state import parse_off_loop, service_of
+from swarm.gateway.routes import conversation
 
 router = APIRouter()
 
@@ -17,13 +17,17 @@ router = APIRouter()
 @router.post("/v1/messages")
 async def answer(request: Request, body: anthropic.MessageBody) -> Response:
     """Answer a conversation."""
-    return await asking.answer(request, body, anthropic.ask_of, anthropic.memo_of, MessageWriter)
+    return await conversation.answer_conversation(
+        request, body, anthropic.to_request, anthropic.to_resume_state, MessageWriter
+    )
 
 
 @router.post("/v1/messages/count_tokens")
 async def count(request: Request, body: anthropic.CountBody) -> Response:
     """Count the tokens of a prompt."""
-    desk = desk_of(request)
-    served = await desk.served()
-    order = await desk.order(await beside(request, lambda: anthropic.count_of(body, served)), served)
-    return JsonResponse({"input_tokens": len(order.ids)})
+    service = service_of(request)
+    served = await service.served_model()
+    prepared = await service.prepare(
+        await parse_off_loop(request, lambda: anthropic.to_count_request(body, served)), served
+    )
+    return JsonResponse({"input_tokens": len(prepared.ids)})

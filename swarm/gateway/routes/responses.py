@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from swarm.gateway.apis import responses
 from swarm.gateway.apis.response_writer import ResponseWriter
-from swarm.gateway.errors import Problem
-from swarm.gateway.http.state import counter_of, owner_of
-from swarm.gateway.routes import asking
+from swarm.gateway.errors import ApiError
+from swarm.gateway.http.state import caller_of, handler_of
+from swarm.gateway.routes import conversation
 
 PREFIX = "resp_"
 
@@ -21,7 +21,9 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def respond(request: Request, body: responses.ResponseBody) -> Response:
     """Answer a conversation of items."""
-    return await asking.answer(request, body, responses.ask_of, responses.memo_of, ResponseWriter)
+    return await conversation.answer_conversation(
+        request, body, responses.to_request, responses.to_resume_state, ResponseWriter
+    )
 
 
 @router.get("/v1/responses/{response_id}")
@@ -33,22 +35,22 @@ async def fetch(
 ) -> Response:
     """Return an answer's current state, if it was requested with ``store``; its reader continues. With ``stream``, take
     over as its reader after the event with this ``sequence_number``."""
-    request_id, owner = response_id.removeprefix(PREFIX), owner_of(request)
+    request_id, owner = response_id.removeprefix(PREFIX), caller_of(request)
     if stream:
         num_seen = 0 if starting_after is None else starting_after + 1
-        return await counter_of(request).resume(request_id, owner, num_seen)
-    return await counter_of(request).look_up(request_id, owner, responses.may_be_fetched)
+        return await handler_of(request).resume(request_id, owner, num_seen)
+    return await handler_of(request).look_up(request_id, owner, responses.is_stored)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str) -> Response:
     """Refuse: answers expire by themselves."""
     text = f"{response_id[:80]!r} can't be deleted: answers expire by themselves soon after their end"
-    raise Problem(400, text, code="unsupported")
+    raise ApiError(400, text, code="unsupported")
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(response_id: str) -> Response:
     """Refuse: no answer runs in the background."""
     text = f"{response_id[:80]!r} does not run in the background: closing the connection cancels it"
-    raise Problem(400, text, code="unsupported")
+    raise ApiError(400, text, code="unsupported")

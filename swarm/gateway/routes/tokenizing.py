@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from swarm.errors import ClientError
 from swarm.gateway.apis import tokenizing
-from swarm.gateway.errors import problem_of
+from swarm.gateway.errors import to_api_error
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import desk_of
+from swarm.gateway.http.state import service_of
 
 router = APIRouter()
 
@@ -17,23 +17,23 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
     """Return the tokens of a text, or of a conversation's prompt."""
-    desk = desk_of(request)
-    served = await desk.served()
-    ask = tokenizing.ask_of(body, served)
+    service = service_of(request)
+    served = await service.served_model()
+    completion_request = tokenizing.to_request(body, served)
     try:
-        if ask is not None:
-            ids = (await desk.order(ask, served)).ids
+        if completion_request is not None:
+            ids = (await service.prepare(completion_request, served)).ids
         else:
             text = body.prompt or body.content or ""
-            ids = await desk.threads_for(len(text)).run(tokenizing.ids_of, body, served)
+            ids = await service.threads_for(len(text)).run(tokenizing.encode_text, body, served)
     except ClientError as error:
-        raise problem_of(error) from None
-    return JsonResponse(await desk.threads_for(len(ids)).run(tokenizing.tokenized, body, ids, served))
+        raise to_api_error(error) from None
+    return JsonResponse(await service.threads_for(len(ids)).run(tokenizing.token_response, body, ids, served))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: tokenizing.DetokenizeBody) -> Response:
     """Return the text of tokens."""
-    desk = desk_of(request)
-    served = await desk.served()
-    return JsonResponse(await desk.threads_for(len(body.tokens)).run(tokenizing.detokenized, body, served))
+    service = service_of(request)
+    served = await service.served_model()
+    return JsonResponse(await service.threads_for(len(body.tokens)).run(tokenizing.text_response, body, served))

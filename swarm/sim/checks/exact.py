@@ -21,31 +21,31 @@ class Expectation:
         self.end: str | None = None  # how it ended for its submitter
         self._logprobs = [logprobs for _, logprobs in draws]
         # routes of each token, for requests that ask for hops
-        self._ways: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)
+        self._routes: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)
         params, last = submit.params, self.tokens[-1]
         is_end = (last in manifest.eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
         self._reason = "stop" if is_end else "length"
 
-    def drawn(self, index: int, hops: tuple[Hop, ...]) -> None:
+    def add_route(self, index: int, hops: tuple[Hop, ...]) -> None:
         """Record the route by which a token reached the broker; several if lost tokens were computed again."""
-        self._ways[index].append(hops)
+        self._routes[index].append(hops)
 
-    def astray(self, told: Deliver) -> str:
+    def delivery_error(self, delivery: Deliver) -> str:
         """Return the error in a delivery to a client; empty: none."""
-        start, stop = told.start, told.start + len(told.ids)
-        if list(told.ids) != self.tokens[start:stop]:
-            return f"{told.ids} is not {self.tokens[start:stop]}"
+        start, stop = delivery.start, delivery.start + len(delivery.ids)
+        if list(delivery.ids) != self.tokens[start:stop]:
+            return f"{delivery.ids} is not {self.tokens[start:stop]}"
         logprobs = tuple(self._logprobs[start:stop]) if self.submit.params.logprobs is not None else ()
-        if told.logprobs != logprobs:
-            return f"the logprobs of {start} to {stop} are {told.logprobs}, not {logprobs}"
-        if len(told.hops) != (stop - start if self.submit.hops else 0):
-            return f"{len(told.hops)} ways came with {stop - start} tokens"
-        for index, hops in enumerate(told.hops, start):
-            if hops not in self._ways[index]:
-                return f"token {index} is said to have come by {hops}, and came by {self._ways[index]}"
+        if delivery.logprobs != logprobs:
+            return f"the logprobs of {start} to {stop} are {delivery.logprobs}, not {logprobs}"
+        if len(delivery.hops) != (stop - start if self.submit.hops else 0):
+            return f"{len(delivery.hops)} ways came with {stop - start} tokens"
+        for index, hops in enumerate(delivery.hops, start):
+            if hops not in self._routes[index]:
+                return f"token {index} is said to have come by {hops}, and came by {self._routes[index]}"
         return ""
 
-    def wrong_end(self, finished: Finished) -> str:
+    def end_error(self, finished: Finished) -> str:
         """Return the error in a successful end: it must be the natural one, or that of the stop string. Empty: none."""
         allowed = [(len(self.tokens), self._reason)]
         if self.stop_at is not None:

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.planner.load import Load
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.planner.load import PlannedLoad
+from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import Mode, SchedulerSettings
@@ -25,11 +25,11 @@ from swarm.sim.schedules.schedule import (
     Fault,
     FaultKind,
     Machines,
-    RequestSpec,
     Schedule,
+    ScheduledRequest,
     WorkerSpec,
 )
-from swarm.sim.world import Pace
+from swarm.sim.world import Durations
 from swarm.wire.messages import Submit
 
 SMALL = 0.15  # share of schedules with a worker that is too small for its longer requests
@@ -65,7 +65,7 @@ ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends on
 BROKER_POINTS = (  # the broker's events and actions, and points of its journal
     *("Submit", "Attach", "Ack", "Cancel", "Stop", "Hello", "Prepared", "Activated", "ReplayDone", "StepFinished"),
     *("EpochWritten", "AcceptanceWritten", "TokensWritten", "EndWritten", "RequestRead"),
-    *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "OpenPipe", "Welcome"),
+    *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "ConnectPipeline", "Welcome"),
     *("Prepare", "Fence", "Activate", "Replay", "Accepted", "Tokens", "Finished", "commit"),
 )
 LOST_JOURNAL = 0.15  # share of schedules in which the journal itself fails
@@ -80,41 +80,43 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
     schedule = Schedule(
-        settings=_with_demand(
+        settings=_draw_demand(
             Random(f"demand {seed}"),
-            _with_beginnings(Random(f"beginnings {seed}"), _with_rules(Random(f"rules {seed}"), _settings(random))),
+            _draw_prefix_cache(
+                Random(f"beginnings {seed}"), _draw_rules(Random(f"rules {seed}"), _draw_settings(random))
+            ),
         ),
-        pace=_pace(random),
+        pace=_draw_durations(random),
         num_layers=num_layers,
-        workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
-        machines=_machines(Random(f"machines {seed}")),
+        workers=_shrink_worker(Random(f"small {seed}"), _draw_workers(random, num_layers)),
+        machines=_draw_machines(Random(f"machines {seed}")),
         clients=clients,
-        requests=tuple(request_of(random, number, len(clients)) for number in range(random.randint(1, 8))),
-        faults=_faults(Random(f"faults {seed}")) if faults else (),
+        requests=tuple(draw_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        faults=_draw_faults(Random(f"faults {seed}")) if faults else (),
     )
-    schedule = _durable(Random(f"disk {seed}"), schedule)
-    schedule = _ranked(Random(f"ranks {seed}"), schedule)
+    schedule = _draw_journal(Random(f"disk {seed}"), schedule)
+    schedule = _draw_priorities(Random(f"ranks {seed}"), schedule)
     if faults:
-        schedule = _hard(Random(f"hard {seed}"), schedule)
-        schedule = _with_a_lost_journal(Random(f"lost {seed}"), schedule)
+        schedule = _draw_weather(Random(f"hard {seed}"), schedule)
+        schedule = _lose_journal(Random(f"lost {seed}"), schedule)
     crowd = Random(f"crowd {seed}")
     if crowd.random() < CROWDED:
-        schedule = _crowded(crowd, schedule)
+        schedule = _make_crowded(crowd, schedule)
     readers = Random(f"readers {seed}")
     if readers.random() < READ_ELSEWHERE and schedule.settings.requests.has_journal:
-        schedule = _read_elsewhere(readers, schedule)
+        schedule = _add_readers(readers, schedule)
     if faults:
-        schedule = _with_client_faults(Random(f"clients {seed}"), schedule)
-        schedule = _with_changed_journal(Random(f"journals {seed}"), schedule)
+        schedule = _freeze_client(Random(f"clients {seed}"), schedule)
+        schedule = _change_journal(Random(f"journals {seed}"), schedule)
     return schedule
 
 
-def _settings(random: Random) -> BrokerSettings:
+def _draw_settings(random: Random) -> CoreSettings:
     mode: Mode = random.choice(["batch", "overlapped", "auto"])
-    return BrokerSettings(
-        beat_endpoint="beats",
+    return CoreSettings(
+        heartbeat_endpoint="beats",
         data_endpoint="broker",
-        prefix=PrefixRules(is_kept=random.random() < 0.7),
+        prefix=PrefixRules(is_enabled=random.random() < 0.7),
         requests=RequestSettings(client_grace_s=20.0, retain_s=60.0),
         scheduler=SchedulerSettings(
             mode=mode,
@@ -122,16 +124,18 @@ def _settings(random: Random) -> BrokerSettings:
             prefill_chunk=random.choice([1, 7, 32, 256]),
             max_running=random.choice([1, 3, 64]),
         ),
-        plan=PlanSettings(gather_s=GATHER_S, settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
+        plan=ReconfigurationSettings(
+            gather_s=GATHER_S, settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])
+        ),
     )
 
 
-def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
+def _draw_rules(random: Random, settings: CoreSettings) -> CoreSettings:
     """Draw the constraints on plans."""
     rules = PlanRules(
         mode=settings.scheduler.mode,
         objective=random.choice(["auto", "throughput", "latency"]),
-        load=Load(random.choice([1, 8]), 64, random.choice([0.0, 1.0])),
+        load=PlannedLoad(random.choice([1, 8]), 64, random.choice([0.0, 1.0])),
         kv_positions=random.choice([0, 64, 1 << 20]),
         margin=random.choice([0.0, 0.1, 0.5]),
         caps={"w1": 2} if random.random() < 0.2 else {},
@@ -139,13 +143,13 @@ def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
     return replace(settings, plan=replace(settings.plan, rules=rules))
 
 
-def _with_demand(random: Random, settings: BrokerSettings) -> BrokerSettings:
+def _draw_demand(random: Random, settings: CoreSettings) -> CoreSettings:
     """Draw how soon the objective "auto" follows the load: so soon that plans change while requests come and go."""
     rules = replace(settings.plan.rules, quiet_s=random.choice([0.0, 0.1, 0.3, 2.0]))
     return replace(settings, plan=replace(settings.plan, rules=rules))
 
 
-def _with_beginnings(random: Random, settings: BrokerSettings) -> BrokerSettings:
+def _draw_prefix_cache(random: Random, settings: CoreSettings) -> CoreSettings:
     """Draw which beginnings of ended sequences stay stored, and how many."""
     if random.random() < 0.7:
         return settings
@@ -153,17 +157,17 @@ def _with_beginnings(random: Random, settings: BrokerSettings) -> BrokerSettings
     return replace(settings, prefix=replace(settings.prefix, share=random.choice([0.05, 0.3, 1.0]), policy=policy))
 
 
-def _machines(random: Random) -> Machines:
+def _draw_machines(random: Random) -> Machines:
     slowness = {f"w{number}": random.choice([1.0, 1.5, 4.0]) for number in range(4)}
     return Machines(slowness, measure=random.random() < 0.8, together=random.random() < 0.25)
 
 
-def _pace(random: Random) -> Pace:
+def _draw_durations(random: Random) -> Durations:
     slow = random.choice([1.0, 1.0, 10.0])
-    return Pace(control=(0.0001, 0.003 * slow), data=(0.0001, 0.002 * slow), compute=(0.0005, 0.005 * slow))
+    return Durations(control=(0.0001, 0.003 * slow), data=(0.0001, 0.002 * slow), compute=(0.0005, 0.005 * slow))
 
 
-def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
+def _draw_workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
     num = random.randint(1, 4)
     roomy = (64 + num_layers + 4) * MIB
     tight = (64 + num_layers // 2 + 3) * MIB
@@ -178,7 +182,7 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
     )
 
 
-def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+def _shrink_worker(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     """Perhaps shrink a worker; from its own random numbers, so that the rest of a schedule doesn't depend on it."""
     if random.random() >= SMALL:
         return workers
@@ -186,7 +190,7 @@ def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[
     return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
 
 
-def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
+def draw_request(random: Random, number: int, num_clients: int) -> ScheduledRequest:
     n = random.choice([1, 1, 1, 2, 3])
     max_tokens = random.choice([1, 5, 30, 60])
     ignore_eos = random.random() < 0.5
@@ -205,7 +209,7 @@ def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
         prompt = tuple(shared.randrange(97) for _ in range(random.choice([32, 64, 80, 96]))) + prompt
     submit = Submit(request_id=f"r{number}", prompt=prompt, params=params, seed=random.randrange(2**32))
     stops = {index: random.randint(1, 20) for index in range(n) if random.random() < 0.1}
-    return RequestSpec(
+    return ScheduledRequest(
         submit=submit,
         at=random.uniform(0.3, 4.0),
         client=random.randrange(num_clients),
@@ -214,10 +218,10 @@ def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
     )
 
 
-def _ranked(random: Random, schedule: Schedule) -> Schedule:
+def _draw_priorities(random: Random, schedule: Schedule) -> Schedule:
     """Draw priorities, tenants and deadlines, and the scheduler's targets for time and memory."""
     requests = tuple(
-        with_fields(
+        replace_fields(
             spec,
             priority=random.choice([0, 0, 0, 50, -50]),
             tenant=random.choice(["", "", "a", "b"]),
@@ -226,10 +230,10 @@ def _ranked(random: Random, schedule: Schedule) -> Schedule:
         for spec in schedule.requests
     )
     headroom, target_s = random.choice([1, 32, 64, 1 << 16]), random.choice([0.0, 0.0, 0.01])
-    return _with_scheduler(replace(schedule, requests=requests), kv_headroom=headroom, step_target_s=target_s)
+    return _replace_scheduler(replace(schedule, requests=requests), kv_headroom=headroom, step_target_s=target_s)
 
 
-def _crowded(random: Random, schedule: Schedule) -> Schedule:
+def _make_crowded(random: Random, schedule: Schedule) -> Schedule:
     """Let all requests become long at the same time, so that a few of them would fill the stages."""
     workers = tuple(replace(w, capacity=9 << 5) for w in schedule.workers)
     requests = []
@@ -238,13 +242,13 @@ def _crowded(random: Random, schedule: Schedule) -> Schedule:
         length = random.choice([60, 100, 150])
         params = msgspec.structs.replace(submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
         requests.append(
-            replace(with_fields(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5))
+            replace(replace_fields(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5))
         )
     crowded = replace(schedule, workers=workers, requests=tuple(requests))
-    return _with_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
+    return _replace_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
 
 
-def _durable(random: Random, schedule: Schedule) -> Schedule:
+def _draw_journal(random: Random, schedule: Schedule) -> Schedule:
     """Draw the journal, its speed, and how long ended requests stay in memory."""
     settings, pace = schedule.settings, schedule.pace
     has_journal = random.random() >= NO_JOURNAL
@@ -255,16 +259,16 @@ def _durable(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, settings=replace(settings, requests=requests), pace=pace)
 
 
-def with_fields(spec: RequestSpec, **fields: object) -> RequestSpec:
+def replace_fields(spec: ScheduledRequest, **fields: object) -> ScheduledRequest:
     return replace(spec, submit=msgspec.structs.replace(spec.submit, **fields))
 
 
-def _with_scheduler(schedule: Schedule, **fields: object) -> Schedule:
+def _replace_scheduler(schedule: Schedule, **fields: object) -> Schedule:
     scheduler = replace(schedule.settings.scheduler, **fields)  # type: ignore[arg-type]
     return replace(schedule, settings=replace(schedule.settings, scheduler=scheduler))
 
 
-def _hard(random: Random, schedule: Schedule) -> Schedule:
+def _draw_weather(random: Random, schedule: Schedule) -> Schedule:
     """Draw bad weather, and logs that are too small."""
     weather, log_bytes = CALM, 1 << 20
     if random.random() < BAD_WEATHER:
@@ -279,7 +283,7 @@ def _hard(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, weather=weather, log_bytes=log_bytes)
 
 
-def _with_a_lost_journal(random: Random, schedule: Schedule) -> Schedule:
+def _lose_journal(random: Random, schedule: Schedule) -> Schedule:
     """Perhaps add a fault of the journal; from its own random numbers, so that the rest of a schedule doesn't depend on
     it."""
     if random.random() >= LOST_JOURNAL or not schedule.settings.requests.has_journal:
@@ -289,24 +293,24 @@ def _with_a_lost_journal(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, faults=(*schedule.faults, lost))
 
 
-def _faults(random: Random) -> tuple[Fault, ...]:
+def _draw_faults(random: Random) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 4])):
         at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
-        faults.append(fault_of(random, at))
+        faults.append(draw_fault(random, at))
     return tuple(faults)
 
 
-def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
+def _add_readers(random: Random, schedule: Schedule) -> Schedule:
     """Detach some requests, and give some a second reader."""
     requests = []
     for spec in schedule.requests:
         after = random.uniform(0.0, 4.0) if random.random() < 0.6 else None
-        requests.append(replace(with_fields(spec, detached=random.random() < 0.4), read_after=after))
+        requests.append(replace(replace_fields(spec, detached=random.random() < 0.4), read_after=after))
     return replace(schedule, requests=tuple(requests))
 
 
-def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
+def _freeze_client(random: Random, schedule: Schedule) -> Schedule:
     """Perhaps let a client stand still, longer than it would wait for a broker."""
     if random.random() >= FROZEN_CLIENT:
         return schedule
@@ -314,14 +318,14 @@ def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, faults=(*schedule.faults, fault))
 
 
-def _with_changed_journal(random: Random, schedule: Schedule) -> Schedule:
+def _change_journal(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= CHANGED_JOURNAL:
         return schedule
-    fault = replace(fault_of(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
+    fault = replace(draw_fault(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
     return replace(schedule, faults=(*schedule.faults, fault))
 
 
-def fault_of(random: Random, at: float) -> Fault:
+def draw_fault(random: Random, at: float) -> Fault:
     when = random.choice(("before", "after"))
     return Fault(
         kind=random.choice(FAULT_KINDS),

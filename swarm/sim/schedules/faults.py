@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING
 
 from swarm.sim.actors.broker import BrokerTrap
 from swarm.sim.actors.cluster import Cluster
-from swarm.sim.actors.reader import Reader
-from swarm.sim.actors.worker import Trap
-from swarm.sim.network import ANYBODY
+from swarm.sim.actors.reader import AttachedReader
+from swarm.sim.actors.worker import WorkerTrap
+from swarm.sim.network import ANY_NODE
 from swarm.sim.schedules.schedule import MIB, Fault, WorkerSpec
 
 if TYPE_CHECKING:
     from swarm.sim.actors.client import ClientNode
     from swarm.sim.actors.worker import WorkerNode
 
-NUM_IN_LOOP = 6  # deaths in a crash loop
-NUM_BROKERS = 3  # deaths of the broker in its loop
+NUM_LOOP_DEATHS = 6  # deaths in a crash loop
+NUM_BROKER_DEATHS = 3  # deaths of the broker in its loop
 LOOP_S = (0.2, 2.5)  # between two deaths of a loop
 CRAWL_S = 4.0  # extra time of a computation
 MOST_GARBLED = MOST_FAILED = 2
-DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others read what a dead client left: soon, or after any grace time
-AGAIN_S = 0.1
-MOST_LOST = 3  # orders or answers, one after the other
+ORPHAN_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others read what a dead client left: soon, or after any grace time
+SWAP_RETRY_S = 0.1
+MAX_LOST = 3  # orders or answers, one after the other
 POISONED_S = 60.0  # a worker whose steps failed may be excluded for this long
 
 
-def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
+def apply_fault(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
     """Apply a fault now."""
     cluster.world.tell("world", f"** {fault}")
-    cluster.struck[fault.kind] += 1
+    cluster.fault_counts[fault.kind] += 1
     living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
-    if fault.kind in _AT_LARGE:
-        _AT_LARGE[fault.kind](cluster, living, fault)
+    if fault.kind in _ON_CLUSTER:
+        _ON_CLUSTER[fault.kind](cluster, living, fault)
     elif fault.kind == "client_dies":
         _client_dies(cluster, clients, fault)
     elif fault.kind == "client_freeze":
@@ -42,23 +42,23 @@ def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
     elif fault.kind == "client_drop":
         clients[fault.who % len(clients)].lose_connection(fault.for_s)
     elif living and fault.kind == "leave":
-        cluster.ask_to_leave(clients[0], _one(living, fault).incarnation)
+        cluster.ask_to_leave(clients[0], _pick_worker(living, fault).incarnation)
     elif living:
-        _STRIKES[fault.kind](cluster, _one(living, fault), fault)
+        _ON_WORKER[fault.kind](cluster, _pick_worker(living, fault), fault)
 
 
 def _client_dies(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
     """Kill a client for good. Other clients read its detached requests."""
     client = clients[fault.who % len(clients)]
-    if not client.alive:
+    if not client.is_alive:
         return
     client.die()
-    for request_id in sorted(cluster.audit.orphans - cluster.audit.read_elsewhere):
-        reader = Reader(cluster, f"o-{request_id}", client.pace, cluster.audit.submits[request_id])
-        cluster.world.at(cluster.world.draw(DEATH_READ_S[fault.whom % 4 == 0]), reader.begin)
+    for request_id in sorted(cluster.audit.orphans - cluster.audit.shared):
+        reader = AttachedReader(cluster, f"o-{request_id}", client.pace, cluster.audit.submits[request_id])
+        cluster.world.schedule(cluster.world.draw(ORPHAN_READ_S[fault.whom % 4 == 0]), reader.attach)
 
 
-def _one(living: list[WorkerNode], fault: Fault) -> WorkerNode:
+def _pick_worker(living: list[WorkerNode], fault: Fault) -> WorkerNode:
     return living[fault.who % len(living)]
 
 
@@ -67,7 +67,7 @@ def _join(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
 
 
 def _crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    cluster.traps.append(Trap(*fault.point))
+    cluster.traps.append(WorkerTrap(*fault.point))
 
 
 def _blackout(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -77,17 +77,17 @@ def _blackout(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
 
 def _all_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     cluster.broker.crash(power=bool(fault.whom % 2))
-    _blackout(cluster, [node for node in living if node.alive], fault)
+    _blackout(cluster, [node for node in living if node.is_alive], fault)
 
 
 def _freeze_broker(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     cluster.broker.freeze()
-    cluster.world.at(fault.for_s, cluster.broker.thaw)
+    cluster.world.schedule(fault.for_s, cluster.broker.thaw)
 
 
 def _pipe_drop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    cluster.audit.num_blows += 1
-    cluster.broker.drop_pipe(fault.for_s / 10)
+    cluster.audit.num_faults += 1
+    cluster.broker.drop_pipeline(fault.for_s / 10)
 
 
 def _broker_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -111,19 +111,19 @@ def _broker_loop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> No
     def again(left: int) -> None:
         if left and not cluster.is_healed:
             cluster.broker.crash()
-            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+            cluster.world.schedule(cluster.world.draw(LOOP_S), lambda: again(left - 1))
 
-    again(NUM_BROKERS)
+    again(NUM_BROKER_DEATHS)
 
 
 def _disk_full(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     disk = cluster.broker.disk
     disk.is_full = True
-    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "is_full", False))
+    cluster.world.schedule(2 * fault.for_s, lambda: setattr(disk, "is_full", False))
 
 
 def _journal_lost(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    cluster.broker.disk.lose(("deleted", "damaged", "garbled")[fault.who % 3])
+    cluster.broker.disk.lose_file(("deleted", "damaged", "garbled")[fault.who % 3])
 
 
 def _sync_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -133,34 +133,34 @@ def _sync_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> Non
 def _read_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     disk = cluster.broker.disk
     disk.fails_to_read = True
-    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "fails_to_read", False))
+    cluster.world.schedule(2 * fault.for_s, lambda: setattr(disk, "fails_to_read", False))
 
 
 def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     """Close a listener for new connections. Existing ones stay; half of the clients must reconnect soon."""
-    cluster.broker.shut_door(("client", "worker")[fault.who % 2], 2 * fault.for_s)
+    cluster.broker.close_listener(("client", "worker")[fault.who % 2], 2 * fault.for_s)
     for client in list(cluster.clients.values())[:: 1 + fault.whom % 2]:
         client.lose_connection(fault.for_s / 10)
 
 
 def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Let computations of a worker fail: one, or several in half of the cases."""
-    cluster.watch.disturbed(node.name, POISONED_S)
-    node.device.fails = 1 + fault.whom % MOST_FAILED
+    cluster.verdict_check.record_incident(node.name, POISONED_S)
+    node.device.num_failures = 1 + fault.whom % MOST_FAILED
 
 
 def _device_breaks(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Break a worker's device. No request may suffer from it. Now and then a test of the device still passes."""
-    cluster.watch.disturbed(node.name, POISONED_S)
+    cluster.verdict_check.record_incident(node.name, POISONED_S)
     is_seen = bool(fault.whom % 4)
-    cluster.audit.num_deceived += not is_seen
+    cluster.audit.num_undetected_faults += not is_seen
     node.device.break_after(fault.count, is_seen_by_test=is_seen)
 
 
 def _request_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     """Make a request's steps fail. It must end, and no other one; workers may be excluded until the cause is found."""
     request_id = f"r{fault.who % 3}"
-    cluster.blame.poisonous[request_id] = fault.whom % cluster.manifest.num_layers
+    cluster.blame_check.poisonous[request_id] = fault.whom % cluster.manifest.num_layers
     cluster.audit.may_fail.add(request_id)
 
 
@@ -179,9 +179,9 @@ def _crash_loop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
         if living:
             cluster.crash(living[0])
         if left > 1 and cluster.world.now < until:
-            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+            cluster.world.schedule(cluster.world.draw(LOOP_S), lambda: again(left - 1))
 
-    again(NUM_IN_LOOP)
+    again(NUM_LOOP_DEATHS)
 
 
 def _shrink(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -191,19 +191,19 @@ def _shrink(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _freeze(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.watch.silenced(node, fault.for_s, lambda: node.frozen)
+    cluster.verdict_check.on_silenced(node, fault.for_s, lambda: node.is_frozen)
     node.freeze(fault.for_s)
 
 
 def _hang(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.watch.disturbed(node.name, 2 * fault.for_s)
-    cluster.audit.num_blows += 1
+    cluster.verdict_check.record_incident(node.name, 2 * fault.for_s)
+    cluster.audit.num_faults += 1
     node.hang(2 * fault.for_s)
 
 
 def _crawl(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     node.device.crawls_s = CRAWL_S if fault.whom % 2 else 0.5
-    cluster.world.at(fault.for_s, lambda: setattr(node.device, "crawls_s", 0.0))
+    cluster.world.schedule(fault.for_s, lambda: setattr(node.device, "crawls_s", 0.0))
 
 
 def _terminate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -215,28 +215,28 @@ def _key_revoked(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _double(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.double(node.incarnation)
+    cluster.start_duplicate(node.incarnation)
 
 
 def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.audit.num_blows += 1
-    cluster.drop_control(node)
+    cluster.audit.num_faults += 1
+    cluster.drop_control_link(node)
 
 
 def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Lose the next orders to load or activate a plan, without any error."""
-    node.loses_orders = 1 + fault.whom % MOST_LOST
+    node.num_lost_orders = 1 + fault.whom % MAX_LOST
 
 
 def _answer_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Lose a worker's next Hello, or its answers about a plan."""
-    cluster.watch.disturbed(node.name)
-    node.loses_answers = 1 + fault.whom % MOST_LOST
+    cluster.verdict_check.record_incident(node.name)
+    node.num_lost_answers = 1 + fault.whom % MAX_LOST
 
 
 def _edge_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.audit.num_blows += 1
-    node.drop_edge(fault.for_s / 10)
+    cluster.audit.num_faults += 1
+    node.drop_next_link(fault.for_s / 10)
 
 
 def _cut_off(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -252,47 +252,47 @@ def _cut_from_broker(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _isolate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    _block(cluster, node, fault, [(node.name, ANYBODY), (ANYBODY, node.name)])
+    _block(cluster, node, fault, [(node.name, ANY_NODE), (ANY_NODE, node.name)])
 
 
 def _cut_between(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     names = sorted({w.name for w in cluster.workers.values()} - {node.name})
     if names:
         other = names[fault.whom % len(names)]
-        ways = [(node.name, other), (other, node.name)]
-        _block(cluster, node, fault, ways if fault.whom % 2 else ways[:1])
+        routes = [(node.name, other), (other, node.name)]
+        _block(cluster, node, fault, routes if fault.whom % 2 else routes[:1])
 
 
-def _block(cluster: Cluster, node: WorkerNode, fault: Fault, ways: list[tuple[str, str]]) -> None:
+def _block(cluster: Cluster, node: WorkerNode, fault: Fault, routes: list[tuple[str, str]]) -> None:
     """Block routes for a while. In half of the cases the connection to the broker breaks, too."""
-    if any(target in ("broker", ANYBODY) for _, target in ways):
-        cluster.watch.silenced(node, fault.for_s, lambda: cluster.network.is_blocked(node.name, "broker"))
-    if any("broker" in way or ANYBODY in way for way in ways):
-        cluster.watch.disturbed(node.name, fault.for_s)
-    cluster.audit.num_blows += 1
-    for way in ways:
+    if any(target in ("broker", ANY_NODE) for _, target in routes):
+        cluster.verdict_check.on_silenced(node, fault.for_s, lambda: cluster.network.is_blocked(node.name, "broker"))
+    if any("broker" in way or ANY_NODE in way for way in routes):
+        cluster.verdict_check.record_incident(node.name, fault.for_s)
+    cluster.audit.num_faults += 1
+    for way in routes:
         cluster.network.block(*way)
 
-    def end() -> None:
-        for way in ways:
+    def unblock() -> None:
+        for way in routes:
             cluster.network.unblock(*way)
-        if fault.who % 2 and node.alive and not cluster.is_healed and any("broker" in way for way in ways):
-            cluster.drop_control(node)
+        if fault.who % 2 and node.is_alive and not cluster.is_healed and any("broker" in way for way in routes):
+            cluster.drop_control_link(node)
 
-    cluster.world.at(fault.for_s, end)
+    cluster.world.schedule(fault.for_s, unblock)
 
 
 def _garble(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    cluster.audit.num_blows += 1
-    node.garbles = 1 + fault.whom % MOST_GARBLED
+    cluster.audit.num_faults += 1
+    node.num_garbled = 1 + fault.whom % MOST_GARBLED
 
 
 def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Make a stage send numbers that are not finite: the next stage refuses them, and the broker excludes the worker
     for a while."""
-    cluster.watch.disturbed(node.name, POISONED_S)
-    cluster.audit.num_blows += 1
-    node.device.poisons = 1
+    cluster.verdict_check.record_incident(node.name, POISONED_S)
+    cluster.audit.num_faults += 1
+    node.device.num_not_finite = 1
 
 
 def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -301,11 +301,11 @@ def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) ->
     In half of the cases the workers are away meanwhile, and return to the broker after the next one: they hold
     sequences whose numbers were assigned again.
     """
-    cluster.broker.put_back(fault.whom / 8)
+    cluster.broker.restore_backup(fault.whom / 8)
     if fault.who % 2:
         for node in living:
             _freeze(cluster, node, replace(fault, for_s=fault.ends_at - fault.at))
-        cluster.world.at(fault.ends_at - fault.at, cluster.broker.crash)
+        cluster.world.schedule(fault.ends_at - fault.at, cluster.broker.crash)
 
 
 def _journal_other(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
@@ -319,12 +319,12 @@ def _swap_back(cluster: Cluster, fault: Fault) -> None:
 
     def swap() -> None:
         if not cluster.is_healed and not cluster.broker.swap_journals():
-            cluster.world.at(AGAIN_S, swap)
+            cluster.world.schedule(SWAP_RETRY_S, swap)
 
-    cluster.world.at(fault.ends_at - fault.at, swap)
+    cluster.world.schedule(fault.ends_at - fault.at, swap)
 
 
-_STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
+_ON_WORKER: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "crash": _crash,
     "crash_loop": _crash_loop,
     "shrink": _shrink,
@@ -348,7 +348,7 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "compute_fails": _compute_fails,
     "device_breaks": _device_breaks,
 }
-_AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
+_ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,
     "crash_at": _crash_at,
     "blackout": _blackout,

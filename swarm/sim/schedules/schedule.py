@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from swarm.broker.core_settings import BrokerSettings
+from swarm.broker.core_settings import CoreSettings
 from swarm.sim.network import CALM, Weather
-from swarm.sim.world import Pace
+from swarm.sim.world import Durations
 from swarm.wire.messages import Submit
 
 MIB = 1 << 20
@@ -87,7 +87,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSpec:
+class ScheduledRequest:
     """A request to be submitted."""
 
     submit: Submit
@@ -100,14 +100,14 @@ class RequestSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookupSpec:
     """A look-up of a request by another client."""
 
     at: float
-    whom: int  # random number that selects the request
-    times: int  # questions asked together
+    choice: int  # random number that selects the request
+    num_questions: int  # questions asked together
     gives_up: bool
-    reads_s: float | None = None  # read the request in its reader's place for this long; None: don't
+    read_for_s: float | None = None  # read the request in its reader's place for this long; None: don't
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ class Fault:
 class Schedule:
     """All random decisions that are made before the first event."""
 
-    settings: BrokerSettings
-    pace: Pace
+    settings: CoreSettings
+    pace: Durations
     num_layers: int
     workers: tuple[WorkerSpec, ...]
     machines: Machines
     clients: tuple[tuple[float, float], ...]  # range of the time in which each client takes its tokens
-    requests: tuple[RequestSpec, ...]
+    requests: tuple[ScheduledRequest, ...]
     faults: tuple[Fault, ...]
     weather: Weather = CALM
     log_bytes: int = 1 << 20
@@ -148,7 +148,7 @@ class Schedule:
     # the ones of ``hidden`` that report an address other than the one from which they come
     elsewhere: tuple[str, ...] = ()
     put_off_every: int = 0  # the last stage delays one draw in this number; 0: none
-    looks: tuple[Look, ...] = ()
+    looks: tuple[LookupSpec, ...] = ()
     recalls: bool = False  # a second reader first asks for the submitted request
 
     @property

@@ -20,12 +20,12 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.grid import CELL, GRID, round_up
-from swarm.stage.attention.layouts import Layout, layouts_of
+from swarm.stage.attention.layouts import Layout, choose_layouts
 from swarm.wire.messages import LayerRange, Row
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
-_PLACES = 32
+_RACK_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Region:
         self.layouts[0].write(self.keys, where, keys)
         self.layouts[1].write(self.values, where, values)
 
-    def copy(self, source: Region, position: int) -> None:
+    def copy_from(self, source: Region, position: int) -> None:
         """Copy the positions before ``position`` from another region, together with the rest of the last unit."""
         for mine, other, layout in zip(
             (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
@@ -59,7 +59,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Slab:
+class LayerBuffer:
     """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages (CPU only).
 
     The ``layouts`` of the two decide how many positions a unit holds and how its numbers are ordered. In the plain
@@ -72,21 +72,21 @@ class Slab:
     layouts: tuple[Layout, Layout]  # of the keys, and of the values
     pages: tuple[mmap.mmap, ...]  # the mappings under the two tensors; empty on other devices
 
-    def region(self, place: int) -> Region:
-        return Region(self.keys[place], self.values[place], self.sizes, self.layouts)
+    def region(self, slot: int) -> Region:
+        return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
 
-    def clear(self, place: int) -> None:
+    def clear(self, slot: int) -> None:
         """Give a slot's pages back to the operating system; they read as zeros afterwards."""
         for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
             size = tensor.stride(0) * tensor.itemsize
-            pages.madvise(mmap.MADV_DONTNEED, place * size, size)
+            pages.madvise(mmap.MADV_DONTNEED, slot * size, size)
 
-    def cut(self, place: int, position: int) -> None:
+    def free_from(self, slot: int, position: int) -> None:
         """Give back the slot's pages that hold only positions from ``position`` on."""
         for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
             units = -(-position // layout.unit)
             for head in range(tensor.shape[1]):
-                begin = (place * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
+                begin = (slot * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
                 first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
                 stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
                 if first < stop:
@@ -99,18 +99,18 @@ class Rack:
 
     positions: int
     free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
-    slabs: dict[int, Slab] = field(default_factory=dict)  # by layer
+    buffers: dict[int, LayerBuffer] = field(default_factory=dict)  # by layer
     # Addresses of the slabs of a range of layers, for a kernel that works on all of them; emptied by any change of a
     # slab.
     tables: dict[LayerRange, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Held:
+class _StoredSequence:
     rack: Rack
-    place: int  # slot in the rack
+    slot: int  # slot in the rack
     limit: int  # reserved positions
-    taken: int  # positions that count as used
+    used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
 
 
@@ -120,28 +120,28 @@ class KvArena:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._has_pages = device.type == "cpu"  # whether memory is committed by writing
-        self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
-        self._held: dict[int, _Held] = {}  # by sequence
+        self._num_slots = _RACK_SLOTS if device.type == "cpu" and sys.platform == "linux" else 1
+        self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self.used = 0  # positions that count as used, of all sequences
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._sequences)
 
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
         rack = self._rack_for(limit)
-        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit), 0)
+        self._sequences[sequence] = _StoredSequence(rack, rack.free.pop(), round_up(limit), 0)
 
     @property
     def wasted(self) -> int:
         """Number of positions that a sequence may count for beyond the blocks that it fills."""
-        return self._counted(1) - round_up(1)
+        return self._count_used(1) - round_up(1)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes that were allocated; on a CPU, bytes of address space."""
-        slabs = (slab for rack in self._racks for slab in rack.slabs.values())
+        slabs = (slab for rack in self._racks for slab in rack.buffers.values())
         return sum(slab.keys.nbytes + slab.values.nbytes for slab in slabs)
 
     def _rack_for(self, limit: int) -> Rack:
@@ -153,68 +153,68 @@ class KvArena:
         for rack in self._racks if self._has_pages else ():
             if rack.free and rack.positions == positions:
                 return rack
-        self._racks.append(Rack(positions, list(range(self._num_places))[::-1]))
+        self._racks.append(Rack(positions, list(range(self._num_slots))[::-1]))
         return self._racks[-1]
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
         """Open a sequence with a copy of the first ``position`` positions of another one."""
-        if source not in self._held or position > self._held[source].limit:
+        if source not in self._sequences or position > self._sequences[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
-        self._take(self._held[sequence], position)
-        for layer in self._held[source].layers:
-            old = self._region(source, layer)
-            self.make(sequence, layer, *old.read(0, 1)).copy(old, position)
+        self._mark_used(self._sequences[sequence], position)
+        for layer in self._sequences[source].layers:
+            old = self._existing_region(source, layer)
+            self.ensure_region(sequence, layer, *old.read(0, 1)).copy_from(old, position)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
-        held = self._held.get(sequence)
+        held = self._sequences.get(sequence)
         if held is None:
             return
         held.limit = round_up(limit)
-        taken = self._counted(limit)
-        if held.taken > taken:
-            self.used -= held.taken - taken
-            held.taken = taken
+        taken = self._count_used(limit)
+        if held.used > taken:
+            self.used -= held.used - taken
+            held.used = taken
             if not self._has_pages:
                 self._resize(held.rack, taken)
-            for layer in held.layers if self._num_places > 1 else ():
-                held.rack.slabs[layer].cut(held.place, held.limit)
+            for layer in held.layers if self._num_slots > 1 else ():
+                held.rack.buffers[layer].free_from(held.slot, held.limit)
 
     def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
         """Return one block's keys and values ``[2, key heads, 32, size]``. Requires a layer whose keys and values have
         one size."""
-        return torch.stack(self._region(sequence, layer).read(block * GRID, (block + 1) * GRID))
+        return torch.stack(self._existing_region(sequence, layer).read(block * GRID, (block + 1) * GRID))
 
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
         """Write a block that ``copy_out`` returned, here or on another machine."""
-        self._take(self._held[sequence], (block + 1) * GRID)
-        region = self.make(sequence, layer, data[0], data[1])
+        self._mark_used(self._sequences[sequence], (block + 1) * GRID)
+        region = self.ensure_region(sequence, layer, data[0], data[1])
         region.write(block * GRID, data[0], data[1])
 
     def release(self, sequence: int) -> None:
-        held = self._held.pop(sequence, None)
+        held = self._sequences.pop(sequence, None)
         if held is None:
             return
-        self.used -= held.taken
+        self.used -= held.used
         self._clear(held)
-        held.rack.free.append(held.place)
+        held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
-        if len(held.rack.free) == self._num_places:
+        if len(held.rack.free) == self._num_slots:
             self._racks.remove(held.rack)
 
-    def _clear(self, held: _Held) -> None:
+    def _clear(self, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
         for layer in held.layers:
-            if self._num_places == 1:
-                del held.rack.slabs[layer]
+            if self._num_slots == 1:
+                del held.rack.buffers[layer]
                 held.rack.tables.clear()
             else:
-                held.rack.slabs[layer].clear(held.place)
+                held.rack.buffers[layer].clear(held.slot)
         held.layers.clear()
 
     def reset(self) -> None:
-        self._held.clear()
+        self._sequences.clear()
         self._racks.clear()
         self.used = 0
 
@@ -223,24 +223,24 @@ class KvArena:
 
         Only a cut to 0 frees memory.
         """
-        held = self._held.get(sequence)
+        held = self._sequences.get(sequence)
         if position == 0 and held is not None:
             self._clear(held)
-            self.used -= held.taken
-            held.taken = 0
+            self.used -= held.used
+            held.used = 0
 
-    def keep(self, layers: LayerRange) -> None:
+    def keep_layers(self, layers: LayerRange) -> None:
         """Drop the data of all other layers."""
         for rack in self._racks:
-            for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
-                del rack.slabs[layer]
+            for layer in [layer for layer in rack.buffers if not layers.first <= layer < layers.stop]:
+                del rack.buffers[layer]
             rack.tables.clear()
-        for held in self._held.values():
+        for held in self._sequences.values():
             held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
 
-    def check(self, row: Row) -> None:
+    def check_reserved(self, row: Row) -> None:
         """Raise ``IllegalMove`` unless the row's positions are reserved."""
-        held = self._held.get(row.sequence)
+        held = self._sequences.get(row.sequence)
         if held is None:
             raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
         if row.start + row.count > held.limit:
@@ -249,20 +249,20 @@ class KvArena:
                 f"positions {row.start} to {row.start + row.count} don't fit"
             )
 
-    def take(self, row: Row) -> None:
+    def mark_used(self, row: Row) -> None:
         """Count the row's positions as used; they are about to be written."""
-        self.check(row)
-        self._take(self._held[row.sequence], row.start + row.count)
+        self.check_reserved(row)
+        self._mark_used(self._sequences[row.sequence], row.start + row.count)
 
-    def _take(self, held: _Held, position: int) -> None:
-        more = self._counted(position) - held.taken
+    def _mark_used(self, held: _StoredSequence, position: int) -> None:
+        more = self._count_used(position) - held.used
         if more > 0:
-            held.taken += more
+            held.used += more
             self.used += more
             if not self._has_pages:
-                self._resize(held.rack, held.taken)
+                self._resize(held.rack, held.used)
 
-    def _counted(self, positions: int) -> int:
+    def _count_used(self, positions: int) -> int:
         """Return how many positions count as used when this many are written. Attention reads whole cells, so where
         memory has no pages a whole cell is allocated."""
         return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
@@ -272,64 +272,66 @@ class KvArena:
         kept = min(rack.positions, positions)
         rack.positions = positions
         rack.tables.clear()
-        for layer, old in rack.slabs.items():
-            new = self._new_slab(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
-            new.region(0).copy(old.region(0), kept)
-            rack.slabs[layer] = new
+        for layer, old in rack.buffers.items():
+            new = self._new_buffer(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
+            new.region(0).copy_from(old.region(0), kept)
+            rack.buffers[layer] = new
 
-    def place(self, sequence: int) -> tuple[Rack, int]:
+    def slot(self, sequence: int) -> tuple[Rack, int]:
         """Return the sequence's rack and slot, which are the same in every layer."""
-        held = self._held[sequence]
-        return held.rack, held.place
+        held = self._sequences[sequence]
+        return held.rack, held.slot
 
     def region(self, sequence: int, layer: int) -> Region | None:
         """Return the sequence's region in this layer; None if it was never written."""
-        held = self._held.get(sequence)
-        return held.rack.slabs[layer].region(held.place) if held is not None and layer in held.layers else None
+        held = self._sequences.get(sequence)
+        return held.rack.buffers[layer].region(held.slot) if held is not None and layer in held.layers else None
 
-    def make(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
+    def ensure_region(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
         """Return the sequence's region in this layer, created for keys and values like these (``[heads, *, size]``) if
         needed."""
-        held = self._held[sequence]
-        slab = self.slab(held.rack, layer, keys, values)
+        held = self._sequences[sequence]
+        slab = self.ensure_buffer(held.rack, layer, keys, values)
         held.layers.add(layer)
-        return slab.region(held.place)
+        return slab.region(held.slot)
 
-    def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
+    def ensure_buffer(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerBuffer:
         """Return a layer of a rack, created at first use."""
-        if layer not in rack.slabs:
-            sizes, layouts = (keys.shape[2], values.shape[2]), layouts_of(keys)
-            rack.slabs[layer] = self._new_slab(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
+        if layer not in rack.buffers:
+            sizes, layouts = (keys.shape[2], values.shape[2]), choose_layouts(keys)
+            rack.buffers[layer] = self._new_buffer(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
             rack.tables.clear()
-        if rack.slabs[layer].layouts is not layouts_of(keys):
+        if rack.buffers[layer].layouts is not choose_layouts(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
-        return rack.slabs[layer]
+        return rack.buffers[layer]
 
-    def _new_slab(
+    def _new_buffer(
         self, positions: int, heads: int, sizes: tuple[int, int], dtype: torch.dtype, layouts: tuple[Layout, Layout]
-    ) -> Slab:
+    ) -> LayerBuffer:
         shapes = [
-            (self._num_places, heads, positions // layout.unit, layout.numbers(size))
+            (self._num_slots, heads, positions // layout.unit, layout.numbers(size))
             for layout, size in zip(layouts, sizes, strict=True)
         ]
         with torch.inference_mode(False):  # forks and copies write outside of a pass
-            (key_part, key_pages), (value_part, value_pages) = (_zeros(shape, dtype, self._device) for shape in shapes)
+            (key_part, key_pages), (value_part, value_pages) = (
+                _allocate(shape, dtype, self._device) for shape in shapes
+            )
         pages = tuple(each for each in (key_pages, value_pages) if each is not None)
-        return Slab(key_part, value_part, sizes, layouts, pages)
+        return LayerBuffer(key_part, value_part, sizes, layouts, pages)
 
-    def wrote(self, sequences: tuple[int, ...], layer: int) -> None:
+    def mark_written(self, sequences: tuple[int, ...], layer: int) -> None:
         """Record that these sequences have data in this layer."""
         for sequence in sequences:
-            self._held[sequence].layers.add(layer)
+            self._sequences[sequence].layers.add(layer)
 
-    def _region(self, sequence: int, layer: int) -> Region:
+    def _existing_region(self, sequence: int, layer: int) -> Region:
         region = self.region(sequence, layer)
         if region is None:
             raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")
         return region
 
 
-def _zeros(
+def _allocate(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, mmap.mmap | None]:
     if device.type != "cpu":

@@ -25,22 +25,22 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import ModelError
-from swarm.stage.attention import own
-from swarm.stage.attention.arena import Slab
+from swarm.stage.attention import native_attention
+from swarm.stage.attention.arena import LayerBuffer
 from swarm.stage.attention.grid import CELL
-from swarm.stage.attention.passes import Pass, current_pass
-from swarm.stage.attention.tiles import Group, Plan, plan
+from swarm.stage.attention.passes import ForwardPass, current_pass
+from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
+from swarm.stage.matmul import proofs
+from swarm.stage.matmul.elementwise import apply_aligned
+from swarm.stage.matmul.probe import Product, Proof, RowTile, prove, split_rows
 from swarm.stage.native import cores
-from swarm.stage.products import proofs
-from swarm.stage.products.probe import Cut, Product, Proof, cuts, prove
-from swarm.stage.products.steady import steadily
 
 NAME = "swarm"
 # Key counts that the probe tries. A row's position decides how many keys there are, and libraries may split long sums
 # over threads where they do not split short ones.
-_TRIED_KEYS = (CELL, 3 * CELL, 17 * CELL)
+_PROBED_KEYS = (CELL, 3 * CELL, 17 * CELL)
 # Arguments that do not change which keys a query attends to. Any other argument must be understood or rejected.
-_HARMLESS = frozenset(
+_IGNORED_ARGUMENTS = frozenset(
     {
         "position_ids",
         "use_cache",
@@ -70,18 +70,18 @@ def attend(
     """Attend as transformers expects it; return ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    how = How(scale, sliding_window, softcap, s_aux)
+    options = AttentionOptions(scale, sliding_window, softcap, s_aux)
     return attend_rows(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        how,
+        options,
     ).unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class AttentionOptions:
     """Parameters of attention: what scores go through before they become weights."""
 
     scale: float  # factor of the scores
@@ -90,36 +90,46 @@ class How:
     sinks: torch.Tensor | None  # per query head, a score that takes weight and gives nothing
 
 
-def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
+def attend_rows(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
     """Attend with queries, keys and values ``[tokens, heads, size]``; return the same shape. Tokens of no sequence get
     zeros."""
-    this = current_pass()
-    if own.serves(key):
-        return own.attend(
-            this, layer, query, key, value, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+    forward_pass = current_pass()
+    if native_attention.supports(key):
+        return native_attention.attend_native(
+            forward_pass,
+            layer,
+            query,
+            key,
+            value,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
-    who = _plan(this, how.window, query.device)
-    _write(this, who, layer, key, value)
+    groups = _pass_groups(forward_pass, options.window, query.device)
+    _write_keys_values(forward_pass, groups, layer, key, value)
     # a power of two: scaling the queries, which are fewer than the scores, is exact
-    if math.frexp(how.scale)[0] == 0.5:
-        query, how = query * how.scale, How(1.0, how.window, how.softcap, how.sinks)
+    if math.frexp(options.scale)[0] == 0.5:
+        query, options = query * options.scale, AttentionOptions(1.0, options.window, options.softcap, options.sinks)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-    proof, together = shown(query, key, value)
-    for group in who.groups if together else who.single_groups:
-        output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how, proof)
+    proof, together = prove_attention(query, key, value)
+    for group in groups.groups if together else groups.single_groups:
+        output[group.tokens] = _attend_group(query[group.tokens], group.rack.buffers[layer], group, options, proof)
     return output
 
 
-def shown(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
+def prove_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
     """Return the proof for torch's attention with such heads ``[tokens, heads, size]``, and whether sequences may share
     a product."""
     heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
     if query.device.type != "cpu":  # we do not test the bits of other devices
         return Proof(), True
-    numbers = cores.numbers(0)
+    numbers = cores.thread_numbers(0)
     for together in (True, False):
         name = ("attention of 3" if together else "attention", str(query.dtype), heads, *sizes, numbers)
-        proof = proofs.recall(name, partial(_prove, heads, sizes, query.dtype, numbers, together))
+        proof = proofs.get_proof(name, partial(_prove, heads, sizes, query.dtype, numbers, together))
         if proof.exact:
             break
     return proof, together
@@ -129,109 +139,121 @@ def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tupl
     """Try scores, weights and mixture on a sequence alone; with ``together``, also between two other sequences."""
     chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
     caches = [
-        tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _TRIED_KEYS
+        tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _PROBED_KEYS
     ]
 
-    def mixed(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend_once(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         weights = _softmax(_scores(rows, keys).mul_(key_size**-0.5), None)
         return torch.bmm(weights.to(dtype), values)
 
     def product(flat: torch.Tensor) -> torch.Tensor:
         rows, mine, results = flat.view(len(flat), heads, key_size).transpose(0, 1), slice(heads, 2 * heads), []
         for keys, values in caches:
-            alone = mixed(rows, keys[mine], values[mine])
+            alone = attend_once(rows, keys[mine], values[mine])
             if together:
-                among = mixed(torch.cat((rows.flip(1), rows, rows * 2)), keys, values)[mine]
+                among = attend_once(torch.cat((rows.flip(1), rows, rows * 2)), keys, values)[mine]
                 # NaN equals nothing, so a difference fails the probe
                 alone = torch.where(alone == among, alone, torch.nan)
             results.append(alone.transpose(0, 1).reshape(len(flat), -1))
         return torch.cat(results, dim=1)
 
-    outputs, work = heads * value_size * len(caches), heads * (key_size + value_size) * sum(_TRIED_KEYS)
+    outputs, work = heads * value_size * len(caches), heads * (key_size + value_size) * sum(_PROBED_KEYS)
     return prove(product, (heads * key_size,), outputs, dtype=dtype, work=work, numbers=numbers)
 
 
-def _plan(this: Pass, window: int | None, device: torch.device) -> Plan:
-    found = this.plans.get(window)
-    if found is None:
-        found = this.plans[window] = plan(this.arena, this.spans, window, device)
-        this.tally.mask_misses += 1
+def _pass_groups(forward_pass: ForwardPass, window: int | None, device: torch.device) -> AttentionPlan:
+    groups = forward_pass.groups_by_window.get(window)
+    if groups is None:
+        groups = forward_pass.groups_by_window[window] = plan_attention(
+            forward_pass.arena, forward_pass.spans, window, device
+        )
+        forward_pass.cache_stats.mask_misses += 1
     else:
-        this.tally.mask_hits += 1
-    return found
+        forward_pass.cache_stats.mask_hits += 1
+    return groups
 
 
-def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+def _write_keys_values(
+    forward_pass: ForwardPass, groups: AttentionPlan, layer: int, key: torch.Tensor, value: torch.Tensor
+) -> None:
     like = key[:1].transpose(0, 1), value[:1].transpose(0, 1)
-    for write in who.writes:
-        slab = this.arena.slab(write.rack, layer, *like)
-        at = (write.places, write.positions)
+    for write in groups.token_writes:
+        slab = forward_pass.arena.ensure_buffer(write.rack, layer, *like)
+        at = (write.slots, write.positions)
         slab.keys.transpose(1, 2).index_put_(at, key[write.tokens])
         slab.values.transpose(1, 2).index_put_(at, value[write.tokens])
-    for piece in who.pieces:
-        region, span = this.arena.slab(piece.rack, layer, *like).region(piece.place), piece.span
+    for piece in groups.span_writes:
+        region, span = forward_pass.arena.ensure_buffer(piece.rack, layer, *like).region(piece.slot), piece.span
         tokens = slice(span.offset, span.offset + span.count)
         region.write(span.start, key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
-    this.arena.wrote(who.sequences, layer)
+    forward_pass.arena.mark_written(groups.sequences, layer)
 
 
-def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How, proof: Proof) -> torch.Tensor:
+def _attend_group(
+    query: torch.Tensor, slab: LayerBuffer, group: TileGroup, options: AttentionOptions, proof: Proof
+) -> torch.Tensor:
     """Compute a group's attention from queries [tokens, heads, size]; return the same shape."""
     keys, values = _keys(slab.keys, group), _keys(slab.values, group)
     folded = _fold(query, group, slab.keys.shape[1])
     num_rows = folded.shape[1]
-    before = cores.gather(keys.numel() * num_rows, proof.threads)
-    scores = _in_tiles(_scores, folded, keys, proof)
-    if how.scale != 1.0:
-        scores.mul_(how.scale)
-    if how.softcap is not None:
-        scores = steadily(torch.tanh, scores.div_(how.softcap)).mul_(how.softcap)
+    before = cores.use_threads(keys.numel() * num_rows, proof.threads)
+    scores = _multiply_in_tiles(_scores, folded, keys, proof)
+    if options.scale != 1.0:
+        scores.mul_(options.scale)
+    if options.softcap is not None:
+        scores = apply_aligned(torch.tanh, scores.div_(options.softcap)).mul_(options.softcap)
     _mask(scores, group)
-    weights = _softmax(scores, _sink_column(how.sinks, slab.keys.shape[1], group)).to(query.dtype)
-    mixed = _in_tiles(torch.bmm, weights, values, proof)
-    cores.dismiss(before)
+    weights = _softmax(scores, _sink_column(options.sinks, slab.keys.shape[1], group)).to(query.dtype)
+    mixed = _multiply_in_tiles(torch.bmm, weights, values, proof)
+    cores.restore_threads(before)
     return _unfold(mixed, group)
 
 
-def _in_tiles(product: Product, rows: torch.Tensor, others: torch.Tensor, proof: Proof) -> torch.Tensor:
+def _multiply_in_tiles(product: Product, rows: torch.Tensor, others: torch.Tensor, proof: Proof) -> torch.Tensor:
     """Multiply rows ``[heads, rows, …]`` with each head's keys or values, one tile of rows at a time."""
     if not proof.exact:
         return product(rows, others)
-    return torch.cat([product(_tile(rows, cut), others)[:, : cut.count] for cut in cuts(rows.shape[1], proof.sizes)], 1)
+    return torch.cat(
+        [product(_tile(rows, cut), others)[:, : cut.count] for cut in split_rows(rows.shape[1], proof.sizes)], 1
+    )
 
 
-def _tile(rows: torch.Tensor, cut: Cut) -> torch.Tensor:
+def _tile(rows: torch.Tensor, cut: RowTile) -> torch.Tensor:
     some = rows[:, cut.first : cut.first + cut.count]
     missing = cut.size - cut.count
     return torch.nn.functional.pad(some, (0, 0, 0, missing)) if missing else some.contiguous()
 
 
-def _keys(cache: torch.Tensor, group: Group) -> torch.Tensor:
+def _keys(cache: torch.Tensor, group: TileGroup) -> torch.Tensor:
     """Return a group's keys or values ``[num * heads, keys, size]`` from ``[slots, heads, positions, size]``, without a
     copy."""
-    some = cache[group.place : group.place + group.num, :, group.low : group.high]
-    return some.flatten(0, 1) if group.num == 1 or some.stride(0) == some.shape[1] * some.stride(1) else _dense(some)
+    some = cache[group.first_slot : group.first_slot + group.num_tiles, :, group.low : group.high]
+    return (
+        some.flatten(0, 1)
+        if group.num_tiles == 1 or some.stride(0) == some.shape[1] * some.stride(1)
+        else _copy_dense(some)
+    )
 
 
-def _dense(some: torch.Tensor) -> torch.Tensor:
+def _copy_dense(some: torch.Tensor) -> torch.Tensor:
     """Copy the keys: heads are so small that slots are padded to whole pages, and a view is impossible."""
     return some.reshape(-1, *some.shape[2:])
 
 
-def _fold(query: torch.Tensor, group: Group, key_heads: int) -> torch.Tensor:
+def _fold(query: torch.Tensor, group: TileGroup, key_heads: int) -> torch.Tensor:
     """Turn query heads and tokens into rows of their key head: ``[num * key heads, group * count, size]``."""
-    shape = (group.num, group.count, key_heads, -1, query.shape[-1])
-    return query.reshape(shape).permute(0, 2, 3, 1, 4).reshape(group.num * key_heads, -1, query.shape[-1])
+    shape = (group.num_tiles, group.num_queries, key_heads, -1, query.shape[-1])
+    return query.reshape(shape).permute(0, 2, 3, 1, 4).reshape(group.num_tiles * key_heads, -1, query.shape[-1])
 
 
-def _unfold(mixed: torch.Tensor, group: Group) -> torch.Tensor:
+def _unfold(mixed: torch.Tensor, group: TileGroup) -> torch.Tensor:
     split = _split(mixed, group)
-    return split.permute(0, 3, 1, 2, 4).reshape(group.num * group.count, -1, mixed.shape[-1])
+    return split.permute(0, 3, 1, 2, 4).reshape(group.num_tiles * group.num_queries, -1, mixed.shape[-1])
 
 
-def _split(rows: torch.Tensor, group: Group) -> torch.Tensor:
+def _split(rows: torch.Tensor, group: TileGroup) -> torch.Tensor:
     """View the rows as ``[num, key heads, query heads of each, count, …]``."""
-    return rows.view(group.num, rows.shape[0] // group.num, -1, group.count, rows.shape[2])
+    return rows.view(group.num_tiles, rows.shape[0] // group.num_tiles, -1, group.num_queries, rows.shape[2])
 
 
 def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -254,24 +276,24 @@ def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
-def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: Group) -> torch.Tensor | None:
+def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: TileGroup) -> torch.Tensor | None:
     """Return the query head's sink for each of its rows."""
     if sinks is None:
         return None
-    column = sinks.float().view(key_heads, -1).repeat_interleave(group.count, dim=1)
-    return column.repeat(group.num, 1).unsqueeze(-1)
+    column = sinks.float().view(key_heads, -1).repeat_interleave(group.num_queries, dim=1)
+    return column.repeat(group.num_tiles, 1).unsqueeze(-1)
 
 
-def _mask(scores: torch.Tensor, group: Group) -> None:
+def _mask(scores: torch.Tensor, group: TileGroup) -> None:
     split = _split(scores, group)
     if group.later is not None:
         split[..., -group.later.shape[-1] :].masked_fill_(group.later, float("-inf"))
-    if group.too_old is not None:
-        split[..., : group.too_old.shape[-1]].masked_fill_(group.too_old, float("-inf"))
+    if group.before_window is not None:
+        split[..., : group.before_window.shape[-1]].masked_fill_(group.before_window, float("-inf"))
 
 
 def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, others: dict[str, object]) -> None:
-    unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    unknown = [name for name, value in others.items() if value is not None and name not in _IGNORED_ARGUMENTS]
     if mask is not None:
         unknown.append("attention_mask")
     if dropout:

@@ -46,7 +46,7 @@ class Span:
     tiles: tuple[Tile, ...]
 
 
-def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
+def layout_spans(rows: Iterable[Row]) -> Iterator[Span]:
     """Yield the rows as consecutive spans of a batch."""
     offset = 0
     for row in rows:

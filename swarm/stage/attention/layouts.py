@@ -55,16 +55,16 @@ class _PackedKeys:
         return -(-size // 2) * 2 * _BLOCK
 
     def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        blocks, places = _in_blocks(positions)
+        blocks, places = _block_indices(positions)
         return self._view(stored)[:, blocks, places].flatten(-2)[..., :size]
 
     def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None:
-        blocks, places = _in_blocks(positions)
+        blocks, places = _block_indices(positions)
         padded = torch.nn.functional.pad(dense, (0, dense.shape[-1] % 2))
         self._view(stored)[:, blocks, places] = padded.reshape(*padded.shape[:2], -1, 2)
 
     def _view(self, stored: torch.Tensor) -> torch.Tensor:
-        """View as ``[heads, block, position in it, pair of elements, which of the two]``."""
+        """View as ``[heads, block, position in request, pair of elements, which of the two]``."""
         heads, blocks, pairs = stored.shape[0], stored.shape[1], stored.shape[2] // (2 * _BLOCK)
         if stored.dtype == torch.bfloat16:
             return stored.view(heads, blocks, pairs, _BLOCK, 2).transpose(2, 3)
@@ -80,11 +80,11 @@ class _PackedValues:
         return -(-size // _LANES) * _LANES * _BLOCK
 
     def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        pairs, which = _in_pairs(positions)
+        pairs, which = _pair_indices(positions)
         return self._view(stored)[:, pairs, which][..., :size]
 
     def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None:
-        pairs, which = _in_pairs(positions)
+        pairs, which = _pair_indices(positions)
         missing = stored.shape[2] // _BLOCK - dense.shape[-1]
         self._view(stored)[:, pairs, which] = torch.nn.functional.pad(dense, (0, missing))
 
@@ -96,12 +96,12 @@ class _PackedValues:
         return stored.view(heads, -1, 2, size)
 
 
-def _in_blocks(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _block_indices(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = torch.arange(positions.start, positions.stop)
     return numbers // _BLOCK, numbers % _BLOCK
 
 
-def _in_pairs(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _pair_indices(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = torch.arange(positions.start, positions.stop)
     return numbers // 2, numbers % 2
 
@@ -113,11 +113,11 @@ _PACKED_VALUES: Layout = _PackedValues()
 PACKED = _PACKED_KEYS, _PACKED_VALUES  # as ``SwarmCache`` of kernels.h
 
 
-def layouts_of(like: torch.Tensor) -> tuple[Layout, Layout]:
+def choose_layouts(like: torch.Tensor) -> tuple[Layout, Layout]:
     """Return the layouts of keys and values with this dtype and device: packed where our kernels compute attention."""
-    return PACKED if attends(like.device, like.dtype) else PLAIN
+    return PACKED if uses_native(like.device, like.dtype) else PLAIN
 
 
-def attends(device: torch.device, dtype: torch.dtype) -> bool:
+def uses_native(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether our own kernels support attention with keys of this dtype on this device."""
     return device.type == "cpu" and dtype in native.KINDS and native.library() is not None

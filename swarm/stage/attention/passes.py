@@ -17,14 +17,14 @@ from swarm.errors import IllegalMove
 
 if TYPE_CHECKING:
     from swarm.stage.attention.arena import KvArena
-    from swarm.stage.attention.calls import Together
     from swarm.stage.attention.grid import Span
-    from swarm.stage.attention.tiles import Plan
+    from swarm.stage.attention.kernel_args import RackBatch
+    from swarm.stage.attention.tiles import AttentionPlan
     from swarm.wire.messages import LayerRange
 
 
 @dataclass(slots=True)
-class Tally:
+class CacheStats:
     """Cache statistics of masks and rope tables: how often they were reused, and how often computed."""
 
     mask_hits: int = 0
@@ -34,7 +34,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Pass:
+class ForwardPass:
     """One run through a range of layers by one thread: all that the modules' hooks and the attention function need."""
 
     arena: KvArena
@@ -42,12 +42,13 @@ class Pass:
     spans: tuple[Span, ...]  # the rows of the batch
     hidden: torch.Tensor | None = None  # replaces the first layer's input, unless the stage embeds
     keep_rows: torch.Tensor | None = None  # narrows the last layer's output to the rows that the head needs
-    fenced: Callable[[], bool] = lambda: False  # whether a newer epoch has made this run obsolete
-    progressed: Callable[[], None] = lambda: None  # called after each layer
-    left_layers: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
-    plans: dict[int | None, Plan] = field(default_factory=dict)  # groups of rows that share products, by window
-    racks: tuple[Together, ...] = ()  # the same for our own kernel; empty until it is first needed
-    tally: Tally = field(default_factory=Tally)
+    is_fenced: Callable[[], bool] = lambda: False  # whether a newer epoch has made this run obsolete
+    on_progress: Callable[[], None] = lambda: None  # called after each layer
+    on_layers_done: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
+    # groups of rows that share products, by window
+    groups_by_window: dict[int | None, AttentionPlan] = field(default_factory=dict)
+    rack_batches: tuple[RackBatch, ...] = ()  # the same for our own kernel; empty until it is first needed
+    cache_stats: CacheStats = field(default_factory=CacheStats)
     length: int = 0  # largest position of the batch, plus one
     by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
@@ -56,22 +57,22 @@ class Pass:
 _current = threading.local()
 
 
-def current_pass() -> Pass:
+def current_pass() -> ForwardPass:
     """Return this thread's current pass."""
-    found = getattr(_current, "value", None)
-    if not isinstance(found, Pass):
+    current = getattr(_current, "value", None)
+    if not isinstance(current, ForwardPass):
         raise IllegalMove("a layer ran outside of a pass")
-    return found
+    return current
 
 
-class running:
+class use_pass:
     """Context manager that makes a pass this thread's current one."""
 
-    def __init__(self, this: Pass) -> None:
-        self._this = this
+    def __init__(self, forward_pass: ForwardPass) -> None:
+        self._pass = forward_pass
 
     def __enter__(self) -> None:
-        _current.value = self._this
+        _current.value = self._pass
 
     def __exit__(self, *_: object) -> None:
         _current.value = None

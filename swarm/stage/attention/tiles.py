@@ -15,11 +15,11 @@ from swarm.stage.attention.arena import KvArena, Rack
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 
 # Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
-_MOST_KEYS = 4096
+_MAX_KEYS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TileGroup:
     """Tiles that share one product: ``num_tiles`` tiles of ``num_queries`` queries each, with keys ``low`` up to
     ``high``.
 
@@ -30,58 +30,58 @@ class Group:
     """
 
     rack: Rack
-    place: int
-    num: int
-    count: int
+    first_slot: int
+    num_tiles: int
+    num_queries: int
     low: int
     high: int
     tokens: torch.Tensor | slice
     later: torch.Tensor | None
-    too_old: torch.Tensor | None
+    before_window: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class TokenWrites:
     """Slots ``[sequences]`` and positions at which single new tokens of a rack's sequences are written."""
 
     rack: Rack
-    places: torch.Tensor
+    slots: torch.Tensor
     positions: torch.Tensor
     tokens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpanWrite:
     """Several new positions of one sequence, which are written at a time."""
 
     rack: Rack
-    place: int
+    slot: int
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """Writes and groups of one pass, for all layers with the same window."""
 
     sequences: tuple[int, ...]  # every sequence of the pass
-    writes: tuple[Writes, ...]  # sequences with one new position
-    pieces: tuple[Piece, ...]  # sequences with several
-    groups: tuple[Group, ...]
+    token_writes: tuple[TokenWrites, ...]  # sequences with one new position
+    span_writes: tuple[SpanWrite, ...]  # sequences with several
+    groups: tuple[TileGroup, ...]
 
     @property
-    def single_groups(self) -> Iterator[Group]:
+    def single_groups(self) -> Iterator[TileGroup]:
         """Groups split so that each has a single tile."""
-        return (single for group in self.groups for single in _singles(group))
+        return (single for group in self.groups for single in _split_group(group))
 
 
-def plan(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> Plan:
+def plan_attention(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> AttentionPlan:
     """Group the spans' tiles. The result holds for all layers with this window."""
     spans = tuple(spans)
-    places = {span.sequence: arena.place(span.sequence) for span in spans}
-    return Plan(
+    places = {span.sequence: arena.slot(span.sequence) for span in spans}
+    return AttentionPlan(
         tuple(places),
         tuple(_writes(spans, places, device)),
-        tuple(Piece(*places[span.sequence], span) for span in spans if span.count > 1),
+        tuple(SpanWrite(*places[span.sequence], span) for span in spans if span.count > 1),
         tuple(_groups(spans, places, window, device)),
     )
 
@@ -89,20 +89,20 @@ def plan(arena: KvArena, spans: Iterable[Span], window: int | None, device: torc
 Places = dict[int, tuple[Rack, int]]
 
 
-def _writes(spans: tuple[Span, ...], places: Places, device: torch.device) -> Iterator[Writes]:
+def _writes(spans: tuple[Span, ...], places: Places, device: torch.device) -> Iterator[TokenWrites]:
     by_rack: dict[int, list[Span]] = {}
     for span in (span for span in spans if span.count == 1):
         by_rack.setdefault(id(places[span.sequence][0]), []).append(span)
-    for found in by_rack.values():
-        yield Writes(
-            places[found[0].sequence][0],
-            torch.tensor([places[span.sequence][1] for span in found], device=device),
-            torch.tensor([span.start for span in found], device=device),
-            torch.tensor([span.offset for span in found], device=device),
+    for rack_spans in by_rack.values():
+        yield TokenWrites(
+            places[rack_spans[0].sequence][0],
+            torch.tensor([places[span.sequence][1] for span in rack_spans], device=device),
+            torch.tensor([span.start for span in rack_spans], device=device),
+            torch.tensor([span.offset for span in rack_spans], device=device),
         )
 
 
-def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device: torch.device) -> Iterator[Group]:
+def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device: torch.device) -> Iterator[TileGroup]:
     alike: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
     for span in spans:
         rack, place = places[span.sequence]
@@ -114,16 +114,16 @@ def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device:
     racks = {id(rack): rack for rack, _ in places.values()}
     for (rack_id, low, high), tiles in alike.items():
         tiles.sort(key=lambda each: each[0])
-        most = max(1, _MOST_KEYS // (high - low))
-        for place, run in _side_by_side(tiles, most):
+        most = max(1, _MAX_KEYS // (high - low))
+        for place, run in _adjacent_runs(tiles, most):
             yield _group(racks[rack_id], place, run, window, device)
 
 
-def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[int, list[Tile]]]:
+def _adjacent_runs(tiles: list[tuple[int, Tile]], max_tiles: int) -> Iterator[tuple[int, list[Tile]]]:
     """Split the tiles where a slot is missing, and after ``max_tiles`` of them."""
     first, run = tiles[0][0], [tiles[0][1]]
     for place, tile in tiles[1:]:
-        if place != first + len(run) or len(run) == most:
+        if place != first + len(run) or len(run) == max_tiles:
             yield first, run
             first, run = place, []
         run.append(tile)
@@ -140,11 +140,11 @@ def keys_end(tile: Tile) -> int:
     return tile.cell + CELL
 
 
-def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device: torch.device) -> Group:
+def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device: torch.device) -> TileGroup:
     count, low, high = tiles[0].count, first_key(tiles[0].cell, window), keys_end(tiles[0])
     positions = torch.tensor([tile.start for tile in tiles])[:, None] + torch.arange(count)
     positions = positions.view(len(tiles), 1, 1, count, 1)
-    return Group(
+    return TileGroup(
         rack,
         place,
         len(tiles),
@@ -154,23 +154,24 @@ def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device
         slice(tiles[0].offset, tiles[0].offset + count)
         if len(tiles) == 1
         else torch.tensor([tile.offset for tile in tiles], device=device),
-        _if_any(torch.arange(max(low, high - CELL), high) > positions, device),
+        _mask_or_none(torch.arange(max(low, high - CELL), high) > positions, device),
         None if window is None else _too_old(positions, low, high, window, device),
     )
 
 
 def _too_old(positions: torch.Tensor, low: int, high: int, window: int, device: torch.device) -> torch.Tensor | None:
     stop = min(high, int(positions.max()) - window + 1)
-    return _if_any(torch.arange(low, max(low, stop)) <= positions - window, device)
+    return _mask_or_none(torch.arange(low, max(low, stop)) <= positions - window, device)
 
 
-def _singles(group: Group) -> Iterator[Group]:
-    for number in range(group.num):
-        hidden = (None if each is None else each[number : number + 1] for each in (group.later, group.too_old))
+def _split_group(group: TileGroup) -> Iterator[TileGroup]:
+    for number in range(group.num_tiles):
+        masks = (None if mask is None else mask[number : number + 1] for mask in (group.later, group.before_window))
         tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
-        later, too_old = hidden
-        yield replace(group, place=group.place + number, num=1, tokens=tokens, later=later, too_old=too_old)
+        later, before_window = masks
+        slot = group.first_slot + number
+        yield replace(group, first_slot=slot, num_tiles=1, tokens=tokens, later=later, before_window=before_window)
 
 
-def _if_any(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:
+def _mask_or_none(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:
     return hidden.to(device) if bool(hidden.any()) else None

@@ -1,8 +1,8 @@
 """Executor that computes with torch: batches in, hidden states or tokens out.
 
 Input: a ``Batch`` of rows, or a range of layers to prepare (``stage/executor.py`` defines the interface). Output:
-``Forwarded``, and the capacity of a range. Rules: a row's bits depend on its own sequence alone, whatever else is in
-the batch; a token depends on its sequence, its seed and its request alone; a kernel is called exact only if that has
+``ForwardResult``, and the capacity of a range. Rules: a row's bits depend on its own sequence alone, whatever else is
+in the batch; a token depends on its sequence, its seed and its request alone; a kernel is called exact only if that has
 been proven on this machine; a kind of model that is not computed correctly when cut into stages is refused.
 
 ``torch_executor`` is the entry point. ``forward`` runs a batch through a stage. ``batch_sampling`` draws tokens by the

@@ -8,7 +8,7 @@ from swarm.stage.executor import Batch
 
 
 @dataclass(slots=True)
-class Counters:
+class ExecutorCounters:
     """Totals of an executor's work. The compute thread writes them; a reader on another thread may lag by one step."""
 
     forwards: int = 0  # passes that were completed
@@ -19,7 +19,7 @@ class Counters:
     compute_s: float = 0.0  # including copies to the host
     sample_s: float = 0.0
 
-    def computed(self, batch: Batch, compute_s: float, sample_s: float) -> None:
+    def add_pass(self, batch: Batch, compute_s: float, sample_s: float) -> None:
         self.forwards += 1
         self.rows += len(batch.rows)
         self.tokens += len(batch.tokens)

@@ -16,7 +16,7 @@ import torch
 from swarm.errors import ModelError
 
 
-def device_of(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
     """Return the device with this name. Raises ``ModelError`` if this machine has no such device."""
     try:
         device = torch.device(name)
@@ -37,7 +37,7 @@ class DeviceClock(Protocol):
     def mark(self) -> Any:
         """Return the moment at which the device will have finished all work submitted until now."""
 
-    def between(self, first: Any, last: Any) -> float:
+    def elapsed_s(self, first: Any, last: Any) -> float:
         """Return the seconds from one moment to another. Waits until the device has reached the second one."""
 
 
@@ -50,7 +50,7 @@ class HostClock:
     def mark(self) -> float:
         return self._now()
 
-    def between(self, first: float, last: float) -> float:
+    def elapsed_s(self, first: float, last: float) -> float:
         return last - first
 
 
@@ -62,12 +62,12 @@ class CudaClock:
         event.record()
         return event
 
-    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    def elapsed_s(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1000.0  # torch reports milliseconds
 
 
-def clock_of(device: torch.device) -> DeviceClock:
+def make_clock(device: torch.device) -> DeviceClock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
@@ -81,7 +81,7 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def free_cached(device: torch.device) -> None:
+def release_cached(device: torch.device) -> None:
     """Return memory that torch caches and does not use to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -89,7 +89,7 @@ def free_cached(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
-def memory_of(device: torch.device) -> dict[str, float]:
+def memory_stats(device: torch.device) -> dict[str, float]:
     """Return bytes of the device's memory: used by this process, its peak where torch tracks it, and the total.
 
     For the CPU, these are the process's resident memory and the machine's memory.

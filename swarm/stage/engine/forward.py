@@ -10,8 +10,8 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.grid import Span, spans_of
-from swarm.stage.attention.passes import Pass, Tally
+from swarm.stage.attention.grid import Span, layout_spans
+from swarm.stage.attention.passes import CacheStats, ForwardPass
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import Stage
 from swarm.stage.native.cores import computing
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def run(
+def run_batch(
     stage: Stage,
     arena: KvArena,
     batch: Batch,
     *,
-    fenced: Callable[[], bool] = lambda: False,
-    progressed: Callable[[], None] = lambda: None,
+    is_fenced: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[], None] = lambda: None,
     head_rows: Sequence[int] | None = None,
     threads: int | None = None,
-    tally: Tally | None = None,
-    left_layers: Callable[[], None] = lambda: None,
+    cache_stats: CacheStats | None = None,
+    on_layers_done: Callable[[], None] = lambda: None,
     by_modules: bool = False,
 ) -> torch.Tensor | None:
     """Return hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
@@ -41,33 +41,35 @@ def run(
     ``by_modules``, the stage's program is not used.
     """
     num_tokens = len(batch.tokens)
-    spans = tuple(spans_of(batch.rows))
-    this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed, left_layers=left_layers)
-    this.by_modules = by_modules
-    this.length = max(span.start + span.count for span in spans)
-    this.tally = this.tally if tally is None else tally
+    spans = tuple(layout_spans(batch.rows))
+    forward_pass = ForwardPass(
+        arena, stage.layers, spans, is_fenced=is_fenced, on_progress=on_progress, on_layers_done=on_layers_done
+    )
+    forward_pass.by_modules = by_modules
+    forward_pass.length = max(span.start + span.count for span in spans)
+    forward_pass.cache_stats = forward_pass.cache_stats if cache_stats is None else cache_stats
     with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():
-        return _through(stage, this, batch, num_tokens, head_rows)
+        return _run_stage(stage, forward_pass, batch, num_tokens, head_rows)
 
 
-def _through(
-    stage: Stage, this: Pass, batch: Batch, num_tokens: int, head_rows: Sequence[int] | None
+def _run_stage(
+    stage: Stage, forward_pass: ForwardPass, batch: Batch, num_tokens: int, head_rows: Sequence[int] | None
 ) -> torch.Tensor | None:
-    spans, ids = this.spans, None
-    if stage.embeds:
+    spans, ids = forward_pass.spans, None
+    if stage.has_embedding:
         ids = torch.from_numpy(batch.tokens).unsqueeze(0).to(stage.device)
     else:
-        this.hidden = _received(stage, batch).unsqueeze(0)
-    if not stage.heads:
-        hidden = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+        forward_pass.hidden = _input_hidden(stage, batch).unsqueeze(0)
+    if not stage.has_head:
+        hidden = stage.run(forward_pass, ids, _positions(spans, num_tokens).to(stage.device))
         return None if hidden is None else hidden[0]
     if head_rows is None:
         head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
-    this.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
-    return stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+    forward_pass.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
+    return stage.run(forward_pass, ids, _positions(spans, num_tokens).to(stage.device))
 
 
-def _received(stage: Stage, batch: Batch) -> torch.Tensor:
+def _input_hidden(stage: Stage, batch: Batch) -> torch.Tensor:
     if batch.hidden is None:
         raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
     # The array may use a message's own read-only bytes, which torch does not accept: this copies it then.
@@ -81,7 +83,7 @@ def _positions(spans: Sequence[Span], num_tokens: int) -> torch.Tensor:
     return torch.from_numpy(positions)
 
 
-def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
+def copy_to_array(hidden: torch.Tensor) -> NDArray[np.float32]:
     """Return an array that owns its memory, because it is kept in a log and sent on a socket."""
     wide: NDArray[np.float32] = hidden.to("cpu", torch.float32, copy=True).contiguous().numpy()
     return wide

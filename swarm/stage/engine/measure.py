@@ -33,11 +33,11 @@ from msgspec import structs
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import quota
-from swarm.stage.engine.forward import run
+from swarm.stage.engine import cpu_quota
+from swarm.stage.engine.forward import run_batch
 from swarm.stage.executor import Batch
-from swarm.stage.model.build import Skeleton, Stage, Weights
-from swarm.stage.native import siblings
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
+from swarm.stage.native import shared_cache
 from swarm.stage.native.cores import computing
 from swarm.wire.messages import LayerCost, LayerRange, Row
 
@@ -46,24 +46,24 @@ try:
 except ImportError:  # a system without file locks: workers do not take turns
     fcntl = None  # type: ignore[assignment]
 
-_CHUNK = 256  # positions of a long prompt's chunk
+_PROMPT_CHUNK = 256  # positions of a long prompt's chunk
 _PROMPTS = (16, 64)  # and _CHUNK, which also fills the long sequence
 _DECODES = (1, 4, 16, 64)  # sequences, each after few positions
 _LONG_DECODES = (1, 16)  # sequences, each after many positions
 _NUM_RUNS = 4
-_REST_S = 0.003  # pause before a timed run: about the time of the other stages and the broker
-_NUM_RESTS = 9
+_IDLE_S = 0.003  # pause before a timed run: about the time of the other stages and the broker
+_NUM_IDLE_RUNS = 9
 _BUDGET_S = 0.1  # for one figure; the first run of a kernel is slow and does not count
 _PATIENCE_S = 1.0  # for all figures: after it, larger sizes are skipped
-_TURN_S = 15.0  # longest wait for the other workers of this host
-_LOOK_AGAIN_S = 0.01  # between two attempts to take the lock
+_LOCK_TIMEOUT_S = 15.0  # longest wait for the other workers of this host
+_LOCK_POLL_S = 0.01  # between two attempts to take the lock
 # upper bound of ``_slowness``: a process with an even smaller share of its cores skips the largest sizes
-_MOST_SLOWNESS = 4.0
+_MAX_SLOWNESS = 4.0
 _VOCABULARY = 4096
-_THICK = 3  # layers of the larger of the two stages
-_USUAL_CACHE = 32 << 20  # bytes; assumed where the cache's size can't be read
-_MOST_EMPTIED = 128 << 20  # bytes; largest scratch buffer
-_SHORT = GRID  # positions before a short decode
+_NUM_SEVERAL = 3  # layers of the larger of the two stages
+_DEFAULT_CACHE_BYTES = 32 << 20  # bytes; assumed where the cache's size can't be read
+_MAX_SCRATCH_BYTES = 128 << 20  # bytes; largest scratch buffer
+_SHORT_CONTEXT = GRID  # positions before a short decode
 
 
 class ConstantSource:
@@ -76,44 +76,44 @@ class ConstantSource:
         return torch.full(shape, 0.01)
 
 
-def layer_costs(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
+def measure_layer_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
     """Measure this device with the threads of a step among others and, if they differ, with those of a lone step."""
 
-    def found() -> tuple[LayerCost, ...]:
-        with _in_turn(), torch.inference_mode():
-            return _measured(skeleton, threads, threads_alone)
+    def measure() -> tuple[LayerCost, ...]:
+        with _host_lock(), torch.inference_mode():
+            return _measure_costs(skeleton, threads, threads_alone)
 
-    return siblings.once(_what(skeleton, threads, threads_alone), tuple[LayerCost, ...], found)
+    return shared_cache.get_or_compute(_cache_key(skeleton, threads, threads_alone), tuple[LayerCost, ...], measure)
 
 
-def _what(skeleton: Skeleton, threads: int, threads_alone: int) -> str:
+def _cache_key(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> str:
     """Return the key of a measurement: two workers with the same key are equally fast."""
     kernel = skeleton.kernel.__name__
     where = f"{skeleton.dtype} {skeleton.device} {kernel} {threads} {threads_alone}"
     return f"costs {skeleton.config.to_json_string()} {where}"
 
 
-def _measured(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    bench = _Bench(skeleton)
+def _measure_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
+    bench = _LayerBench(skeleton)
     among = bench.measure(threads)
     alone = among if threads_alone == threads else bench.measure(threads_alone)
-    rested_s = bench.after_rests(threads_alone)
-    return (*among, *(_alone(cost, rested_s) for cost in alone))
+    rested_s = bench.measure_idle_penalty(threads_alone)
+    return (*among, *(_lone_cost(cost, rested_s) for cost in alone))
 
 
-def _alone(cost: LayerCost, rested_s: float) -> LayerCost:
+def _lone_cost(cost: LayerCost, rested_s: float) -> LayerCost:
     """Return the figure of a lone step: its stages have been idle before it."""
     seconds = cost.seconds + (rested_s if cost.kind == "stage" else 0.0)
     return structs.replace(cost, alone=True, seconds=seconds)
 
 
-class _Bench:
+class _LayerBench:
     """One layer, a part of the head and of the embedding, and sequences to run through them."""
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    def __init__(self, skeleton: ModelSkeleton) -> None:
         self._skeleton = skeleton
         self._text = skeleton.config.get_text_config()
-        self._thin, self._thick = _stages(skeleton)
+        self._one_layer, self._several_layers = _stages(skeleton)
         self._arena = KvArena(skeleton.device)
         self._rows = min(_VOCABULARY, self._text.vocab_size)
         part = torch.full((self._rows, self._text.hidden_size), 0.01, dtype=skeleton.dtype, device=skeleton.device)
@@ -121,29 +121,31 @@ class _Bench:
         self._head = skeleton.kernel(part.clone(), None)
         self._scratch = _scratch(skeleton)
         # cores that a container allows; None: no limit
-        self._limit = quota.cores() if skeleton.device.type == "cpu" else None
+        self._cpu_limit = cpu_quota.read_cpu_limit() if skeleton.device.type == "cpu" else None
         self._now = time.perf_counter
         self._slowness = 1.0  # factor by which a limited processor is slower: the same sizes are measured, in more time
 
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while time is left."""
-        self._now = clock(self._limit, threads)
-        self._slowness = min(_MOST_SLOWNESS, max(1.0, threads / self._limit)) if self._limit else 1.0
+        self._now = make_clock(self._cpu_limit, threads)
+        self._slowness = min(_MAX_SLOWNESS, max(1.0, threads / self._cpu_limit)) if self._cpu_limit else 1.0
         ends = time.perf_counter() + _PATIENCE_S * self._slowness
-        longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
+        longest = min(2 * _PROMPT_CHUNK, getattr(self._text, "max_position_embeddings", 2 * _PROMPT_CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)
-        found: list[LayerCost] = []
+        costs: list[LayerCost] = []
 
         def is_wanted(kind: str) -> bool:
-            return time.perf_counter() < ends or not any(cost.kind == kind for cost in found)
+            return time.perf_counter() < ends or not any(cost.kind == kind for cost in costs)
 
         def add(kind: str, rows: int, context: int, seconds: float) -> None:
-            found.append(LayerCost(kind, rows, context, max(1e-9, seconds), alone=False))  # type: ignore[arg-type]
+            costs.append(LayerCost(kind, rows, context, max(1e-9, seconds), alone=False))  # type: ignore[arg-type]
 
         def add_layers(kind: str, rows: tuple[Row, ...]) -> None:
             if is_wanted(kind):
-                thin, thick = self._best(*(self._pass(stage, rows, threads) for stage in (self._thin, self._thick)))
-                several = len(self._thick.layers) - 1
+                thin, thick = self._best_times(
+                    *(self._pass(stage, rows, threads) for stage in (self._one_layer, self._several_layers))
+                )
+                several = len(self._several_layers.layers) - 1
                 layer = (thick - thin) / several if several and thick > thin else thin
                 num, context = sum(row.count for row in rows), rows[0].start
                 add(kind, num, context, layer)
@@ -152,49 +154,57 @@ class _Bench:
         self._arena.open(0, 2 * chunk + GRID)
         for count in _PROMPTS:
             add_layers("prefill", _prompt(count, 0))
-        add_layers("decode", self._decode(1, _SHORT))
+        add_layers("decode", self._decode(1, _SHORT_CONTEXT))
         for count in (1, 16):
             if is_wanted("head"):
-                add("head", count, 0, self._best(self._logits(count, threads))[0] * self._text.vocab_size / self._rows)
-        add("embed", 64, 0, self._best(self._lookup(64))[0])
+                add(
+                    "head",
+                    count,
+                    0,
+                    self._best_times(self._logits(count, threads))[0] * self._text.vocab_size / self._rows,
+                )
+        add("embed", 64, 0, self._best_times(self._lookup(64))[0])
         for count in _DECODES[1:]:
-            add_layers("decode", self._decode(count, _SHORT))
+            add_layers("decode", self._decode(count, _SHORT_CONTEXT))
         add_layers("prefill", _prompt(chunk, 0))
         if time.perf_counter() < ends:
             add_layers("prefill", _prompt(chunk, chunk))
             for count in _LONG_DECODES:
                 add_layers("decode", self._decode(count, 2 * chunk))
         self._arena.reset()
-        return found
+        return costs
 
-    def after_rests(self, threads: int) -> float:
+    def measure_idle_penalty(self, threads: int) -> float:
         """Return how much longer a stage's step takes after the stage was idle while others computed."""
         if self._skeleton.device.type != "cpu":
             return 0.0
-        self._now = clock(self._limit, threads)
+        self._now = make_clock(self._cpu_limit, threads)
         self._arena.open(0, 2 * GRID)
-        thin, thick = (self._pass(stage, self._decode(1, _SHORT), threads) for stage in (self._thin, self._thick))
-        at_once, rested = self._best(thin, thick)[0], []
-        for _ in range(_NUM_RESTS):
+        thin, thick = (
+            self._pass(stage, self._decode(1, _SHORT_CONTEXT), threads)
+            for stage in (self._one_layer, self._several_layers)
+        )
+        at_once, rested = self._best_times(thin, thick)[0], []
+        for _ in range(_NUM_IDLE_RUNS):
             self._empty_cache()
             thick()
-            time.sleep(_REST_S)
+            time.sleep(_IDLE_S)
             began = self._now()
             thin()
             rested.append(self._now() - began)
         self._arena.reset()
         return max(0.0, median(rested) - at_once)
 
-    def _best(self, *ways: Callable[[], object]) -> list[float]:
+    def _best_times(self, *runs: Callable[[], object]) -> list[float]:
         """Return the smallest duration of each callable; they are run in turns."""
-        for once in ways:
-            once()
-        best, ends = [float("inf")] * len(ways), time.perf_counter() + _BUDGET_S * self._slowness * len(ways)
+        for run_once in runs:
+            run_once()
+        best, ends = [float("inf")] * len(runs), time.perf_counter() + _BUDGET_S * self._slowness * len(runs)
         for _ in range(_NUM_RUNS):
-            for index, once in enumerate(ways):
+            for index, run_once in enumerate(runs):
                 self._empty_cache()
                 began = self._now()
-                once()
+                run_once()
                 self._wait()
                 best[index] = min(best[index], self._now() - began)
             if time.perf_counter() > ends:
@@ -222,7 +232,7 @@ class _Bench:
         num = sum(row.count for row in rows)
         hidden = np.full((num, self._text.hidden_size), 0.01, np.float32)
         batch = Batch(rows, np.zeros(num, np.int64), hidden, ())
-        return lambda: run(stage, self._arena, batch, threads=threads)
+        return lambda: run_batch(stage, self._arena, batch, threads=threads)
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
         """Return the work of a step's last stage: multiply, check that all logits are finite, find the largest."""
@@ -241,7 +251,7 @@ class _Bench:
         return lambda: self._table[ids]
 
 
-def clock(limit: float | None, threads: int) -> Callable[[], float]:
+def make_clock(limit: float | None, threads: int) -> Callable[[], float]:
     """Return the clock to read before and after a run.
 
     That is the wall clock, unless a container allows fewer cores than ``threads``. Then it is the processor time that
@@ -256,31 +266,31 @@ def _prompt(count: int, start: int) -> tuple[Row, ...]:
     return (Row(0, start, count, False),)
 
 
-def _stages(skeleton: Skeleton) -> tuple[Stage, Stage]:
+def _stages(skeleton: ModelSkeleton) -> tuple[Stage, Stage]:
     """Return a stage of one layer and one of several: real layers if they are small, else one layer repeated.
 
     Small layers must not be repeated, because one layer would stay in the cache, as a model's layers do not.
     """
     num = skeleton.num_layers
-    first = 1 if num > _THICK else 0  # a model's first layer sometimes differs from the others
-    weights = Weights(skeleton, ConstantSource(), lambda _: None)
+    first = 1 if num > _NUM_SEVERAL else 0  # a model's first layer sometimes differs from the others
+    weights = WeightLoader(skeleton, ConstantSource(), lambda _: None)
     thin = Stage(skeleton, LayerRange(first, first + 1), {}, weights, bare=True)
     name = f"{skeleton.parts.layers}.{first}"
     held = {name: thin.modules[name]}
     size = sum(part.numel() for part in skeleton.model.get_submodule(name).parameters()) * skeleton.dtype.itemsize
-    layers = LayerRange(first, min(num, first + _THICK))
+    layers = LayerRange(first, min(num, first + _NUM_SEVERAL))
     if size > _cache_bytes():
         held = {f"{skeleton.parts.layers}.{index}": thin.modules[name] for index in range(first, layers.stop)}
     return thin, Stage(skeleton, layers, held, weights, bare=True)
 
 
-def _scratch(skeleton: Skeleton) -> torch.Tensor | None:
+def _scratch(skeleton: ModelSkeleton) -> torch.Tensor | None:
     """Return a buffer that fills the processor's cache, if the model is larger than the cache."""
     if skeleton.device.type != "cpu":
         return None
     size = sum(part.numel() for part in skeleton.model.parameters()) * skeleton.dtype.itemsize
     cache = _cache_bytes()
-    return torch.zeros(min(cache, _MOST_EMPTIED), dtype=torch.uint8) if size > 2 * cache else None
+    return torch.zeros(min(cache, _MAX_SCRATCH_BYTES), dtype=torch.uint8) if size > 2 * cache else None
 
 
 def _cache_bytes() -> int:
@@ -288,18 +298,18 @@ def _cache_bytes() -> int:
     with suppress(OSError, ValueError):
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text("ascii").strip()
         return int(text.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-    return _USUAL_CACHE
+    return _DEFAULT_CACHE_BYTES
 
 
 @contextmanager
-def _in_turn() -> Iterator[None]:
+def _host_lock() -> Iterator[None]:
     """Let only one worker of this user measure on this host at a time, if a lock is available."""
     file = None if fcntl is None else _open_lock()
     if file is None:
         yield
         return
     try:
-        _take(file)
+        _lock_file(file)
         yield
     finally:
         os.close(file)  # releases the lock
@@ -313,10 +323,10 @@ def _open_lock() -> int | None:
     return None
 
 
-def _take(file: int) -> None:
-    ends = time.monotonic() + _TURN_S
+def _lock_file(file: int) -> None:
+    ends = time.monotonic() + _LOCK_TIMEOUT_S
     while time.monotonic() < ends:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_LOCK_POLL_S)

@@ -49,13 +49,14 @@ if TYPE_CHECKING:
     Weights = NDArray[np.int64]
     Mask = NDArray[np.uint32]  # a bit for each token, the lowest first
 
-WHOLE = 2**36  # units of the largest weight
-MOST_WORDS = 2**20  # largest vocabulary, so that sums of weights stay below 2^63; the largest today have 2^18 tokens
+FULL_WEIGHT = 2**36  # units of the largest weight
+# largest vocabulary, so that sums of weights stay below 2^63; the largest today have 2^18 tokens
+MAX_VOCABULARY = 2**20
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """A token, and its log probabilities if requested: its own first, then the most likely tokens'."""
 
     token: int
@@ -80,17 +81,17 @@ def is_plain_greedy(params: SamplingParams, num_generated: int) -> bool:
     )
 
 
-def forbidden_now(params: SamplingParams, num_generated: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+def forbidden_tokens(params: SamplingParams, num_generated: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     """Return the tokens that would end the answer while it has fewer than ``min_tokens`` tokens."""
     return (*eos_token_ids, *params.stop_token_ids) if num_generated < params.min_tokens else ()
 
 
-def listed(params: SamplingParams, words: int) -> int:
+def num_listed(params: SamplingParams, words: int) -> int:
     """Return how many log probabilities are reported in addition to the token's own; -1 if none at all."""
     return -1 if params.logprobs is None else min(params.logprobs, words)
 
 
-def draw(
+def draw_token(
     logits: Logits,
     params: SamplingParams,
     *,
@@ -99,7 +100,7 @@ def draw(
     seed: int,
     eos_token_ids: Sequence[int] = (),
     allowed: Mask | None = None,
-) -> Drawn | None:
+) -> SampledToken | None:
     """Return the token that follows ``history``, of which the first ``num_prompt`` tokens are the prompt.
 
     ``allowed`` restricts the tokens, whatever ``min_tokens`` is; it must contain at least one that the model has.
@@ -107,102 +108,104 @@ def draw(
     """
     if not np.isfinite(logits).all():
         return None
-    if len(logits) > MOST_WORDS:
-        raise ModelError(f"the model has {len(logits)} tokens; sampling supports at most {MOST_WORDS}")
+    if len(logits) > MAX_VOCABULARY:
+        raise ModelError(f"the model has {len(logits)} tokens; sampling supports at most {MAX_VOCABULARY}")
     if allowed is None and is_plain_greedy(params, len(history) - num_prompt):
-        return Drawn(int(logits.argmax()))
+        return SampledToken(int(logits.argmax()))
     scores = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # no useful logit is that large
-        _bias(scores, params)
-        _penalise(scores, params, history, num_prompt)
+        _apply_bias(scores, params)
+        _apply_penalties(scores, params, history, num_prompt)
     if allowed is None:
-        _forbid(scores, forbidden_now(params, len(history) - num_prompt, eos_token_ids))
+        _forbid(scores, forbidden_tokens(params, len(history) - num_prompt, eos_token_ids))
     else:
-        scores[~spread(allowed, len(scores))] = -np.inf
+        scores[~unpack_mask(allowed, len(scores))] = -np.inf
     if is_greedy(params):
         token = int(scores.argmax())  # the first of equals
     else:
-        weights = weights_of(rounded(scores), params.temperature)
-        token = pick(filtered(weights, params), uniform(seed, len(history)))
-    return Drawn(token, _logprobs(logits, token, listed(params, len(logits))))
+        weights = compute_weights(round_scores(scores), params.temperature)
+        token = pick_token(filter_weights(weights, params), uniform_draw(seed, len(history)))
+    return SampledToken(token, _logprobs(logits, token, num_listed(params, len(logits))))
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform_draw(seed: int, position: int) -> float:
     """Return a number in [0, 1) that only seed and position determine."""
     generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
     return float(generator.random())
 
 
-def rounded(scores: Scores) -> Logits:
+def round_scores(scores: Scores) -> Logits:
     """Round to the nearest float32, at most the largest finite one. Forbidden tokens stay at minus infinity."""
     narrow: Logits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32)
     narrow[scores == -np.inf] = -np.inf
     return narrow
 
 
-def weights_of(scores: Logits, temperature: float) -> Weights:
+def compute_weights(scores: Logits, temperature: float) -> Weights:
     """Return each token's relative frequency of being drawn, in units."""
     inverse = np.float32(min(1.0 / temperature, _LARGEST))
     with np.errstate(over="ignore", under="ignore"):
         scaled = (scores - scores.max()) * inverse
     weights: Weights = np.zeros(len(scores), np.int64)
     near = np.flatnonzero(scaled > -26)  # all others have less than half a unit
-    weights[near] = np.rint(_exponential(scaled[near]).astype(np.float64) * WHOLE).astype(np.int64)
+    weights[near] = np.rint(_exponential(scaled[near]).astype(np.float64) * FULL_WEIGHT).astype(np.int64)
     return weights
 
 
-def filtered(weights: Weights, params: SamplingParams) -> Weights:
+def filter_weights(weights: Weights, params: SamplingParams) -> Weights:
     """Return the weights after top-k, top-p and min-p; tokens that are filtered out get 0."""
-    kept = np.argsort(-weights, kind="stable")
-    kept = kept[weights[kept] > 0]
+    order = np.argsort(-weights, kind="stable")
+    order = order[weights[order] > 0]
     if params.top_k > 0:
-        kept = kept[: params.top_k]
+        order = order[: params.top_k]
     if params.top_p < 1.0:
-        before = np.cumsum(weights[kept]) - weights[kept]
-        kept = kept[before < math.ceil(float(weights[kept].sum()) * params.top_p)]
+        before = np.cumsum(weights[order]) - weights[order]
+        order = order[before < math.ceil(float(weights[order].sum()) * params.top_p)]
     if params.min_p > 0.0:
-        kept = kept[weights[kept] >= math.ceil(params.min_p * WHOLE)]
+        order = order[weights[order] >= math.ceil(params.min_p * FULL_WEIGHT)]
     left: Weights = np.zeros_like(weights)
-    left[kept] = weights[kept]
+    left[order] = weights[order]
     return left
 
 
-def pick(weights: Weights, chance: float) -> int:
+def pick_token(weights: Weights, uniform_value: float) -> int:
     """Return the first token at which the cumulated weights exceed this share of the total."""
     cumulated = np.cumsum(weights)
     total = int(cumulated[-1])
-    goal = min(int(chance * float(total)), total - 1)
+    goal = min(int(uniform_value * float(total)), total - 1)
     return int(np.searchsorted(cumulated, goal, side="right"))
 
 
-def _bias(scores: Scores, params: SamplingParams) -> None:
+def _apply_bias(scores: Scores, params: SamplingParams) -> None:
     for token, bias in params.logit_bias.items():
         if token < len(scores):
             scores[token] += bias
 
 
-def _penalise(scores: Scores, params: SamplingParams, history: Sequence[int], num_prompt: int) -> None:
+def _apply_penalties(scores: Scores, params: SamplingParams, history: Sequence[int], num_prompt: int) -> None:
     tokens = np.asarray(history, dtype=np.int64)
     if params.repetition_penalty != 1.0:
-        seen = np.unique(tokens[tokens < len(scores)])
-        found = scores[seen]
-        scores[seen] = np.where(found > 0, found / params.repetition_penalty, found * params.repetition_penalty)
+        token_ids = np.unique(tokens[tokens < len(scores)])
+        token_scores = scores[token_ids]
+        scores[token_ids] = np.where(
+            token_scores > 0, token_scores / params.repetition_penalty, token_scores * params.repetition_penalty
+        )
     if params.presence_penalty or params.frequency_penalty:
         answer = tokens[num_prompt:]
-        said, counts = np.unique(answer[answer < len(scores)], return_counts=True)
-        scores[said] -= params.presence_penalty + params.frequency_penalty * counts
+        answer_ids, counts = np.unique(answer[answer < len(scores)], return_counts=True)
+        scores[answer_ids] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-def spread(mask: Mask, words: int) -> NDArray[np.bool_]:
+def unpack_mask(mask: Mask, words: int) -> NDArray[np.bool_]:
     """Return the mask as one truth value per token."""
     bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=words, bitorder="little")
     return bits.view(np.bool_)
 
 
 def _forbid(scores: Scores, tokens: Sequence[int]) -> None:
-    known = [token for token in tokens if token < len(scores)]
-    if len(set(known)) < len(scores):  # never forbid all of them
-        scores[known] = -np.inf
+    valid = [token for token in tokens if token < len(scores)]
+    if len(set(valid)) < len(scores):  # never forbid all of them
+        scores[valid] = -np.inf
 
 
 # Coefficients as float32, the highest power first.
@@ -214,16 +217,16 @@ _SERIES = [
 def _exponential(x: Logits) -> Logits:
     """Return e to the x, for x between -26 and 0: the same operations as ``weight_of_word`` in weights.h."""
     n = np.rint(x * np.float32(1.44269504))
-    rest = fused(-n, np.float32(0.693145752), x)
-    rest = fused(-n, np.float32(1.42860677e-6), rest)
+    rest = fused_multiply_add(-n, np.float32(0.693145752), x)
+    rest = fused_multiply_add(-n, np.float32(1.42860677e-6), rest)
     total: Logits = np.full_like(x, _SERIES[0])
     for coefficient in (*_SERIES[1:], np.float32(1), np.float32(1)):
-        total = fused(total, rest, coefficient)
+        total = fused_multiply_add(total, rest, coefficient)
     power: Logits = np.ldexp(total, n.astype(np.int32))
     return power
 
 
-def fused(a: Logits, b: Logits | np.float32, c: Logits | np.float32) -> Logits:
+def fused_multiply_add(a: Logits, b: Logits | np.float32, c: Logits | np.float32) -> Logits:
     """Return ``a * b + c`` in float32, rounded once.
 
     In float64 the product is exact. The sum is not, but if its last bit is set to odd wherever something was lost, it
@@ -243,7 +246,7 @@ def fused(a: Logits, b: Logits | np.float32, c: Logits | np.float32) -> Logits:
 def _logprobs(logits: Logits, token: int, count: int) -> tuple[TokenLogprob, ...]:
     if count < 0:
         return ()
-    total = logarithm(float(weights_of(logits, 1.0).sum()) / WHOLE)
+    total = logarithm(float(compute_weights(logits, 1.0).sum()) / FULL_WEIGHT)
     top = float(logits.max())
     best = np.argsort(-logits, kind="stable")[:count]
     return tuple(TokenLogprob(int(each), float(logits[each]) - top - total) for each in (token, *best))

@@ -23,10 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.engine.forward import run, to_wire
+from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.executor import Batch
-from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
-from swarm.stage.native import siblings
+from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader
+from swarm.stage.native import shared_cache
 from swarm.wire.messages import LayerRange, Row
 
 # Relative to the largest logit. Correct models differ by 1e-6; a wrong mask, rotation or scale by 1e-2 and more.
@@ -56,7 +56,7 @@ _SMALL = {  # Sizes of the tiny model, for settings that a configuration has.
 }
 
 
-class StateSource:
+class MemorySource:
     """Source of weights that are already in memory."""
 
     def __init__(self, state: dict[str, torch.Tensor]) -> None:
@@ -75,12 +75,12 @@ def check_cut(config: Any) -> None:
 
     If that holds with torch's kernels only, our own are disabled in this process.
     """
-    difference = _tried(config, "float32")
+    difference = _checked_difference(config, "float32")
     if not difference <= TOLERANCE and native.library() is not None:
-        with native.without("to compare"):
-            others = _tried(config, "float32")
+        with native.disabled("to compare"):
+            others = _checked_difference(config, "float32")
         if others <= TOLERANCE:
-            native.do_without(f"they compute {type(config).__name__} otherwise (relative difference {difference:.1e})")
+            native.disable(f"they compute {type(config).__name__} otherwise (relative difference {difference:.1e})")
             return
         difference = others
     if not difference <= TOLERANCE:  # NaN is no match either
@@ -90,9 +90,9 @@ def check_cut(config: Any) -> None:
         )
 
 
-def _tried(config: Any, dtype: str) -> float:
+def _checked_difference(config: Any, dtype: str) -> float:
     try:
-        return _difference(_text(config), dtype, native.library() is not None)
+        return _difference(_tiny_config_json(config), dtype, native.library() is not None)
     except _FAILURES as error:
         short = " ".join(str(error).split())[:200]
         raise ModelError(
@@ -110,14 +110,14 @@ def check_kernels(config: Any, dtype: str) -> None:
     name = type(config).__name__
     if native.library() is not None:
         try:
-            difference = _difference(_text(config), dtype, True)
+            difference = _difference(_tiny_config_json(config), dtype, True)
         except _FAILURES as error:
-            native.do_without(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
+            native.disable(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
         else:
             if difference <= allowed_difference(dtype):
                 return
-            native.do_without(f"they compute {name} otherwise (relative difference {difference:.1e})")
-    difference = _tried(config, dtype)
+            native.disable(f"they compute {name} otherwise (relative difference {difference:.1e})")
+    difference = _checked_difference(config, dtype)
     if not difference <= allowed_difference(dtype):
         raise ModelError(
             f"{name}: on this machine, a model of this kind computes something else in {dtype} than in float32 "
@@ -130,7 +130,7 @@ def same_bits(config: Any, dtype: str) -> bool:
 
     This reveals what probes of single kernels can't. Call it after :func:`check_kernels`.
     """
-    return _same_bits(_text(config), dtype, native.library() is not None)
+    return _same_bits(_tiny_config_json(config), dtype, native.library() is not None)
 
 
 # Errors that a model's code raises if it does not run in this engine.
@@ -145,11 +145,11 @@ def allowed_difference(dtype: str) -> float:
     return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
 
 
-def _text(config: Any) -> str:
-    return json.dumps(_tiny(config).to_dict(), sort_keys=True, default=str)
+def _tiny_config_json(config: Any) -> str:
+    return json.dumps(_tiny_config(config).to_dict(), sort_keys=True, default=str)
 
 
-def _tiny(config: Any) -> Any:
+def _tiny_config(config: Any) -> Any:
     """Return the configuration of a small model of the same kind, with every kind of layer that it has."""
     text = config.get_text_config()
     values = copy.deepcopy(text.to_dict())
@@ -176,11 +176,13 @@ def _difference(text: str, dtype: str, own: bool) -> float:
     It is the maximum in float32, else the median of the positions. ``own`` records in the cache key whether our own
     kernels are used; the caller switches them.
     """
-    return siblings.once(_what("difference", text, dtype, own), float, lambda: _found_difference(text, dtype))
+    return shared_cache.get_or_compute(
+        _cache_key("difference", text, dtype, own), float, lambda: _compute_difference(text, dtype)
+    )
 
 
-def _found_difference(text: str, dtype: str) -> float:
-    config, ids = _read(text)
+def _compute_difference(text: str, dtype: str) -> float:
+    config, ids = _load_case(text)
     whole = _random_model(config).to(DTYPES[dtype]).float()
     expected = [_whole_logits(whole, each) for each in ids]
     actual = _cut_logits(config, whole.state_dict(), ids, DTYPES[dtype])
@@ -191,28 +193,30 @@ def _found_difference(text: str, dtype: str) -> float:
 
 @lru_cache(maxsize=16)
 def _same_bits(text: str, dtype: str, own: bool) -> bool:
-    return siblings.once(_what("same bits", text, dtype, own), bool, lambda: _found_same_bits(text, dtype))
+    return shared_cache.get_or_compute(
+        _cache_key("same bits", text, dtype, own), bool, lambda: _compute_same_bits(text, dtype)
+    )
 
 
-def _what(question: str, text: str, dtype: str, own: bool) -> str:
+def _cache_key(question: str, text: str, dtype: str, own: bool) -> str:
     """Return a key with everything that the answer depends on."""
     kernels = native.variant() if own else "torch's"
     return f"{question} {text} {dtype} {kernels} {torch.get_num_threads()}"
 
 
-def _found_same_bits(text: str, dtype: str) -> bool:
-    config, ids = _read(text)
+def _compute_same_bits(text: str, dtype: str) -> bool:
+    config, ids = _load_case(text)
     state = _random_model(config).state_dict()
     cut = _cut_logits(config, state, ids, DTYPES[dtype])
     whole = [_cut_logits(config, state, [each], DTYPES[dtype], cut=False)[0] for each in ids]
     return all(torch.equal(a, b) for a, b in zip(cut, whole, strict=True))
 
 
-def _read(text: str) -> tuple[Any, list[torch.Tensor]]:
+def _load_case(text: str) -> tuple[Any, list[torch.Tensor]]:
     """Return the configuration, and a long and a short prompt."""
     config = AutoConfig.for_model(**json.loads(text))
-    room = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
-    lengths = [min(length, room) for length in _LENGTHS]
+    max_length = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    lengths = [min(length, max_length) for length in _LENGTHS]
     return config, [torch.randint(3, _VOCABULARY, (length,), generator=_generator()) for length in lengths]
 
 
@@ -247,8 +251,8 @@ def _cut_logits(
     cut: bool = True,
 ) -> list[torch.Tensor]:
     """Compute logits in three stages and several steps; with ``cut=False``, in one of each."""
-    skeleton = Skeleton(config, torch.device("cpu"), dtype)
-    weights = Weights(skeleton, StateSource(state), lambda _: None)
+    skeleton = ModelSkeleton(config, torch.device("cpu"), dtype)
+    weights = WeightLoader(skeleton, MemorySource(state), lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
     arenas = [KvArena(skeleton.device) for _ in stages]
@@ -258,16 +262,16 @@ def _cut_logits(
     at = [0] * len(ids)
     pieces: list[list[torch.Tensor]] = [[] for _ in ids]
     while any(place < len(each) for place, each in zip(at, ids, strict=True)):
-        rows = tuple(_rows(at, [len(each) for each in ids], cut))
+        rows = tuple(_next_chunks(at, [len(each) for each in ids], cut))
         tokens = torch.cat([ids[row.sequence][row.start : row.start + row.count] for row in rows]).numpy()
-        logits = _through(stages, arenas, rows, tokens)
+        logits = _run_stages(stages, arenas, rows, tokens)
         for row, piece in zip(rows, torch.split(logits, [row.count for row in rows]), strict=True):
             pieces[row.sequence].append(piece)
             at[row.sequence] += row.count
     return [torch.cat(each) for each in pieces]
 
 
-def _rows(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
+def _next_chunks(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
     """Yield the next chunk of every unfinished sequence. Its last token comes alone, as in a decode."""
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
@@ -276,13 +280,13 @@ def _rows(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
             yield Row(sequence, start, count, True)
 
 
-def _through(
+def _run_stages(
     stages: list[Stage], arenas: list[KvArena], rows: tuple[Row, ...], tokens: np.ndarray[Any, Any]
 ) -> torch.Tensor:
     hidden = result = None
     for stage, arena in zip(stages, arenas, strict=True):
-        result = run(stage, arena, Batch(rows, tokens, hidden, ()), head_rows=range(len(tokens)))
-        hidden = None if stage.heads or result is None else to_wire(result)
+        result = run_batch(stage, arena, Batch(rows, tokens, hidden, ()), head_rows=range(len(tokens)))
+        hidden = None if stage.has_head or result is None else copy_to_array(result)
     if result is None:
         raise RuntimeError("the last stage gave no logits")
     return result

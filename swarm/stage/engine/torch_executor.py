@@ -19,24 +19,24 @@ from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.attention.passes import Tally
-from swarm.stage.engine import exercise
-from swarm.stage.engine.counters import Counters
-from swarm.stage.engine.device import clock_of, device_of, free_cached, free_memory, memory_of
-from swarm.stage.engine.draws import Draws, draw_all
-from swarm.stage.engine.forward import run, to_wire
-from swarm.stage.engine.grammars import Grammars
-from swarm.stage.engine.kernels import bits, describe, how_called
-from swarm.stage.engine.measure import layer_costs
+from swarm.stage.attention.passes import CacheStats
+from swarm.stage.engine import dry_runs
+from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
+from swarm.stage.engine.counters import ExecutorCounters
+from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
+from swarm.stage.engine.forward import copy_to_array, run_batch
+from swarm.stage.engine.grammars import GrammarMasks
+from swarm.stage.engine.kernel_report import describe_bits, describe_fallback, describe_kernels
+from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
-from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, Stopped
-from swarm.stage.model.build import DTYPES, Skeleton, Stage, dtype_of
-from swarm.stage.model.checkpoint import Checkpoint, resolve
-from swarm.stage.model.loading import Loader, Modules, say_fetching
+from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, StopCheck
+from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
+from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.loading import Modules, StageLoader, log_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
-from swarm.stage.native.memory import give_back
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, ranges_of
+from swarm.stage.native.memory import release_free_memory
+from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
 
 _MAX_KV_BYTES = 64 << 30  # upper bound of keys and values
 
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedStage:
     """A stage that is ready to compute."""
 
     stage: Stage
@@ -53,7 +53,7 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Aside:
+class _Recheck:
     """Layers that are computed again for a comparison, and their keys and values."""
 
     stage: Stage
@@ -80,41 +80,41 @@ class TorchExecutor:
         threads_alone: int | None = None,
         kv_share: float = KV_SHARE,
     ) -> None:
-        place = resolve(path, say_fetching)
+        place = locate_model(path, log_fetching)
         self._checkpoint = Checkpoint(place.folder, place.remote)
-        self._device = device_of(device)
-        self._dtype_name = dtype_of(dtype, self._checkpoint.stored_dtype, self._device)
+        self._device = parse_device(device)
+        self._dtype_name = choose_dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()
-        self.threads_alone = threads_alone or max(self.threads, cores.available())
+        self.threads_alone = threads_alone or max(self.threads, cores.num_available())
         torch.set_num_threads(self.threads)
-        cores.expect(self.threads, self.threads_alone)
+        cores.expect_threads(self.threads, self.threads_alone)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
-        self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
         check_cut(self._skeleton.config)
         # whether cut and whole models of this kind have the same bits
-        self._steady = self._device.type == "cpu" and self._prove_kernels()
-        self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
+        self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
+        self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton)
         self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
-        self._clock = clock_of(self._device)
-        self._active: _Prepared | None = None
-        self._prepared: _Prepared | None = None  # built by ``prepare``, not active yet
+        self._clock = make_clock(self._device)
+        self._active: _PreparedStage | None = None
+        self._prepared: _PreparedStage | None = None  # built by ``prepare``, not active yet
         # standby layers, by number; replaced as a whole, because another thread may be reading it
-        self._kept: dict[int, Modules] = {}
-        self._aside: _Aside | None = None  # the recheck in progress
+        self._standby_modules: dict[int, Modules] = {}
+        self._recheck: _Recheck | None = None  # the recheck in progress
         self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
-        self._counters = Counters()
-        self._tally = Tally()
-        self._grammars = Grammars(self._checkpoint.folder, self._manifest.eos_token_ids)
+        self._counters = ExecutorCounters()
+        self._cache_stats = CacheStats()
+        self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
         bits."""
         check_kernels(self._skeleton.config, self._dtype_name)
-        if native.absence():
-            log.warning("own_kernels_unused", why=native.absence())
-            self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        if native.unavailable_reason():
+            log.warning("own_kernels_unused", why=native.unavailable_reason())
+            self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
         return same_bits(self._skeleton.config, self._dtype_name)
 
     @property
@@ -140,7 +140,7 @@ class TorchExecutor:
         return self._checkpoint
 
     def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        weights = self._manifest.weight_bytes(layers) + self._bytes_beside(layers, standby)
+        weights = self._manifest.weight_bytes(layers) + self._other_standby_bytes(layers, standby)
         return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self.kv_share))
 
     @property
@@ -152,57 +152,60 @@ class TorchExecutor:
     @property
     def standby_bytes(self) -> int:
         """Bytes of the weights of standby layers."""
-        return sum(map(self._manifest.weight_bytes, ranges_of(self._kept)))
+        return sum(map(self._manifest.weight_bytes, to_ranges(self._standby_modules)))
 
-    def _bytes_beside(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        return sum(map(self._manifest.weight_bytes, ranges_of(standby - layers_of((layers,)))))
+    def _other_standby_bytes(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        return sum(map(self._manifest.weight_bytes, to_ranges(standby - layers_of((layers,)))))
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        costs = layer_costs(self._skeleton, self.threads, self.threads_alone)
-        give_back()
+        costs = measure_layer_costs(self._skeleton, self.threads, self.threads_alone)
+        release_free_memory()
         return costs
 
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
     ) -> Capacity:
         began = time.perf_counter()
-        room = layers_of(standby)
+        standby_layers = layers_of(standby)
         self._check_range(layers)
-        self._check_memory((layers, *ranges_of(room - layers_of((layers,)))))
+        self._check_memory((layers, *to_ranges(standby_layers - layers_of((layers,)))))
         stage, new = self._loader.load(layers, self._loaded_modules(), progress)
         loaded = time.perf_counter()
-        warm_up_s = sum(self._warm(self._loader.slice(stage, part)) for part in ranges_of(new))
-        self._prepared = _Prepared(stage, room)
+        warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
+        self._prepared = _PreparedStage(stage, standby_layers)
         left_to_torch = sorted(self._left_to_torch)
-        kernels = describe(self._skeleton, stage.modules.values(), left_to_torch, steady=self._steady)
+        kernels = describe_kernels(
+            self._skeleton, stage.modules.values(), left_to_torch, same_bits_when_cut=self._same_bits_when_cut
+        )
         return Capacity(
-            kv_tokens=max(0, self._capacity(layers, room) - max_sequences * self._arena.wasted),
+            kv_tokens=max(0, self._capacity(layers, standby_layers) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
-            kernels=kernels + how_called(stage),
-            bits=bits(self._skeleton, left_to_torch, kernels),
+            kernels=kernels + describe_fallback(stage),
+            bits=describe_bits(self._skeleton, left_to_torch, kernels),
         )
 
-    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Stopped) -> tuple[LayerRange, ...]:
+    def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         for layers in ranges:
             self._check_range(layers)
         wanted = layers_of(ranges)
         active = () if self._active is None else (self._active.stage.layers,)
         wanted -= layers_of(active)
-        self._check_memory((*active, *ranges_of(wanted)))
-        self._kept = {layer: modules for layer, modules in self._kept.items() if layer in wanted}
-        give_back()
-        for layer in sorted(wanted - self._kept.keys()):
-            if stopped(ranges_of(self._kept)):
+        self._check_memory((*active, *to_ranges(wanted)))
+        self._standby_modules = {layer: modules for layer, modules in self._standby_modules.items() if layer in wanted}
+        release_free_memory()
+        for layer in sorted(wanted - self._standby_modules.keys()):
+            if stopped(to_ranges(self._standby_modules)):
                 break
             stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
-            self._warm(stage)
-            self._kept = self._kept | {layer: stage.modules}  # replace the dict: another thread may be reading it
-        return ranges_of(self._kept)
+            self._warm_up_stage(stage)
+            # replace the dict: another thread may be reading it
+            self._standby_modules = self._standby_modules | {layer: stage.modules}
+        return to_ranges(self._standby_modules)
 
     def _check_range(self, layers: LayerRange) -> None:
         if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
@@ -218,7 +221,7 @@ class TorchExecutor:
 
     def _loaded_modules(self) -> Modules:
         held = {} if self._active is None else dict(self._active.stage.modules)
-        for modules in self._kept.values():
+        for modules in self._standby_modules.values():
             held |= modules
         return held
 
@@ -226,12 +229,12 @@ class TorchExecutor:
         if self._prepared is not None and self._prepared.stage.layers == layers:
             loaded = self._loaded_modules()
             self._active, self._prepared = self._prepared, None
-            self._kept = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
-            give_back()
+            self._standby_modules = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
+            release_free_memory()
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
-        self._arena.keep(layers)
-        self._aside = None
+        self._arena.keep_layers(layers)
+        self._recheck = None
         cores.start_helpers(self.threads_alone)
 
     # --- sequences ---------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class TorchExecutor:
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)
-        self._grammars.forget(sequence)
+        self._grammars.drop(sequence)
 
     def reset(self) -> None:
         self._arena.reset()
@@ -268,133 +271,139 @@ class TorchExecutor:
 
     # --- computing ---------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        stage, clock = self._stage() if batch.through is None else self._part(batch.through), self._clock
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
+        stage, clock = self._active_stage() if batch.through is None else self._part_stage(batch.through), self._clock
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
-            self._arena.take(row)
+            self._arena.mark_used(row)
         if self._arena.used > self.kv_capacity():
             raise IllegalMove(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
-            result = run(
+            result = run_batch(
                 stage,
                 self._arena,
                 batch,
-                fenced=fenced,
-                progressed=progressed,
+                is_fenced=fenced,
+                on_progress=progressed,
                 threads=threads,
                 head_rows=None if batch.through is None else (),
-                tally=self._tally,
-                left_layers=lambda: left_layers.append(clock.mark()),
+                cache_stats=self._cache_stats,
+                on_layers_done=lambda: left_layers.append(clock.mark()),
             )
-        except Fenced:
+        except FenceRaised:
             self._counters.fenced += 1
             raise
-        through = clock.mark()
-        hidden = None if stage.heads or result is None else to_wire(result)
+        computed_layers = clock.mark()
+        hidden = None if stage.has_head or result is None else copy_to_array(result)
         computed = clock.mark()
-        drawn = self._drawn(stage, batch, result, threads)
+        samples = self._sample(stage, batch, result, threads)
         done = clock.mark()
-        compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
-        head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
-        copy_s = 0.0 if hidden is None else clock.between(through, computed)
-        self._counters.computed(batch, compute_s, sample_s)
-        return Forwarded(hidden, drawn.sampled, drawn.failed, compute_s, sample_s, head_s, copy_s, late=drawn.late)
+        compute_s, sample_s = clock.elapsed_s(began, computed), clock.elapsed_s(computed, done)
+        head_s = clock.elapsed_s(left_layers[-1], computed_layers) if stage.has_head and left_layers else 0.0
+        copy_s = 0.0 if hidden is None else clock.elapsed_s(computed_layers, computed)
+        self._counters.add_pass(batch, compute_s, sample_s)
+        return ForwardResult(
+            hidden, samples.sampled, samples.failed, compute_s, sample_s, head_s, copy_s, late=samples.delayed
+        )
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
-    ) -> Forwarded:
+    ) -> ForwardResult:
         assert batch.through is not None
         (row,) = batch.rows
         if row.start == 0:
             arena = KvArena(self._device)
             arena.open(row.sequence, limit)
-            self._aside = _Aside(self._loader.resident(batch.through, self._loaded_modules()), arena)
-        aside = self._aside
-        if aside is None or aside.stage.layers != batch.through:
+            self._recheck = _Recheck(self._loader.build_resident(batch.through, self._loaded_modules()), arena)
+        recheck = self._recheck
+        if recheck is None or recheck.stage.layers != batch.through:
             raise IllegalMove(f"layers {batch.through} are computed again from the middle")
         began = self._clock.mark()
-        aside.arena.take(row)
-        result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
-        hidden = None if aside.stage.heads or result is None else to_wire(result)
-        drawn = self._drawn(aside.stage, batch, result, self.threads)
-        if drawn.late:
+        recheck.arena.mark_used(row)
+        result = run_batch(
+            recheck.stage, recheck.arena, batch, is_fenced=fenced, on_progress=progressed, threads=self.threads
+        )
+        hidden = None if recheck.stage.has_head or result is None else copy_to_array(result)
+        samples = self._sample(recheck.stage, batch, result, self.threads)
+        if samples.delayed:
             raise ModelError("the grammar of what is computed again is not compiled yet")
         if row.start + row.count >= limit:
-            self._aside = None
-        return Forwarded(hidden, drawn.sampled, drawn.failed, self._clock.between(began, self._clock.mark()), 0.0)
+            self._recheck = None
+        return ForwardResult(
+            hidden, samples.sampled, samples.failed, self._clock.elapsed_s(began, self._clock.mark()), 0.0
+        )
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the last stage's logits after every token, ``[tokens, vocabulary]``, for tests and tools."""
         return self._logits(batch, range(len(batch.tokens)))
 
-    def logits_of_last(self, batch: Batch) -> torch.Tensor:
+    def last_logits(self, batch: Batch) -> torch.Tensor:
         """Return the last stage's logits after every row, ``[rows, vocabulary]``, for tests and tools."""
         return self._logits(batch, [sum(row.count for row in batch.rows[: n + 1]) - 1 for n in range(len(batch.rows))])
 
     def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:
-        stage = self._stage()
+        stage = self._active_stage()
         threads = self.threads_alone if batch.alone else self.threads
         for row in batch.rows:
-            self._arena.take(row)
-        result = run(stage, self._arena, batch, head_rows=head_rows, threads=threads)
-        if result is None or not stage.heads:
+            self._arena.mark_used(row)
+        result = run_batch(stage, self._arena, batch, head_rows=head_rows, threads=threads)
+        if result is None or not stage.has_head:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")
         return result
 
-    def _stage(self) -> Stage:
+    def _active_stage(self) -> Stage:
         if self._active is None:
             raise IllegalMove("no layers are active")
         return self._active.stage
 
-    def _part(self, layers: LayerRange) -> Stage:
+    def _part_stage(self, layers: LayerRange) -> Stage:
         """Return a stage of some of the active stage's layers, with the same modules."""
-        whole = self._stage()
+        whole = self._active_stage()
         if layers == whole.layers:
             return whole
         assert self._active is not None
         if layers not in self._active.parts:
-            self._active.parts[layers] = self._loader.slice(whole, layers)
+            self._active.parts[layers] = self._loader.build_slice(whole, layers)
         return self._active.parts[layers]
 
-    def _drawn(self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int) -> Draws:
-        if not stage.heads or result is None:
-            return Draws()
-        return draw_all(batch, result, self._manifest, threads, self._grammars)
+    def _sample(self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int) -> BatchSamples:
+        if not stage.has_head or result is None:
+            return BatchSamples()
+        return sample_batch(batch, result, self._manifest, threads, self._grammars)
 
     def warm_up(self) -> float:
-        return self._warm(self._stage())
+        return self._warm_up_stage(self._active_stage())
 
-    def _warm(self, stage: Stage) -> float:
+    def _warm_up_stage(self, stage: Stage) -> float:
         began = time.perf_counter()
-        self._left_to_torch |= exercise.warm(stage, self._manifest)
+        self._left_to_torch |= dry_runs.warm_up(stage, self._manifest)
         return time.perf_counter() - began
 
     def test(self, progressed: Callable[[], None]) -> None:
         if self._active is not None:
-            exercise.test(self._active.stage, self._manifest.hidden_size, self.threads, progressed)
+            dry_runs.test_device(self._active.stage, self._manifest.hidden_size, self.threads, progressed)
 
     def drop_spare(self) -> None:
-        self._kept, self._aside = {}, None
-        give_back()
-        free_cached(self._device)
+        self._standby_modules, self._recheck = {}, None
+        release_free_memory()
+        release_cached(self._device)
 
     def stats(self) -> dict[str, float]:
         return {
             **self._counters.values(),
             "loaded_bytes": self._loader.loaded_bytes,
             "fetched_bytes": self._loader.fetched_bytes,
-            "mask_hits": self._tally.mask_hits,
-            "mask_misses": self._tally.mask_misses,
-            "rope_hits": self._tally.rope_hits,
-            "rope_misses": self._tally.rope_misses,
+            "mask_hits": self._cache_stats.mask_hits,
+            "mask_misses": self._cache_stats.mask_misses,
+            "rope_hits": self._cache_stats.rope_hits,
+            "rope_misses": self._cache_stats.rope_misses,
             "sequences": len(self._arena),
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
-            **memory_of(self._device),
+            **memory_stats(self._device),
         }

@@ -23,29 +23,29 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.attention.passes import Pass, current_pass, running
-from swarm.stage.executor import Fenced
+from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
+from swarm.stage.executor import FenceRaised
+from swarm.stage.matmul import experts, linears
+from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
+from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import program, recipes
-from swarm.stage.model.byrule import by_rule
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.configuration import check_config, read_config
-from swarm.stage.model.conversion import ConvertedSource, FolderSource, Source
+from swarm.stage.model.conversion import ConvertedSource, FolderSource, WeightSource
+from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
-from swarm.stage.modules import families, merged
-from swarm.stage.native.linears import NativeLinear, Own
-from swarm.stage.native.memory import give_back
-from swarm.stage.products import experts, linears
-from swarm.stage.products.bare import make_bare
-from swarm.stage.products.steady import Steady, is_activation
+from swarm.stage.modules import families, fused
+from swarm.stage.native.linears import NativeLinear, NativeModule
+from swarm.stage.native.memory import release_free_memory
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def dtype_of(name: str, stored: str, device: torch.device) -> str:
+def choose_dtype(name: str, stored: str, device: torch.device) -> str:
     """Return the name of the weights' dtype; for "auto", the stored one where the device computes fast in it."""
     if name == "auto":
-        return stored if linears.good_at(device, DTYPES[stored]) else "float32"
+        return stored if linears.is_efficient(device, DTYPES[stored]) else "float32"
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
     return name
@@ -60,19 +60,19 @@ def possible_dtypes(name: str, device: torch.device) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ModelParts:
     """Names of a model's modules by their place: ``embed`` run before the layers, ``tail`` after them."""
 
     base: str  # the model without its head
     layers: str  # the list of layers
     embed: tuple[str, ...]
     tail: tuple[str, ...]
-    common: tuple[str, ...]  # modules without weights, such as rotary tables, which every stage has
+    shared: tuple[str, ...]  # modules without weights, such as rotary tables, which every stage has
     input_embedding: str
     output_embedding: str
 
 
-class Skeleton:
+class ModelSkeleton:
     """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut."""
 
     def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -80,16 +80,16 @@ class Skeleton:
         experts.register()
         self.device, self.dtype = device, dtype
         self.config = check_config(config)
-        self.model = _build(self.config)
+        self.model = _build_model(self.config)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
-        self.kernel = linears.choose(device, dtype, widths)
+        self.kernel = linears.choose_kernel(device, dtype, widths)
         if self.kernel is NativeLinear:
-            families.take_softcap(self.model)
+            families.move_softcap(self.model)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
+    def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
         return cls(read_config(checkpoint.folder), device, dtype)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
@@ -97,18 +97,18 @@ class Skeleton:
         return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
 
 
-def _short(error: BaseException) -> str:
+def _shorten(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _build(config: Any) -> Any:
+def _build_model(config: Any) -> Any:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
             )
     except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_short(error)})") from None
+        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
     if not model._supports_attention_backend:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
@@ -123,10 +123,10 @@ def import_family(folder: Path) -> None:
     """
     attention.register()
     experts.register()
-    get_model_conversion_mapping(_build(read_config(folder)))
+    get_model_conversion_mapping(_build_model(read_config(folder)))
 
 
-def find_parts(model: Any) -> Parts:
+def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix
     kind = type(model).__name__
@@ -145,13 +145,13 @@ def find_parts(model: Any) -> Parts:
     output = model.get_output_embeddings()
     if output is None:
         raise ModelError(f"{kind} has no head over the vocabulary, so it can't be served")
-    return Parts(
+    return ModelParts(
         base=base_name,
         layers=f"{base_name}.{stacks[0]}",
         embed=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) < line),
         tail=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) > line)
         + tuple(name for name, child in model.named_children() if child is not base and _has_weights(child)),
-        common=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
+        shared=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
         input_embedding=names[id(model.get_input_embeddings())],
         output_embedding=names[id(output)],
     )
@@ -165,7 +165,7 @@ def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-class Skipped(nn.Module):
+class AbsentLayer(nn.Module):
     """Placeholder of another stage's layer. Keeps the plain attributes that the model may read from its layers."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -178,66 +178,66 @@ class Skipped(nn.Module):
         return hidden_states
 
 
-class Weights:
+class WeightLoader:
     """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
 
     ``on_loaded`` is called with the number of bytes of each tensor.
     """
 
-    def __init__(self, skeleton: Skeleton, source: Source, loaded: Callable[[int], None]) -> None:
-        self._skeleton, self._source, self._loaded = skeleton, source, loaded
+    def __init__(self, skeleton: ModelSkeleton, source: WeightSource, on_loaded: Callable[[int], None]) -> None:
+        self._skeleton, self._source, self._on_loaded = skeleton, source, on_loaded
 
-    def fill(self, model: Any, name: str) -> None:
-        """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
+    def load_module(self, model: Any, name: str) -> None:
+        """Read the weights of the module ``name`` in place; its ``LinearKernel`` parts become kernels."""
         module = model.get_submodule(name)
         if self._skeleton.kernel is NativeLinear:
-            families.fill(model, name, self._read)
+            families.replace_modules(model, name, self._read_tensor)
             module = model.get_submodule(name)
         for path, part in list(module.named_modules(prefix=name)):
-            if merged.has_qkv(part):
-                merged.join_qkv(part, native.under(path, self._read), self._made)
+            if fused.has_qkv(part):
+                fused.join_qkv(part, native.prefix_reader(path, self._read_tensor), self._build_linear)
         for path, part in list(module.named_modules(prefix=name)):
-            if not isinstance(part, (merged.Share, merged.Joint, Own, *linears.KERNELS)):
+            if not isinstance(part, (fused.FusedColumns, fused.FusedLinear, NativeModule, *linears.KERNELS)):
                 self._rebuild_buffers(model, part)
-                self._fill_one(model, path, part)
+                self._load_part(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
         model.get_submodule(name).eval()
-        give_back()
+        release_free_memory()
 
-    def _fill_one(self, model: Any, path: str, part: nn.Module) -> None:
+    def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
         if type(part) is nn.Linear:
-            model.set_submodule(path, self._linear(path, part))
+            model.set_submodule(path, self._load_linear(path, part))
         elif is_activation(part):
-            model.set_submodule(path, Steady(part))
+            model.set_submodule(path, AlignedActivation(part))
         else:
             self._read_own(path, part)
 
     def _simplify(self, model: Any, path: str, part: Any) -> None:
         """Replace a module with weights by a faster one."""
-        if merged.is_rms_norm(part):
-            model.set_submodule(path, merged.RmsNorm(part.weight, part.variance_epsilon))
+        if fused.is_rms_norm(part):
+            model.set_submodule(path, fused.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
-        elif merged.is_gated(part) and merged.can_fuse(part):
-            model.set_submodule(path, merged.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
+        elif fused.is_gated(part) and fused.can_fuse(part):
+            model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
-    def _linear(self, path: str, part: nn.Linear) -> nn.Module:
-        weight = self._read(f"{path}.weight", part.weight)
-        bias = None if part.bias is None else self._read(f"{path}.bias", part.bias)
-        return self._made(weight, bias)
+    def _load_linear(self, path: str, part: nn.Linear) -> nn.Module:
+        weight = self._read_tensor(f"{path}.weight", part.weight)
+        bias = None if part.bias is None else self._read_tensor(f"{path}.bias", part.bias)
+        return self._build_linear(weight, bias)
 
-    def _made(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        return linears.made(self._skeleton.kernel, weight, bias)
+    def _build_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        return linears.build_linear(self._skeleton.kernel, weight, bias)
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
-            tensor = self._read(f"{path}.{leaf}", parameter)
+            tensor = self._read_tensor(f"{path}.{leaf}", parameter)
             part._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             if leaf not in part._non_persistent_buffers_set:
-                part._buffers[leaf] = self._read(f"{path}.{leaf}", buffer)
-        make_bare(part)
+                part._buffers[leaf] = self._read_tensor(f"{path}.{leaf}", buffer)
+        wrap_matrices(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
@@ -250,12 +250,12 @@ class Weights:
             # A buffer that the initialisation does not compute must not look like a valid number.
             filler = float("nan") if buffer.is_floating_point() else 0
             part._buffers[leaf] = torch.full_like(buffer, filler, device="cpu")
-        with by_rule():
+        with portable_math():
             model._init_weights(part)
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
 
-    def _read(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def _read_tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
         tensor = self._source.read(self._stored_name(name), like.shape)
         if tensor.shape != like.shape:
             raise ModelError(
@@ -263,7 +263,7 @@ class Weights:
                 "the folder's files don't belong together"
             )
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
-        self._loaded(result.nbytes)
+        self._on_loaded(result.nbytes)
         return result
 
     def _stored_name(self, name: str) -> str:
@@ -289,28 +289,28 @@ class Stage:
 
     def __init__(
         self,
-        skeleton: Skeleton,
+        skeleton: ModelSkeleton,
         layers: LayerRange,
         held: Mapping[str, nn.Module],
-        weights: Weights,
+        weights: WeightLoader,
         *,
         bare: bool = False,
     ) -> None:
         self.layers = layers
-        self.embeds = layers.first == 0 and not bare  # whether it looks up the embedding
-        self.heads = layers.stop == skeleton.num_layers and not bare  # whether it ends in the head
+        self.has_embedding = layers.first == 0 and not bare  # whether it looks up the embedding
+        self.has_head = layers.stop == skeleton.num_layers and not bare  # whether it ends in the head
         self.device, self.dtype = skeleton.device, skeleton.dtype
         self.modules: dict[str, nn.Module] = {}  # the stage's own modules with weights, by name
-        self._model = self._copy_of(skeleton, held)
+        self._model = self._copy_frame(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
-        self._fill(skeleton.parts, held, weights)
+        self._load(skeleton.parts, held, weights)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
-        self.program, self.no_program = recipes.write(
-            self._model, self._base, stack, layers, self.dtype, heads=self.heads
+        self.program, self.no_program_reason = recipes.write_program(
+            self._model, self._base, stack, layers, self.dtype, heads=self.has_head
         )
 
-    def _copy_of(self, skeleton: Skeleton, held: Mapping[str, nn.Module]) -> Any:
+    def _copy_frame(self, skeleton: ModelSkeleton, held: Mapping[str, nn.Module]) -> Any:
         """Copy the model's frame with loaded modules in place and other stages' layers replaced by placeholders.
 
         Copying those would take most of the time that a worker needs to take over layers that it keeps warm.
@@ -319,72 +319,74 @@ class Stage:
         for index, layer in enumerate(skeleton.model.get_submodule(parts.layers)):
             name = f"{parts.layers}.{index}"
             if not self.layers.first <= index < self.layers.stop:
-                instead[id(layer)] = Skipped(layer)
+                instead[id(layer)] = AbsentLayer(layer)
             elif name in held:
                 instead[id(layer)] = held[name]
         return copy.deepcopy(skeleton.model, instead)
 
-    def _fill(self, parts: Parts, held: Mapping[str, nn.Module], weights: Weights) -> None:
+    def _load(self, parts: ModelParts, held: Mapping[str, nn.Module], weights: WeightLoader) -> None:
         for index in range(self.layers.first, self.layers.stop):
-            self._take(f"{parts.layers}.{index}", held, weights, index)
-        for name in (parts.embed if self.embeds else ()) + (parts.tail if self.heads else ()):
-            self._take(name, held, weights)
-        for name in parts.common:
-            weights.fill(self._model, name)
-        if not self.heads:
+            self._load_or_share(f"{parts.layers}.{index}", held, weights, index)
+        for name in (parts.embed if self.has_embedding else ()) + (parts.tail if self.has_head else ()):
+            self._load_or_share(name, held, weights)
+        for name in parts.shared:
+            weights.load_module(self._model, name)
+        if not self.has_head:
             for name in parts.tail:
                 self._model.set_submodule(name, nn.Identity())
 
-    def _take(self, name: str, held: Mapping[str, nn.Module], weights: Weights, layer: int | None = None) -> None:
+    def _load_or_share(
+        self, name: str, held: Mapping[str, nn.Module], weights: WeightLoader, layer: int | None = None
+    ) -> None:
         if name in held:
             self._model.set_submodule(name, held[name])
         else:
-            weights.fill(self._model, name)
+            weights.load_module(self._model, name)
             if layer is not None:
-                _hook(self._model.get_submodule(name), layer)
+                _add_hooks(self._model.get_submodule(name), layer)
         self.modules[name] = self._model.get_submodule(name)
 
-    def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
+    def run(self, forward_pass: ForwardPass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
         """Run a pass: return the last layer's output, narrowed to ``forward_pass.keep_rows``.
 
         The stage with the head returns the logits of those rows instead (None if there are none).
         """
-        if self.program is not None and not this.by_modules and program.runs():
-            return self.program.run(this, ids, positions)
-        tokens = {"input_ids": ids} if self.embeds else {"inputs_embeds": this.hidden}
-        wants_logits = self.heads and this.keep_rows is not None and len(this.keep_rows) > 0
-        with running(this), torch.inference_mode():
+        if self.program is not None and not forward_pass.by_modules and program.is_enabled():
+            return self.program.run(forward_pass, ids, positions)
+        tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}
+        wants_logits = self.has_head and forward_pass.keep_rows is not None and len(forward_pass.keep_rows) > 0
+        with use_pass(forward_pass), torch.inference_mode():
             result = (self._model if wants_logits else self._base)(**tokens, position_ids=positions, use_cache=False)
         if wants_logits:
             logits: torch.Tensor = result.logits[0]
             return logits
-        return None if self.heads else this.output
+        return None if self.has_head else forward_pass.output
 
 
-def _hook(layer: nn.Module, index: int) -> None:
+def _add_hooks(layer: nn.Module, index: int) -> None:
     """Make a layer take its input from the current pass and report to it."""
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         this = current_pass()
-        if this.fenced():
-            raise Fenced
+        if this.is_fenced():
+            raise FenceRaised
         if index != this.layers.first or this.hidden is None:
             return None
         if args:
             return (this.hidden, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": this.hidden}
 
-    def after(_: nn.Module, __: object, output: Any) -> Any:
+    def after_layer(_: nn.Module, __: object, output: Any) -> Any:
         this = current_pass()
-        this.progressed()
+        this.on_progress()
         if index != this.layers.stop - 1:
             return output
         hidden = output if isinstance(output, torch.Tensor) else output[0]
         if this.keep_rows is not None:
             hidden = hidden[:, this.keep_rows]
         this.output = hidden
-        this.left_layers()
+        this.on_layers_done()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])
 
-    layer.register_forward_pre_hook(before, with_kwargs=True)
-    layer.register_forward_hook(after)
+    layer.register_forward_pre_hook(before_layer, with_kwargs=True)
+    layer.register_forward_hook(after_layer)

@@ -23,7 +23,7 @@ import xxhash
 
 from swarm.errors import ModelError
 from swarm.hub.headers import (
-    FLOATS,
+    FLOAT_DTYPES,
     INDEX,
     SINGLE,
     Progress,
@@ -33,14 +33,14 @@ from swarm.hub.headers import (
     read_header,
     remote_header,
 )
-from swarm.stage.model.identity import digest_of, xxh3_of
+from swarm.stage.model.identity import compute_digest, compute_xxh3
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
 
-__all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
+__all__ = ["Checkpoint", "ModelLocation", "RemoteWeights", "StoredTensor", "locate_model"]
 
-_MOST = (1 << 31) - 1  # upper bound of every size in a configuration
-_MOST_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
+_MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
+_MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Files that a client needs to turn text into tokens and back.
@@ -59,7 +59,7 @@ _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
-class Remote(Protocol):
+class RemoteWeights(Protocol):
     """Source of the weight files that a folder lacks."""
 
     @property
@@ -75,11 +75,11 @@ class Remote(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelLocation:
     """Location of a model. Without ``remote``, the folder is complete."""
 
     folder: Path
-    remote: Remote | None = None
+    remote: RemoteWeights | None = None
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class Place:
         return str(self.folder) if self.remote is None else self.remote.name
 
 
-def resolve(model: str, report: Report | None = None) -> Place:
+def locate_model(model: str, report: Report | None = None) -> ModelLocation:
     """Return the location of ``model``: a local folder or, for a name such as owner/model, the folder in the hub's
     cache.
 
@@ -96,7 +96,7 @@ def resolve(model: str, report: Report | None = None) -> Place:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return Place(path.resolve())
+        return ModelLocation(path.resolve())
     if path.exists():
         raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
     named = _HUB_NAME.fullmatch(model)
@@ -108,13 +108,13 @@ def resolve(model: str, report: Report | None = None) -> Place:
     except ImportError:
         raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
     snapshot = look_up(named["repository"], named["revision"], report)
-    return Place(snapshot.folder, snapshot)
+    return ModelLocation(snapshot.folder, snapshot)
 
 
 class Checkpoint:
     """Description of a model folder. Raises ``ModelError`` with the file and the problem."""
 
-    def __init__(self, folder: Path, remote: Remote | None = None) -> None:
+    def __init__(self, folder: Path, remote: RemoteWeights | None = None) -> None:
         self.folder = folder
         self._remote = remote
         self.config = _read_json(folder / "config.json", "a model folder needs it")
@@ -133,38 +133,38 @@ class Checkpoint:
 
     @property
     def num_layers(self) -> int:
-        return self._whole("num_hidden_layers", "n_layer", "num_layers", most=MAX_LAYERS)
+        return self._positive_setting("num_hidden_layers", "n_layer", "num_layers", most=MAX_LAYERS)
 
     @property
     def hidden_size(self) -> int:
-        return self._whole("hidden_size", "n_embd", "d_model")
+        return self._positive_setting("hidden_size", "n_embd", "d_model")
 
     @property
     def vocab_size(self) -> int:
-        return self._whole("vocab_size")
+        return self._positive_setting("vocab_size")
 
     @property
     def context(self) -> int:
-        return self._whole("max_position_embeddings", "n_positions", "seq_length")
+        return self._positive_setting("max_position_embeddings", "n_positions", "seq_length")
 
     @property
     def num_kv_heads(self) -> int:
-        return self._whole("num_key_value_heads", "num_attention_heads", "n_head", most=_MOST_HEADS)
+        return self._positive_setting("num_key_value_heads", "num_attention_heads", "n_head", most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:
         if isinstance(self.text_config.get("head_dim"), int):
-            return self._whole("head_dim", most=_MOST_HEADS)
-        return self.hidden_size // self._whole("num_attention_heads", "n_head")
+            return self._positive_setting("head_dim", most=_MAX_HEADS)
+        return self.hidden_size // self._positive_setting("num_attention_heads", "n_head")
 
     @cached_property
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
-        weight = dict.fromkeys(FLOATS, 0)
+        weight = dict.fromkeys(FLOAT_DTYPES, 0)
         for tensor in self.tensors.values():
             if tensor.is_float:
                 weight[tensor.dtype] += tensor.num_bytes
-        return FLOATS[max(weight, key=lambda dtype: weight[dtype])]
+        return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ class Checkpoint:
         for source in (generation, self.config, self.text_config):
             value = source.get("eos_token_id")
             tokens = tuple(value) if isinstance(value, list) else (value,)
-            if tokens and all(type(token) is int and 0 <= token <= _MOST for token in tokens):
+            if tokens and all(type(token) is int and 0 <= token <= _MAX_SIZE for token in tokens):
                 return tokens
         return ()
 
@@ -182,7 +182,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=for_show(_name_of(self.folder)),
+            name=shorten_name(_model_name(self.folder)),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -194,7 +194,7 @@ class Checkpoint:
             embed_bytes=parts.embed,
             head_bytes=parts.head,
             kv_bytes_per_token=(per_token,) * self.num_layers,
-            files=self._identities,
+            files=self._files,
             assets=self.assets,
         )
 
@@ -208,27 +208,27 @@ class Checkpoint:
                     f"{path} has {path.stat().st_size} bytes; clients take at most {MAX_ASSET_BYTES}: make it smaller, "
                     "or remove it from the folder if the model is only used with token ids"
                 )
-        return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
+        return tuple(Asset(path.name, path.stat().st_size, compute_xxh3(path)) for path in present)
 
     @cached_property
-    def _identities(self) -> tuple[Asset, ...]:
+    def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
         paths = sorted({tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"})
-        return tuple(self._identity(path) for path in paths)
+        return tuple(self._describe_file(path) for path in paths)
 
-    def _identity(self, path: Path) -> Asset:
+    def _describe_file(self, path: Path) -> Asset:
         described = self._remote.describe(path.name) if self._remote is not None else None
         if described is not None:
             return Asset(path.name, described.num_bytes, described.sha256)
         if not path.is_file():
             raise ModelError(f"{path} is missing; it was there before: download it again, and start again")
-        return Asset(path.name, path.stat().st_size, digest_of(path))
+        return Asset(path.name, path.stat().st_size, compute_digest(path))
 
     def missing(self, names: Collection[str]) -> dict[str, int]:
         """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
         files = {self.tensors[name].path for name in names if name in self.tensors}
         absent = sorted(path for path in files if not path.is_file())
-        return {path.name: self._identity(path).num_bytes for path in absent}
+        return {path.name: self._describe_file(path).num_bytes for path in absent}
 
     def fetch(self, names: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
         """Download the missing files that hold these tensors.
@@ -250,9 +250,9 @@ class Checkpoint:
         tables: list[int] = []
         for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
             size = tensor.num_elements * element_bytes
-            found = _LAYER_NAME.search(tensor.name)
-            if found:
-                index = int(found[1])
+            match = _LAYER_NAME.search(tensor.name)
+            if match:
+                index = int(match[1])
                 if index >= self.num_layers:
                     raise ModelError(
                         f"{tensor.path.name} has {tensor.name}, but config.json has {self.num_layers} layers"
@@ -271,7 +271,7 @@ class Checkpoint:
             return _PartSizes(tuple(layers), tables[0], head + tables[-1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
 
-    def _whole(self, *names: str, most: int = _MOST) -> int:
+    def _positive_setting(self, *names: str, most: int = _MAX_SIZE) -> int:
         """Return the first of these settings that the configuration has, as a positive integer."""
         for name in names:
             value = self.text_config.get(name)
@@ -287,14 +287,14 @@ class _PartSizes:
     head: int
 
 
-def _name_of(folder: Path) -> str:
+def _model_name(folder: Path) -> str:
     """Return the folder's name. In a hub's cache, where that is a commit, return the model's name, as a copy elsewhere
     is called."""
     cached = _HUB_CACHE_FOLDER.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
     return (cached["name"] if cached else folder.name) or "model"
 
 
-def for_show(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a name for messages: a long name is shortened in the middle.
 
     A digest of the whole name keeps names apart that differ only in the middle. Bytes of a file's name that are not
@@ -321,7 +321,7 @@ def _read_json(path: Path, why: str) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(folder: Path, remote: Remote | None) -> Iterator[tuple[str, StoredTensor]]:
+def _read_tensors(folder: Path, remote: RemoteWeights | None) -> Iterator[tuple[str, StoredTensor]]:
     index_path = folder / INDEX
     if not index_path.is_file():
         yield from ((tensor.name, tensor) for tensor in _tensors_of(folder / SINGLE, remote))
@@ -332,14 +332,14 @@ def _read_tensors(folder: Path, remote: Remote | None) -> Iterator[tuple[str, St
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise ModelError(f"{index_path} names {shard!r}, which is not a file name in the same folder")
-        found = {tensor.name: tensor for tensor in _tensors_of(folder / shard, remote)}
+        tensors = {tensor.name: tensor for tensor in _tensors_of(folder / shard, remote)}
         for name in (name for name, home in weight_map.items() if home == shard):
-            if name not in found:
+            if name not in tensors:
                 raise ModelError(f"{folder / shard} lacks tensor {name}, which the index puts there; download it again")
-            yield name, found[name]
+            yield name, tensors[name]
 
 
-def _tensors_of(path: Path, remote: Remote | None) -> Iterator[StoredTensor]:
+def _tensors_of(path: Path, remote: RemoteWeights | None) -> Iterator[StoredTensor]:
     if path.is_file():
         return read_header(path)
     described = remote.describe(path.name) if remote is not None else None

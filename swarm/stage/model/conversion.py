@@ -20,7 +20,7 @@ from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Source of weights."""
 
     def __contains__(self, name: str) -> bool: ...
@@ -66,7 +66,7 @@ def _read_into(stored: StoredTensor, target: memoryview) -> None:
 class ConvertedSource:
     """Source of a model's tensors that are stored under other names or in pieces."""
 
-    def __init__(self, model: Any, names: Iterable[str], stored: Source) -> None:
+    def __init__(self, model: Any, names: Iterable[str], stored: WeightSource) -> None:
         self._config = model.config
         self._stored = stored
         self._pieces: dict[str, list[tuple[str, str | None]]] = {}  # stored names, with patterns, by the model's name
@@ -100,5 +100,5 @@ class ConvertedSource:
         except (RuntimeError, ValueError, KeyError, IndexError) as error:
             raise ModelError(f"{name} can't be made of {len(pieces)} stored tensors ({error})") from None
         tensor = result[name]
-        made: torch.Tensor = tensor[0] if isinstance(tensor, list) else tensor
-        return made
+        converted: torch.Tensor = tensor[0] if isinstance(tensor, list) else tensor
+        return converted

@@ -27,27 +27,27 @@ import xxhash
 
 from swarm.hub.headers import MAX_HEADER_BYTES
 
-WHOLE_BYTES = 64 << 20  # largest file that is hashed as a whole
+MAX_WHOLE_BYTES = 64 << 20  # largest file that is hashed as a whole
 _NUM_PIECES = 256  # pieces of a larger file that are hashed
 _PIECE_BYTES = 16 << 10
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def digest_of(path: Path) -> str:
+def compute_digest(path: Path) -> str:
     """Return the digest of a local file of the model, by the table above."""
-    told = _told_by_hub(path)
-    if told is not None:
-        return told
-    return _sha256(path) if path.stat().st_size <= WHOLE_BYTES else _sampled(path)
+    recorded = _recorded_sha256(path)
+    if recorded is not None:
+        return recorded
+    return _compute_sha256(path) if path.stat().st_size <= MAX_WHOLE_BYTES else _sample_digest(path)
 
 
-def xxh3_of(path: Path) -> str:
+def compute_xxh3(path: Path) -> str:
     """Return xxh3-128 of a whole file: for small files that are sent on and verified by the receiver."""
     return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
-def _told_by_hub(path: Path) -> str | None:
+def _recorded_sha256(path: Path) -> str | None:
     """Return the sha256 that the hub's tools have recorded for this file; None if there is none.
 
     In a hub's cache, a file is a link to ``blobs/SHA256``. In a downloaded folder it has a note: commit, sha256, time
@@ -65,12 +65,12 @@ def _told_by_hub(path: Path) -> str | None:
     return digest if is_valid and _SHA256.fullmatch(digest) else None
 
 
-def _sha256(path: Path) -> str:
+def _compute_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sampled(path: Path) -> str:
+def _sample_digest(path: Path) -> str:
     digest = xxhash.xxh3_128()
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))

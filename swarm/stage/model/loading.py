@@ -9,10 +9,10 @@ import torch
 from swarm.errors import IllegalMove
 from swarm.log import get_logger
 from swarm.stage.executor import Progress
-from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.conversion import ConvertedSource
-from swarm.stage.native.memory import give_back
+from swarm.stage.native.memory import release_free_memory
 from swarm.wire.messages import LayerRange, Manifest
 
 log = get_logger(__name__)
@@ -20,11 +20,11 @@ log = get_logger(__name__)
 Modules = dict[str, torch.nn.Module]
 
 
-class Loader:
+class StageLoader:
     """Builder of stages. ``loaded_bytes`` and ``fetched_bytes`` are the totals read from disk and downloaded from a
     hub."""
 
-    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: Skeleton) -> None:
+    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton) -> None:
         self._checkpoint = checkpoint
         self._manifest = manifest
         self._skeleton = skeleton
@@ -37,15 +37,15 @@ class Loader:
         fetched = self._fetch((layers,), held, progress)
         total, done = fetched + self._manifest.weight_bytes(layers), fetched
 
-        def loaded(num_bytes: int) -> None:
+        def on_loaded(num_bytes: int) -> None:
             nonlocal done
             done += num_bytes
             self.loaded_bytes += num_bytes
             progress(min(done, total), total)
 
-        stage = Stage(self._skeleton, layers, held, Weights(self._skeleton, self._source, loaded))
+        stage = Stage(self._skeleton, layers, held, WeightLoader(self._skeleton, self._source, on_loaded))
         progress(total, total)
-        give_back()
+        release_free_memory()
         new = frozenset(
             layer
             for layer in range(layers.first, layers.stop)
@@ -61,22 +61,22 @@ class Loader:
         names = needed_tensors(self._skeleton, self._source, ranges, held)
         to_fetch = sum(self._checkpoint.missing(names).values())
         to_read = sum(map(self._manifest.weight_bytes, ranges))
-        self._checkpoint.fetch(names, lambda num_came, _: progress(num_came, to_fetch + to_read), say_fetching)
+        self._checkpoint.fetch(names, lambda num_came, _: progress(num_came, to_fetch + to_read), log_fetching)
         self.fetched_bytes += to_fetch
         return to_fetch
 
-    def resident(self, layers: LayerRange, loaded: Modules) -> Stage:
+    def build_resident(self, layers: LayerRange, loaded: Modules) -> Stage:
         """Return a stage of layers that are all loaded, active or standby."""
         for layer in range(layers.first, layers.stop):
             if not module_names(self._skeleton, layer) <= loaded.keys():
                 raise IllegalMove(f"layer {layer} is not loaded here")
-        return Stage(self._skeleton, layers, loaded, Weights(self._skeleton, self._source, lambda _: None))
+        return Stage(self._skeleton, layers, loaded, WeightLoader(self._skeleton, self._source, lambda _: None))
 
-    def slice(self, stage: Stage, layers: LayerRange) -> Stage:
+    def build_slice(self, stage: Stage, layers: LayerRange) -> Stage:
         """Return a stage of some of another stage's layers, with the same modules."""
         if layers == stage.layers:
             return stage
-        return Stage(self._skeleton, layers, stage.modules, Weights(self._skeleton, self._source, lambda _: None))
+        return Stage(self._skeleton, layers, stage.modules, WeightLoader(self._skeleton, self._source, lambda _: None))
 
     def modules_of(self, layer: int, loaded: Modules) -> Modules:
         """Return the modules of one loaded layer."""
@@ -86,13 +86,13 @@ class Loader:
         return {name: loaded[name] for name in names}
 
 
-def say_fetching(line: str) -> None:
+def log_fetching(line: str) -> None:
     """Log a line about a download from a hub."""
     log.info("fetching_weights", what=line)
 
 
 def needed_tensors(
-    skeleton: Skeleton, source: ConvertedSource, ranges: Collection[LayerRange], held: Collection[str]
+    skeleton: ModelSkeleton, source: ConvertedSource, ranges: Collection[LayerRange], held: Collection[str]
 ) -> set[str]:
     """Return the stored names of all tensors that stages of these ranges read; ``held`` are modules that are loaded
     already."""
@@ -102,15 +102,15 @@ def needed_tensors(
         for layer in range(layers.first, layers.stop)
         for name in module_names(skeleton, layer)
     }
-    modules.update(skeleton.parts.common)
-    found: set[str] = set()
+    modules.update(skeleton.parts.shared)
+    tensor_names: set[str] = set()
     for module in modules - set(held):
         for leaf in skeleton.model.get_submodule(module).state_dict():
-            found.update(_stored(skeleton, source, f"{module}.{leaf}"))
-    return found
+            tensor_names.update(_stored_names(skeleton, source, f"{module}.{leaf}"))
+    return tensor_names
 
 
-def module_names(skeleton: Skeleton, layer: int) -> frozenset[str]:
+def module_names(skeleton: ModelSkeleton, layer: int) -> frozenset[str]:
     """Return the modules that only the holder of this layer loads.
 
     These are the layer itself, for the first layer also the embedding, and for the last one also the head.
@@ -122,10 +122,10 @@ def module_names(skeleton: Skeleton, layer: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _stored(skeleton: Skeleton, source: ConvertedSource, name: str) -> list[str]:
+def _stored_names(skeleton: ModelSkeleton, source: ConvertedSource, name: str) -> list[str]:
     """Return a tensor's stored names. A tied head that is not stored uses the embedding's table."""
     output, tied = f"{skeleton.parts.output_embedding}.weight", f"{skeleton.parts.input_embedding}.weight"
-    found = source.stored_names(name)
-    if not found and name == output and skeleton.config.get_text_config().tie_word_embeddings:
+    stored_names = source.stored_names(name)
+    if not stored_names and name == output and skeleton.config.get_text_config().tie_word_embeddings:
         return source.stored_names(tied)
-    return found
+    return stored_names

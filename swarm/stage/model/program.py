@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from swarm.stage import native
-from swarm.stage.attention import calls, own
-from swarm.stage.attention.passes import Pass, running
-from swarm.stage.executor import Fenced
+from swarm.stage.attention import kernel_args, native_attention
+from swarm.stage.attention.passes import ForwardPass, use_pass
+from swarm.stage.executor import FenceRaised
 from swarm.stage.native import cores
 from swarm.wire.messages import LayerRange
 
@@ -28,14 +28,14 @@ from swarm.wire.messages import LayerRange
 HIDDEN, NORMED, WIDE, MIXED = range(4)
 NUM_BUFFERS = 4
 # Operation codes, as in program.h.
-NORM, MULTIPLY, MIX, TURN, ATTEND, ADD = range(6)
+NORM, MULTIPLY, MIX, ROTATE, ATTEND, ADD = range(6)
 # Target duration of one call. Between two calls the step can be stopped, and progress is reported.
 CALL_S = 0.025
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
-class Norm(ctypes.Structure):
+class NormArgs(ctypes.Structure):
     """Arguments of a norm: ``SwarmNorm`` of program.h. The structures below mirror program.h, too."""
 
     _fields_ = [
@@ -45,11 +45,11 @@ class Norm(ctypes.Structure):
     ]
 
 
-class Heads(ctypes.Structure):
-    _fields_ = [("how", calls.How), *((name, _count) for name in ("size", "query_heads", "key_heads"))]
+class HeadArgs(ctypes.Structure):
+    _fields_ = [("how", kernel_args.NativeOptions), *((name, _count) for name in ("size", "query_heads", "key_heads"))]
 
 
-class Width(ctypes.Structure):
+class WidthArgs(ctypes.Structure):
     _fields_ = [("elements", _count)]
 
 
@@ -75,7 +75,7 @@ class _Step(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BufferShapes:
     """Elements of a row in each buffer, and empty keys and values with a layer's heads and sizes."""
 
     widths: tuple[int, ...]
@@ -85,26 +85,26 @@ class Shape:
 _refusals: list[str] = []  # at most one entry: why this process computes module by module
 
 
-def absence() -> str:
+def disabled_reason() -> str:
     """Return why this process computes module by module; empty if it uses programs."""
     return _refusals[0] if _refusals else ""
 
 
-def runs() -> bool:
+def is_enabled() -> bool:
     """Whether this process computes with programs where a stage has one."""
     return not _refusals and native.library() is not None
 
 
-def do_without(reason: str) -> None:
+def disable(reason: str) -> None:
     """Compute module by module from now on, in the whole process."""
     _refusals[:] = [reason]
 
 
 @contextmanager
-def without(reason: str) -> Iterator[None]:
+def disabled(reason: str) -> Iterator[None]:
     """Compute module by module in this context, in the whole process."""
     before = _refusals[:]
-    do_without(reason)
+    disable(reason)
     try:
         yield
     finally:
@@ -122,19 +122,19 @@ class Program:
         layers: LayerRange,
         operations: Sequence[Sequence[Op]],
         head: Sequence[Op],
-        shape: Shape,
+        shape: BufferShapes,
         *,
         num_words: int,
         embed: Callable[[torch.Tensor], torch.Tensor],
         rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-        turned_by: Callable[[torch.Tensor, torch.Tensor], int],
-        kept: object,
+        num_rotated: Callable[[torch.Tensor, torch.Tensor], int],
+        owners: object,
     ) -> None:
         library = native.library()
         assert library is not None, "the caller has checked that there is a library"
         self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
-        self._embed, self._rotary, self._turned_by = embed, rotary, turned_by
-        self._kept = kept  # owners of the memory that the operations point to
+        self._embed, self._rotary, self._num_rotated = embed, rotary, num_rotated
+        self._owners = owners  # owners of the memory that the operations point to
         flat = [op for each in operations for op in each]
         self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
         self._begins = [0]  # index of each layer's first operation
@@ -143,14 +143,14 @@ class Program:
         # seconds per layer, from recent steps, by the number of rows (as a power of two)
         self._layer_s: dict[int, float] = {}
 
-    def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
+    def run(self, forward_pass: ForwardPass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
         """Run a pass, with the same result as :meth:`Stage.run`."""
-        with running(this), torch.inference_mode():
-            hidden = self._first(this, ids)
+        with use_pass(forward_pass), torch.inference_mode():
+            hidden = self._first(forward_pass, ids)
             cosines, sines = (table[0].contiguous() for table in self._rotary(hidden.unsqueeze(0), positions))
             buffers = [hidden, *(hidden.new_empty(len(hidden), width) for width in self._shape.widths[1:])]
-            _check(this, len(hidden), len(cosines))
-            racks = self._racks(this)
+            _check_bounds(forward_pass, len(hidden), len(cosines))
+            racks = self._rack_array(forward_pass)
             step = _Step(
                 (_pointer * NUM_BUFFERS)(*(buffer.data_ptr() for buffer in buffers)),
                 len(hidden),
@@ -158,21 +158,21 @@ class Program:
                 sines.data_ptr(),
                 cosines.shape[-1],
                 native.KINDS[cosines.dtype],
-                self._turned_by(cosines, sines),
+                self._num_rotated(cosines, sines),
                 ctypes.addressof(racks),
                 len(racks),
-                cores.threads(),
+                cores.num_threads(),
             )
-            self._run_layers(this, step)
-            if this.keep_rows is not None:
-                hidden = hidden[this.keep_rows]
-            this.output = hidden.unsqueeze(0)
-            this.left_layers()
+            self._run_layers(forward_pass, step)
+            if forward_pass.keep_rows is not None:
+                hidden = hidden[forward_pass.keep_rows]
+            forward_pass.output = hidden.unsqueeze(0)
+            forward_pass.on_layers_done()
             if not self._head:
-                return this.output
-            return self._logits(hidden, step) if this.keep_rows is not None and len(hidden) else None
+                return forward_pass.output
+            return self._run_head(hidden, step) if forward_pass.keep_rows is not None and len(hidden) else None
 
-    def _first(self, this: Pass, ids: torch.Tensor | None) -> torch.Tensor:
+    def _first(self, this: ForwardPass, ids: torch.Tensor | None) -> torch.Tensor:
         """Return the first layer's input, in memory that the layers may write to."""
         if ids is not None:
             return self._embed(ids)[0].contiguous()
@@ -181,37 +181,39 @@ class Program:
             raise ValueError(f"hidden states of {this.hidden.shape[2]} numbers for {self._shape.widths[HIDDEN]}")
         return this.hidden[0].clone(memory_format=torch.contiguous_format)
 
-    def _racks(self, this: Pass) -> ctypes.Array[_Rack]:
-        together = own.racks_of(this)
-        racks = [_Rack(ctypes.addressof(each.spans), len(each.spans), self._caches(this, each)) for each in together]
+    def _rack_array(self, this: ForwardPass) -> ctypes.Array[_Rack]:
+        batches = native_attention.rack_batches(this)
+        racks = [
+            _Rack(ctypes.addressof(each.spans), len(each.spans), self._cache_table(this, each)) for each in batches
+        ]
         return (_Rack * len(racks))(*racks)
 
-    def _caches(self, this: Pass, together: calls.Together) -> int:
+    def _cache_table(self, this: ForwardPass, together: kernel_args.RackBatch) -> int:
         """Return the address of a table with a rack's keys and values, layer by layer."""
         tables = together.rack.tables
         if self._layers not in tables:
             keys = self._shape.keys
             slabs = [
-                this.arena.slab(together.rack, layer, keys, keys)
+                this.arena.ensure_buffer(together.rack, layer, keys, keys)
                 for layer in range(self._layers.first, self._layers.stop)
             ]
-            tables[self._layers] = (calls.Cache * len(slabs))(*map(calls.cache_of, slabs))
+            tables[self._layers] = (kernel_args.NativeCache * len(slabs))(*map(kernel_args.native_cache, slabs))
         return ctypes.addressof(tables[self._layers])
 
-    def _run_layers(self, this: Pass, step: _Step) -> None:
+    def _run_layers(self, this: ForwardPass, step: _Step) -> None:
         sequences, size = tuple(span.sequence for span in this.spans), ctypes.sizeof(Op)
-        for first, stop in self._calls(step.num_rows):
-            if this.fenced():
-                raise Fenced
+        for first, stop in self._split_calls(step.num_rows):
+            if this.is_fenced():
+                raise FenceRaised
             begin, end = self._begins[first], self._begins[stop]
             began = time.perf_counter()
-            native.checked(self._run(ctypes.addressof(self._ops) + begin * size, end - begin, ctypes.byref(step)))
+            native.check_status(self._run(ctypes.addressof(self._ops) + begin * size, end - begin, ctypes.byref(step)))
             self._layer_s[step.num_rows.bit_length()] = (time.perf_counter() - began) / (stop - first)
             for layer in range(first, stop):
-                this.arena.wrote(sequences, self._layers.first + layer)
-                this.progressed()
+                this.arena.mark_written(sequences, self._layers.first + layer)
+                this.on_progress()
 
-    def _calls(self, num_rows: int) -> Iterator[tuple[int, int]]:
+    def _split_calls(self, num_rows: int) -> Iterator[tuple[int, int]]:
         """Split the layers into calls of about the target duration."""
         first, num_layers = 0, len(self._begins) - 1
         while first < num_layers:
@@ -220,20 +222,20 @@ class Program:
             yield first, stop
             first = stop
 
-    def _logits(self, hidden: torch.Tensor, step: _Step) -> torch.Tensor:
+    def _run_head(self, hidden: torch.Tensor, step: _Step) -> torch.Tensor:
         normed, logits = torch.empty_like(hidden), hidden.new_empty(len(hidden), self._num_words)
         step.buffers[HIDDEN], step.buffers[NORMED] = hidden.data_ptr(), normed.data_ptr()
         step.buffers[WIDE], step.buffers[MIXED], step.num_rows = logits.data_ptr(), None, len(hidden)
-        native.checked(self._run(self._head, len(self._head), ctypes.byref(step)))
+        native.check_status(self._run(self._head, len(self._head), ctypes.byref(step)))
         return logits
 
 
-def _check(this: Pass, num_rows: int, num_positions: int) -> None:
+def _check_bounds(this: ForwardPass, num_rows: int, num_positions: int) -> None:
     """Raise ``ValueError`` if the step would read or write beyond its rows, or beyond a sequence's slot."""
     if num_positions != num_rows:
         raise ValueError(f"positions of {num_positions} rows for {num_rows}")
     for span in this.spans:
-        rack, _ = this.arena.place(span.sequence)
+        rack, _ = this.arena.slot(span.sequence)
         if span.offset + span.count > num_rows or span.start + span.count > rack.positions:
             raise ValueError(
                 f"sequence {span.sequence}: rows {span.offset} to {span.offset + span.count} at {span.start} "

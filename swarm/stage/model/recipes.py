@@ -26,12 +26,12 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 from swarm.stage import native
-from swarm.stage.attention import calls
+from swarm.stage.attention import kernel_args
 from swarm.stage.model import program
-from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIX, MIXED, MULTIPLY, NORM, NORMED, TURN, WIDE, Op
+from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIX, MIXED, MULTIPLY, NORM, NORMED, ROTATE, WIDE, Op
 from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules.attention import NativeAttention
 from swarm.stage.modules.experts import NativeMixture
-from swarm.stage.modules.heads import PlainAttention
 from swarm.stage.modules.mlps import NativeMlp
 from swarm.stage.modules.norms import NativeRmsNorm
 from swarm.stage.modules.recognition import same_code
@@ -39,12 +39,12 @@ from swarm.stage.native.linears import NativeLinear
 from swarm.wire.messages import LayerRange
 
 
-class Unknown(Exception):
+class UnsupportedModule(Exception):
     """The reason why a stage has no program."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _NormNames:
     """Names of a layer's norms: before and after attention, before and after the MLP; empty if there is none."""
 
     before_attention: str = ""
@@ -53,13 +53,13 @@ class _Order:
     after_mlp: str = ""
 
 
-_LAYERS: dict[type[nn.Module], _Order] = {
+_NORMS_BY_LAYER: dict[type[nn.Module], _NormNames] = {
     **dict.fromkeys(
         (LlamaDecoderLayer, Phi3DecoderLayer, MixtralDecoderLayer, GptOssDecoderLayer),
-        _Order("input_layernorm", "", "post_attention_layernorm", ""),
+        _NormNames("input_layernorm", "", "post_attention_layernorm", ""),
     ),
-    Olmo2DecoderLayer: _Order("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
-    Gemma2DecoderLayer: _Order(
+    Olmo2DecoderLayer: _NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    Gemma2DecoderLayer: _NormNames(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
 }
@@ -73,77 +73,79 @@ _MODELS: tuple[type[nn.Module], ...] = (
     MixtralModel,
     GptOssModel,
 )
-_HEADED: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM, MixtralForCausalLM)
+_MODELS_WITH_HEAD: tuple[type[nn.Module], ...] = (LlamaForCausalLM, Gemma2ForCausalLM, MixtralForCausalLM)
 
 
 # a function that yields operations: they read rows from the given buffer and leave their result in NORMED
-_Part = Callable[[int], Iterator[Op]]
+_PartWriter = Callable[[int], Iterator[Op]]
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ProgramWriter:
     """State of a program that is being written."""
 
     dtype: torch.dtype
     lengths: list[int]  # elements of a row in each buffer at this point
     widths: list[int]  # the maximum of the same
-    kept: list[object] = field(default_factory=list)  # owners of the memory that the operations point to
+    owners: list[object] = field(default_factory=list)  # owners of the memory that the operations point to
     keys: torch.Tensor | None = None  # an empty tensor with the layers' key heads and sizes
 
     def op(self, code: int, source: int, target: int, what: Any, layer: int = 0) -> Op:
-        self.kept.append(what)
+        self.owners.append(what)
         return Op(code, source, target, native.KINDS[self.dtype], layer, ctypes.addressof(what))
 
-    def takes(self, buffer: int, length: int) -> None:
+    def check_input(self, buffer: int, length: int) -> None:
         if self.lengths[buffer] != length:
-            raise Unknown(f"rows of {self.lengths[buffer]} numbers reach a part for {length}")
+            raise UnsupportedModule(f"rows of {self.lengths[buffer]} numbers reach a part for {length}")
 
-    def gives(self, buffer: int, length: int) -> None:
+    def set_output(self, buffer: int, length: int) -> None:
         self.lengths[buffer] = length
         self.widths[buffer] = max(self.widths[buffer], length)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def norm(self, part: Any, source: int, target: int) -> Op:
-        norm = self.known(part, NativeRmsNorm)
+        norm = self.check_type(part, NativeRmsNorm)
         size = len(norm.weight)
-        self.takes(source, size)
-        self.gives(target, size)
-        return self.pieces(norm, source, target, 0, 1)
+        self.check_input(source, size)
+        self.set_output(target, size)
+        return self.norm_pieces(norm, source, target, 0, 1)
 
-    def pieces(self, norm: NativeRmsNorm, source: int, target: int, first: int, count: int) -> Op:
+    def norm_pieces(self, norm: NativeRmsNorm, source: int, target: int, first: int, count: int) -> Op:
         """Norm some pieces of each row."""
-        self.kept.append(norm)
+        self.owners.append(norm)
         address, size, stride = norm.weight.data_ptr(), len(norm.weight), self.lengths[source]
-        what = program.Norm(address, size, count, first, stride, norm.rounded, norm.variance_epsilon)
+        what = program.NormArgs(address, size, count, first, stride, norm.rounded, norm.variance_epsilon)
         return self.op(NORM, source, target, what)
 
     def product(self, part: Any, source: int, target: int) -> Op:
-        linear = self.known(part, NativeLinear)
-        self.kept.append(linear)
-        self.takes(source, linear.in_features)
-        self.gives(target, linear.out_features)
+        linear = self.check_type(part, NativeLinear)
+        self.owners.append(linear)
+        self.check_input(source, linear.in_features)
+        self.set_output(target, linear.out_features)
         return self.op(MULTIPLY, source, target, linear.matrix)
 
-    def known(self, part: Any, kind: type[Any]) -> Any:
+    def check_type(self, part: Any, kind: type[Any]) -> Any:
         if not isinstance(part, kind):
-            raise Unknown(f"{type(part).__name__} is not supported")
+            raise UnsupportedModule(f"{type(part).__name__} is not supported")
         if part.dtype is not self.dtype:
-            raise Unknown(f"{type(part).__name__} is of {part.dtype}")
+            raise UnsupportedModule(f"{type(part).__name__} is of {part.dtype}")
         return part
 
     # --- a layer -----------------------------------------------------------------------------------------------------
 
     def layer(self, layer: Any, index: int) -> list[Op]:
-        order = next((order for known, order in _LAYERS.items() if same_code(layer, known)), None)
+        order = next((order for known, order in _NORMS_BY_LAYER.items() if same_code(layer, known)), None)
         if order is None:
-            raise Unknown(f"{type(layer).__name__} is not supported")
+            raise UnsupportedModule(f"{type(layer).__name__} is not supported")
         return [
-            *self.beside(layer, order.before_attention, order.after_attention, self.attention(layer.self_attn, index)),
-            *self.beside(layer, order.before_mlp, order.after_mlp, self.mlp(layer.mlp)),
+            *self.add_with_norms(
+                layer, order.before_attention, order.after_attention, self.attention(layer.self_attn, index)
+            ),
+            *self.add_with_norms(layer, order.before_mlp, order.after_mlp, self.mlp(layer.mlp)),
         ]
 
-    def beside(self, layer: Any, before: str, after: str, part: _Part) -> Iterator[Op]:
+    def add_with_norms(self, layer: Any, before: str, after: str, part: _PartWriter) -> Iterator[Op]:
         """Yield the operations that add a part's result, with norms around it, to the rows."""
         source = HIDDEN
         if before:
@@ -152,44 +154,46 @@ class _Writer:
         yield from part(source)
         if after:
             yield self.norm(getattr(layer, after), NORMED, NORMED)
-        self.takes(NORMED, self.lengths[HIDDEN])
-        yield self.op(ADD, NORMED, HIDDEN, program.Width(self.lengths[HIDDEN]))
+        self.check_input(NORMED, self.lengths[HIDDEN])
+        yield self.op(ADD, NORMED, HIDDEN, program.WidthArgs(self.lengths[HIDDEN]))
 
-    def attention(self, part: Any, index: int) -> _Part:
-        if not isinstance(part, PlainAttention):
-            raise Unknown(f"{type(part).__name__} is not supported")
+    def attention(self, part: Any, index: int) -> _PartWriter:
+        if not isinstance(part, NativeAttention):
+            raise UnsupportedModule(f"{type(part).__name__} is not supported")
         size, queries, qkv = part.size, part.query_heads, part.qkv
         key_heads = (qkv.out_features // size - queries) // 2
         if (queries + 2 * key_heads) * size != qkv.out_features:
-            raise Unknown(f"{qkv.out_features} outputs are no heads of {size}")
+            raise UnsupportedModule(f"{qkv.out_features} outputs are no heads of {size}")
         keys = torch.empty(key_heads, 0, size, dtype=self.dtype)
         if self.keys is not None and self.keys.shape != keys.shape:
-            raise Unknown("layers have unlike heads")
+            raise UnsupportedModule("layers have unlike heads")
         self.keys = keys
-        heads = program.Heads(self.how(part), size, queries, key_heads)
+        heads = program.HeadArgs(self.attention_options(part), size, queries, key_heads)
 
         def write(source: int) -> Iterator[Op]:
             yield self.product(qkv, source, WIDE)
-            for norm, first, count in part.normed:
-                yield self.pieces(norm, WIDE, WIDE, first, count)
-            yield self.op(TURN, WIDE, WIDE, heads)
+            for norm, first, count in part.norm_places:
+                yield self.norm_pieces(norm, WIDE, WIDE, first, count)
+            yield self.op(ROTATE, WIDE, WIDE, heads)
             yield self.op(ATTEND, WIDE, MIXED, heads, index)
-            self.gives(MIXED, queries * size)
+            self.set_output(MIXED, queries * size)
             yield self.product(part.out, MIXED, NORMED)
 
         return write
 
-    def how(self, part: PlainAttention) -> calls.How:
-        how = part.how
+    def attention_options(self, part: NativeAttention) -> kernel_args.NativeOptions:
+        how = part.options
         sinks = None if how.sinks is None else how.sinks.float().contiguous()
-        self.kept.append(sinks)
-        return calls.How(how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr())
+        self.owners.append(sinks)
+        return kernel_args.NativeOptions(
+            how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr()
+        )
 
-    def mlp(self, part: Any) -> _Part:
+    def mlp(self, part: Any) -> _PartWriter:
         if isinstance(part, NativeMixture):
             return self.mixture(part)
         if not isinstance(part, NativeMlp):
-            raise Unknown(f"{type(part).__name__} is not supported")
+            raise UnsupportedModule(f"{type(part).__name__} is not supported")
 
         def write(source: int) -> Iterator[Op]:
             yield self.product(part.first, source, WIDE)
@@ -197,44 +201,44 @@ class _Writer:
 
         return write
 
-    def mixture(self, part: NativeMixture) -> _Part:
+    def mixture(self, part: NativeMixture) -> _PartWriter:
         size = part.experts.hidden
         if part.router.dtype is not self.dtype or part.experts.dtype is not self.dtype:
-            raise Unknown(f"experts are of {part.experts.dtype}")
+            raise UnsupportedModule(f"experts are of {part.experts.dtype}")
 
         def write(source: int) -> Iterator[Op]:
-            self.takes(source, size)
-            self.takes(source, part.router.in_features)
-            self.gives(NORMED, size)
-            self.kept.append(part)
-            yield self.op(MIX, source, NORMED, part.how)
+            self.check_input(source, size)
+            self.check_input(source, part.router.in_features)
+            self.set_output(NORMED, size)
+            self.owners.append(part)
+            yield self.op(MIX, source, NORMED, part.args)
 
         return write
 
 
-def write(
+def write_program(
     model: Any, base: Any, stack: Any, layers: LayerRange, dtype: torch.dtype, *, heads: bool
 ) -> tuple[program.Program | None, str]:
     """Return the program of these ``layers`` of the model's ``stack``; if it is not possible, None and the reason."""
     try:
-        return _write(model, base, stack, layers, dtype, heads=heads), ""
-    except Unknown as unknown:
+        return _write_program(model, base, stack, layers, dtype, heads=heads), ""
+    except UnsupportedModule as unknown:
         return None, str(unknown)
 
 
-def _write(
+def _write_program(
     model: Any, base: Any, stack: Any, layers: LayerRange, dtype: torch.dtype, *, heads: bool
 ) -> program.Program:
     if native.library() is None or dtype not in native.KINDS:
-        raise Unknown("its kernels are torch's")
+        raise UnsupportedModule("its kernels are torch's")
     if not any(same_code(base, known) for known in _MODELS):
-        raise Unknown(f"{type(base).__name__} is not supported")
-    if heads and not any(same_code(model, known) for known in _HEADED):
-        raise Unknown(f"{type(model).__name__} is not supported")
+        raise UnsupportedModule(f"{type(base).__name__} is not supported")
+    if heads and not any(same_code(model, known) for known in _MODELS_WITH_HEAD):
+        raise UnsupportedModule(f"{type(model).__name__} is not supported")
     if not isinstance(base.rotary_emb, RopeTable):
-        raise Unknown(f"{type(base.rotary_emb).__name__} is not supported")
+        raise UnsupportedModule(f"{type(base.rotary_emb).__name__} is not supported")
     rows = [int(model.config.get_text_config().hidden_size)] + [0] * (program.NUM_BUFFERS - 1)
-    writer = _Writer(dtype, rows, rows.copy())
+    writer = _ProgramWriter(dtype, rows, rows.copy())
     operations = [writer.layer(stack[layer], layer - layers.first) for layer in range(layers.first, layers.stop)]
     widths = tuple(writer.widths)
     head: list[Op] = []
@@ -245,10 +249,10 @@ def _write(
         layers,
         operations,
         head,
-        program.Shape(widths, writer.keys),
+        program.BufferShapes(widths, writer.keys),
         num_words=model.lm_head.out_features if heads else 0,
         embed=base.embed_tokens,
         rotary=base.rotary_emb,
-        turned_by=stack[layers.first].self_attn.turned_by,
-        kept=writer.kept,
+        num_rotated=stack[layers.first].self_attn.turned_by,
+        owners=writer.owners,
     )

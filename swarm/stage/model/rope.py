@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from swarm.stage.attention.passes import current_pass
-from swarm.stage.model.byrule import by_rule
+from swarm.stage.model.portable_math import portable_math
 
-_LEAST = 1024  # positions of a first table; its size doubles as sequences grow
+_FIRST_SIZE = 1024  # positions of a first table; its size doubles as sequences grow
 
 
 class RopeTable(nn.Module):
@@ -26,21 +26,21 @@ class RopeTable(nn.Module):
         this, key = current_pass(), (like.dtype, *which)
         table = self._tables.get(key)
         if table is None or this.length > table[0].shape[0]:
-            table = self._tables[key] = self._grown(table, like, this.length, which)
-            this.tally.rope_misses += 1
+            table = self._tables[key] = self._extend(table, like, this.length, which)
+            this.cache_stats.rope_misses += 1
         else:
-            this.tally.rope_hits += 1
+            this.cache_stats.rope_hits += 1
         return tuple(part.index_select(0, position_ids[0]).unsqueeze(0) for part in table)
 
-    def _grown(
+    def _extend(
         self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]
     ) -> tuple[torch.Tensor, ...]:
         """Extend the table to at least ``length`` positions."""
-        size, begin = _LEAST, 0 if table is None else table[0].shape[0]
+        size, begin = _FIRST_SIZE, 0 if table is None else table[0].shape[0]
         while size < length:
             size *= 2
         positions = torch.arange(begin, size, device=like.device).unsqueeze(0)
-        with by_rule():
+        with portable_math():
             more = tuple(part[0] for part in self.inner(like, positions, *which))
         if table is None:
             return tuple(part.clone() for part in more)

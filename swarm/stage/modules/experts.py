@@ -19,14 +19,23 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
 from swarm.stage import native
-from swarm.stage.modules.recognition import activation, same_code, same_function
+from swarm.stage.modules.recognition import find_activation, same_code, same_function
 from swarm.stage.native import cores
-from swarm.stage.native.linears import ALONE, FUNCTIONS, NativeLinear, Own, gated_bias, place, place_gated, rooms_for
+from swarm.stage.native.linears import (
+    FUNCTIONS,
+    UNGATED,
+    NativeLinear,
+    NativeModule,
+    allocate_packed,
+    gated_bias,
+    pack_gated,
+    pack_rows,
+)
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Experts(ctypes.Structure):
+class _ExpertsArgs(ctypes.Structure):
     """Arguments of a mixture: ``SwarmExperts`` of experts.h."""
 
     _fields_ = [
@@ -35,29 +44,31 @@ class _Experts(ctypes.Structure):
     ]
 
 
-class Matrices:
+class ExpertMatrices:
     """One packed matrix for each expert, all in one piece of memory."""
 
     def __init__(self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, inputs: int) -> None:
         self.packed, self.bias = packed, None if bias is None else bias.float().contiguous()
         self._outputs, self.inputs = outputs, inputs
 
-    def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.Matrix]:
+    def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.NativeMatrix]:
         """Return the table of addresses by which the kernel reads the matrices."""
         kind = native.KINDS[self.packed.dtype]
         biases = [None] * len(self.packed) if self.bias is None else [row.data_ptr() for row in self.bias]
-        return (native.Matrix * len(self.packed))(
+        return (native.NativeMatrix * len(self.packed))(
             *(
-                native.Matrix(packed.data_ptr(), bias, self._outputs, self.inputs, function, kind, alpha, limit)
+                native.NativeMatrix(packed.data_ptr(), bias, self._outputs, self.inputs, function, kind, alpha, limit)
                 for packed, bias in zip(self.packed, biases, strict=True)
             )
         )
 
 
-class NativeExperts(Own):
+class NativeExperts(NativeModule):
     """A layer's experts, for rows whose experts are already chosen."""
 
-    def __init__(self, inner: Matrices, down: Matrices, function: int, alpha: float = 0.0, limit: float = 0.0) -> None:
+    def __init__(
+        self, inner: ExpertMatrices, down: ExpertMatrices, function: int, alpha: float = 0.0, limit: float = 0.0
+    ) -> None:
         super().__init__()
         library = native.library()
         assert library is not None, "the caller has checked that there is a library"
@@ -70,30 +81,32 @@ class NativeExperts(Own):
         """Return the weighted results. ``rows`` is [rows, hidden]; chosen experts and their weights are [rows,
         choices]."""
         chosen, weights = chosen.to(torch.int32).contiguous(), weights.float().contiguous()
-        how = self.how(None, chosen.shape[1], normed=False, rounded=False)
-        return self.mixed(how, rows, chosen.data_ptr(), weights.data_ptr())
+        how = self.make_args(None, chosen.shape[1], normed=False, rounded=False)
+        return self.mix(how, rows, chosen.data_ptr(), weights.data_ptr())
 
-    def how(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _Experts:
+    def make_args(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _ExpertsArgs:
         """Return the kernel's arguments: the router, if the kernel chooses experts, and how choices are weighted."""
         chooser = None if router is None else ctypes.addressof(router.matrix)
         tables = ctypes.addressof(self.inner), ctypes.addressof(self.down)
-        return _Experts(chooser, *tables, self.num_experts, choices, normed, rounded)
+        return _ExpertsArgs(chooser, *tables, self.num_experts, choices, normed, rounded)
 
-    def mixed(
-        self, how: _Experts, rows: torch.Tensor, chosen: int | None = None, weights: int | None = None
+    def mix(
+        self, args: _ExpertsArgs, rows: torch.Tensor, chosen: int | None = None, weights: int | None = None
     ) -> torch.Tensor:
         size = rows.shape[-1]
         if rows.dtype is not self.dtype or size != self.hidden:
             raise ValueError(f"rows of {size} {rows.dtype} for experts of {self.hidden} {self.dtype} inputs")
         rows = rows if rows.is_contiguous() else rows.contiguous()
         out = torch.empty_like(rows)
-        where = native.Rows(rows.data_ptr(), size, out.data_ptr(), size)
+        where = native.NativeRows(rows.data_ptr(), size, out.data_ptr(), size)
         count = rows.numel() // size
-        native.checked(self._mix(ctypes.byref(how), ctypes.byref(where), count, chosen, weights, cores.threads()))
+        native.check_status(
+            self._mix(ctypes.byref(args), ctypes.byref(where), count, chosen, weights, cores.num_threads())
+        )
         return out
 
 
-class NativeMixture(Own):
+class NativeMixture(NativeModule):
     """Router and experts in one call. ``pair``: whether the model's module returns a pair, of which only the first is
     used."""
 
@@ -102,15 +115,15 @@ class NativeMixture(Own):
     ) -> None:
         super().__init__()
         self.router, self.experts, self._pair = router, experts, pair
-        self.how = experts.how(router, choices, normed, rounded)
+        self.args = experts.make_args(router, choices, normed, rounded)
 
     def forward(self, hidden_states: torch.Tensor) -> Any:
-        mixed = self.experts.mixed(self.how, hidden_states)
+        mixed = self.experts.mix(self.args, hidden_states)
         return (mixed, None) if self._pair else mixed
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _MixtureKind:
     """Kind of mixture: its module class, its router's class and attribute name, and how the router's weights are
     treated."""
 
@@ -122,36 +135,36 @@ class _Block:
     pair: bool = False  # whether the module returns a pair
 
 
-_BLOCKS = (
-    _Block(MixtralSparseMoeBlock, MixtralTopKRouter, "gate", normed=True, rounded=False),
-    _Block(Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter, "gate", normed=None, rounded=True),
-    _Block(GptOssMLP, GptOssTopKRouter, "router", normed=True, rounded=True, pair=True),
+_MIXTURE_KINDS = (
+    _MixtureKind(MixtralSparseMoeBlock, MixtralTopKRouter, "gate", normed=True, rounded=False),
+    _MixtureKind(Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter, "gate", normed=None, rounded=True),
+    _MixtureKind(GptOssMLP, GptOssTopKRouter, "router", normed=True, rounded=True, pair=True),
 )
 
 
-def _block_of(part: Any) -> _Block | None:
-    for kind in _BLOCKS:
+def _mixture_kind(part: Any) -> _MixtureKind | None:
+    for kind in _MIXTURE_KINDS:
         router = getattr(part, kind.name, None)
         if router is not None and same_code(part, kind.block) and same_code(router, kind.router):
-            return kind if gate_of(getattr(part, "experts", None)) is not None else None
+            return kind if gate_function(getattr(part, "experts", None)) is not None else None
     return None
 
 
-def mixture_of(part: Any, read: native.Read) -> Own | None:
+def replace_mixture(part: Any, read: native.ReadTensor) -> NativeModule | None:
     """Return our module with the same router and experts; None if they are of an unknown kind."""
-    kind = _block_of(part)
+    kind = _mixture_kind(part)
     if kind is None:
         return None
     router, name = getattr(part, kind.name), kind.name
     bias = getattr(router, "bias", None)
     product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
-    experts = experts_of(part.experts, native.under("experts", read))
+    experts = replace_experts(part.experts, native.prefix_reader("experts", read))
     assert isinstance(experts, NativeExperts), "_block_of() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
 
 
-def gate_of(part: Any) -> tuple[int, float, float] | None:
+def gate_function(part: Any) -> tuple[int, float, float] | None:
     """Return the function between the products, its alpha and its limit; None if these are no known experts."""
     if not hasattr(part, "is_transposed") or part.has_post_expert_norm or getattr(part, "down_proj", None) is None:
         return None
@@ -159,62 +172,62 @@ def gate_of(part: Any) -> tuple[int, float, float] | None:
         return FUNCTIONS["clamped", ""], float(part.alpha), float(part.limit)
     if part.has_gate and not same_function(type(part)._apply_gate, moe._default_apply_gate):
         return None
-    function = activation(getattr(part, "act_fn", nn.Identity()))
+    function = find_activation(getattr(part, "act_fn", nn.Identity()))
     if function is None:
         return None
-    return FUNCTIONS[function] + (0 if part.has_gate else ALONE), 0.0, 0.0
+    return FUNCTIONS[function] + (0 if part.has_gate else UNGATED), 0.0, 0.0
 
 
-def experts_of(part: Any, read: native.Read) -> Own | None:
+def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
     """Return our module with the same experts; None if they are of an unknown kind.
 
     The two tensors are read and packed one after the other, so that only one of them exists twice at any time.
     """
-    gate = gate_of(part)
+    gate = gate_function(part)
     if gate is None:
         return None
     if not part.has_gate:
-        inner = _plain(part, "up_proj", read)
+        inner = _pack_plain(part, "up_proj", read)
     else:
-        inner = _gated(part, read, interleaved=gate[0] == FUNCTIONS["clamped", ""])
-    return NativeExperts(inner, _plain(part, "down_proj", read), *gate)
+        inner = _pack_gated(part, read, interleaved=gate[0] == FUNCTIONS["clamped", ""])
+    return NativeExperts(inner, _pack_plain(part, "down_proj", read), *gate)
 
 
-def _read(part: Any, name: str, read: native.Read) -> torch.Tensor:
+def _read_matrices(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor:
     """Return the matrices as ``[expert, output, input]``."""
     whole = read(name, getattr(part, name))
     return whole.transpose(1, 2) if part.is_transposed else whole
 
 
-def _bias(part: Any, name: str, read: native.Read) -> torch.Tensor | None:
+def _read_bias(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor | None:
     return read(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
 
 
-def _rooms(whole: torch.Tensor) -> torch.Tensor:
+def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
     count, outputs, inputs = whole.shape
-    return rooms_for(count, outputs, inputs, whole.dtype)
+    return allocate_packed(count, outputs, inputs, whole.dtype)
 
 
-def _plain(part: Any, name: str, read: native.Read) -> Matrices:
-    whole = _read(part, name, read)
-    packed = _rooms(whole)
+def _pack_plain(part: Any, name: str, read: native.ReadTensor) -> ExpertMatrices:
+    whole = _read_matrices(part, name, read)
+    packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
-        place(room, weight)
-    return Matrices(packed, _bias(part, name, read), *whole.shape[1:])
+        pack_rows(room, weight)
+    return ExpertMatrices(packed, _read_bias(part, name, read), *whole.shape[1:])
 
 
-def _gated(part: Any, read: native.Read, interleaved: bool) -> Matrices:
+def _pack_gated(part: Any, read: native.ReadTensor, interleaved: bool) -> ExpertMatrices:
     """Read and pack gate and up, which are in one tensor: one after the other, or interleaved."""
-    whole = _read(part, "gate_up_proj", read)
-    packed = _rooms(whole)
+    whole = _read_matrices(part, "gate_up_proj", read)
+    packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
-        place_gated(room, *_two(weight, interleaved))
-    bias = _bias(part, "gate_up_proj", read)
-    joint = None if bias is None else gated_bias(*(half.T for half in _two(bias.T, interleaved)))
-    return Matrices(packed, joint, *whole.shape[1:])
+        pack_gated(room, *_split_gate_up(weight, interleaved))
+    bias = _read_bias(part, "gate_up_proj", read)
+    joint = None if bias is None else gated_bias(*(half.T for half in _split_gate_up(bias.T, interleaved)))
+    return ExpertMatrices(packed, joint, *whole.shape[1:])
 
 
-def _two(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _split_gate_up(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Split gate and up along the first dimension, which has both."""
     first, second = (tensor[::2], tensor[1::2]) if interleaved else tensor.chunk(2)
     return first, second

@@ -16,16 +16,16 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 
 from swarm.stage import native
 from swarm.stage.modules import experts
-from swarm.stage.modules.heads import attention_of
-from swarm.stage.modules.mlps import activation_of, mlp_of, nothing_of
-from swarm.stage.modules.norms import norm_of
+from swarm.stage.modules.attention import replace_attention
+from swarm.stage.modules.mlps import replace_activation, replace_dropout, replace_mlp
+from swarm.stage.modules.norms import replace_norm
 from swarm.stage.modules.recognition import same_code
-from swarm.stage.native.linears import NativeLinear, Own
+from swarm.stage.native.linears import NativeLinear, NativeModule
 
 _SOFTCAP = "swarm_softcap"  # attribute of the head's matrix: the soft cap of its logits
 
 
-def _head_of(part: Any, read: native.Read) -> Own | None:
+def _replace_head(part: Any, read: native.ReadTensor) -> NativeModule | None:
     limit = getattr(part, _SOFTCAP, None)
     if limit is None or type(part) is not nn.Linear:
         return None
@@ -34,22 +34,31 @@ def _head_of(part: Any, read: native.Read) -> Own | None:
 
 
 # The first rule that returns a module wins.
-_RULES = (norm_of, activation_of, nothing_of, attention_of, mlp_of, experts.mixture_of, experts.experts_of, _head_of)
+_RULES = (
+    replace_norm,
+    replace_activation,
+    replace_dropout,
+    replace_attention,
+    replace_mlp,
+    experts.replace_mixture,
+    experts.replace_experts,
+    _replace_head,
+)
 
 
-def fill(model: nn.Module, name: str, read: native.Read) -> None:
+def replace_modules(model: nn.Module, name: str, read: native.ReadTensor) -> None:
     """Replace the known modules under ``name`` by ours, with their weights."""
     part = model.get_submodule(name)
     for rule in _RULES:
-        made = rule(part, native.under(name, read))
-        if made is not None:
-            model.set_submodule(name, made)
+        replacement = rule(part, native.prefix_reader(name, read))
+        if replacement is not None:
+            model.set_submodule(name, replacement)
             return
     for leaf, _ in list(part.named_children()):
-        fill(model, f"{name}.{leaf}", read)
+        replace_modules(model, f"{name}.{leaf}", read)
 
 
-def take_softcap(model: Any) -> None:
+def move_softcap(model: Any) -> None:
     """Move the soft cap of the logits from the model's forward into the head's product."""
     limit = getattr(model.config, "final_logit_softcapping", None)
     if limit is not None and any(same_code(model, known) for known in (Gemma2ForCausalLM, Gemma3ForCausalLM)):

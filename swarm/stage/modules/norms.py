@@ -13,10 +13,10 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from swarm.stage import native
 from swarm.stage.modules.recognition import same_code, same_function
-from swarm.stage.native.linears import Own
+from swarm.stage.native.linears import NativeModule
 
 
-class NativeRmsNorm(Own):
+class NativeRmsNorm(NativeModule):
     """RMS norm by our own kernel.
 
     ``rounded``: whether the normed value is rounded before it is weighted, as in Llama; else it is rounded once, at the
@@ -40,21 +40,21 @@ class NativeRmsNorm(Own):
             raise ValueError(f"rows of {size} {rows.dtype} for a norm of {self._size} {str(self.dtype)[6:]}")
         rows = rows if rows.is_contiguous() else rows.contiguous()
         out = torch.empty_like(rows)
-        self._apply_norm(native.Rows(rows.data_ptr(), size, out.data_ptr(), size), rows.numel() // size, 1)
+        self._apply_norm(native.NativeRows(rows.data_ptr(), size, out.data_ptr(), size), rows.numel() // size, 1)
         return out
 
-    def within(self, rows: torch.Tensor, first: int, count: int) -> None:
+    def norm_in_place(self, rows: torch.Tensor, first: int, count: int) -> None:
         """Norm ``count`` pieces of each row in place, beginning with column ``first``."""
         assert rows.dtype is self.dtype
         where, width = rows.data_ptr() + first * rows.element_size(), rows.shape[1]
-        self._apply_norm(native.Rows(where, width, where, width), rows.shape[0], count)
+        self._apply_norm(native.NativeRows(where, width, where, width), rows.shape[0], count)
 
-    def _apply_norm(self, where: native.Rows, num_rows: int, count: int) -> None:
+    def _apply_norm(self, where: native.NativeRows, num_rows: int, count: int) -> None:
         epsilon = self.variance_epsilon
         self._norm(self._kind, ctypes.byref(where), num_rows, count, self._size, self._address, epsilon, self.rounded)
 
 
-class NativeLayerNorm(Own):
+class NativeLayerNorm(NativeModule):
     """Layer norm by our own kernel: ``(x - mean) / deviation * weight + bias``."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> None:
@@ -74,7 +74,7 @@ class NativeLayerNorm(Own):
         out = torch.empty_like(rows)
         self._norm(
             native.KINDS[self.dtype],
-            ctypes.byref(native.Rows(rows.data_ptr(), size, out.data_ptr(), size)),
+            ctypes.byref(native.NativeRows(rows.data_ptr(), size, out.data_ptr(), size)),
             rows.numel() // size,
             size,
             self.weight.data_ptr(),
@@ -84,7 +84,7 @@ class NativeLayerNorm(Own):
         return out
 
 
-def norm_of(part: Any, read: native.Read) -> Own | None:
+def replace_norm(part: Any, read: native.ReadTensor) -> NativeModule | None:
     """Return our norm that computes what this module does; None if it is of an unknown kind."""
     if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1 and part.weight is not None:
         bias = None if part.bias is None else read("bias", part.bias)

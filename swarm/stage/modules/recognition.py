@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from swarm.stage.products.steady import Steady
+from swarm.stage.matmul.elementwise import AlignedActivation
 
 # Functions that are called by a name in the module's own file: equal code that calls another function of that name
 # computes something else.
@@ -42,24 +42,24 @@ def same_function(mine: Any, theirs: Any) -> bool:
     mine, theirs = inspect.unwrap(mine), inspect.unwrap(theirs)
     if not inspect.isfunction(mine) or not inspect.isfunction(theirs):
         return False
-    if _essence(mine.__code__) != _essence(theirs.__code__):
+    if _comparable_code(mine.__code__) != _comparable_code(theirs.__code__):
         return False
     names = [name for name in _CALLED if name in mine.__code__.co_names]
     return all(same_function(mine.__globals__.get(name), theirs.__globals__.get(name)) for name in names)
 
 
-def _essence(code: Any) -> tuple[object, ...]:
+def _comparable_code(code: Any) -> tuple[object, ...]:
     return code.co_code, code.co_names, code.co_consts[1:]  # the first constant is the docstring
 
 
-def bare(function: nn.Module) -> nn.Module:
+def unwrap_activation(function: nn.Module) -> nn.Module:
     """Return the activation itself, without a wrapper that a stage has put around it."""
-    return function.function if isinstance(function, Steady) else function
+    return function.function if isinstance(function, AlignedActivation) else function
 
 
-def activation(module: nn.Module) -> Function | None:
+def find_activation(module: nn.Module) -> Function | None:
     """Return the elementwise function that this module applies; None if it is another kind of module, or unknown."""
-    module = bare(module)
+    module = unwrap_activation(module)
     if type(module).__module__ not in ("transformers.activations", "torch.nn.modules.activation"):
         return None
     if isinstance(module, nn.GELU):

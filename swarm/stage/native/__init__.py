@@ -38,7 +38,7 @@ FLOAT32, BFLOAT16 = 0, 1  # number formats, as in kernels.h
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
-class Matrix(ctypes.Structure):
+class NativeMatrix(ctypes.Structure):
     """A packed matrix: ``SwarmMatrix`` of kernels.h."""
 
     _fields_ = [
@@ -53,17 +53,17 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class Rows(ctypes.Structure):
+class NativeRows(ctypes.Structure):
     """Rows to read and rows to write: ``SwarmRows`` of kernels.h."""
 
     _fields_ = [("x", _pointer), ("stride", _count), ("out", _pointer), ("out_stride", _count)]
 
 
 # Reads the tensor with this name under a module; the existing tensor gives its shape.
-Read = Callable[[str, torch.Tensor], torch.Tensor]
+ReadTensor = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def under(name: str, read: Read) -> Read:
+def prefix_reader(name: str, read: ReadTensor) -> ReadTensor:
     """Return a reader for a part of the module, which takes names relative to that part."""
     return lambda leaf, like: read(f"{name}.{leaf}", like)
 
@@ -73,78 +73,78 @@ _refusals: list[str] = []  # at most one entry: why this process must not use th
 
 def library() -> ctypes.CDLL | None:
     """Return the kernels, if they were built, are not disabled, and this processor can run them."""
-    return None if _refusals else _open()[0]
+    return None if _refusals else _open_checked()[0]
 
 
-def absence() -> str:
+def unavailable_reason() -> str:
     """Return why there is no library; empty if there is one."""
-    return _refusals[0] if _refusals else _open()[1]
+    return _refusals[0] if _refusals else _open_checked()[1]
 
 
 @contextmanager
-def without(reason: str) -> Iterator[None]:
+def disabled(reason: str) -> Iterator[None]:
     """Use torch's kernels in this context, in the whole process."""
     before = _refusals[:]
-    do_without(reason)
+    disable(reason)
     try:
         yield
     finally:
         _refusals[:] = before
 
 
-def checked(status: int) -> None:
+def check_status(status: int) -> None:
     """Check a kernel's status; raise ``MemoryError`` if it could not allocate working memory."""
     if status:
         raise MemoryError("a kernel got no memory for its sums; give the worker more, or shorter steps")
 
 
-def do_without(reason: str) -> None:
+def disable(reason: str) -> None:
     """Use torch's kernels in this process from now on. Call it before anything is loaded."""
     _refusals[:] = [reason]
 
 
 @cache
-def built() -> tuple[ctypes.CDLL | None, str]:
+def open_library() -> tuple[ctypes.CDLL | None, str]:
     """Open the library that was built from our C sources, even if this processor can't run it; else a reason."""
-    found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
-    if not found:
+    paths = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
+    if not paths:
         return None, "they were not built: install Swarm where there is a C compiler"
     try:
-        opened = ctypes.CDLL(str(found[0]))
+        opened = ctypes.CDLL(str(paths[0]))
         opened.swarm_native_sources.restype = ctypes.c_char_p
         made_from = opened.swarm_native_sources().decode()
     except (OSError, AttributeError) as error:
-        return None, f"{found[0].name} can't be used ({error}); install Swarm again"
+        return None, f"{paths[0].name} can't be used ({error}); install Swarm again"
     # a library without sources next to it is the package's own
     if digest(Path(__file__).parent) not in (made_from, ""):
-        return None, f"{found[0].name} was built from other sources; install Swarm again, where there is a C compiler"
+        return None, f"{paths[0].name} was built from other sources; install Swarm again, where there is a C compiler"
     return opened, ""
 
 
 @cache
-def _open() -> tuple[ctypes.CDLL | None, str]:
-    opened, why_not = built()
+def _open_checked() -> tuple[ctypes.CDLL | None, str]:
+    opened, why_not = open_library()
     if opened is None:
         return None, why_not
     _declare(opened)
-    passes = take(opened, variants(opened))
+    passes = use_first_valid(opened, variants(opened))
     assert passes, "the others are held against the portable variant, so that one passes"
     return opened, ""
 
 
-def take(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
+def use_first_valid(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
     """Use the first of these variants that passes its proof, and record what is wrong with the ones before it.
 
     Returns False, without any change, if none of them passes.
     """
     opened.swarm_tiles_refused.restype = ctypes.c_char_p
     refused = opened.swarm_tiles_refused()
-    _passed_over[:] = [f"amx: {refused.decode()}"] if refused else []
+    _rejected[:] = [f"amx: {refused.decode()}"] if refused else []
     for name in names:
-        if wrong := _proof(opened, name):
-            _passed_over.append(f"{name}: {wrong}")
+        if error := _prove_variant(opened, name):
+            _rejected.append(f"{name}: {error}")
         else:
-            choose(opened, name)
+            use_variant(opened, name)
             return True
     return False
 
@@ -152,46 +152,46 @@ def take(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
 def variants(opened: ctypes.CDLL) -> list[str]:
     """Return the variants that this processor can run, the fastest first."""
     opened.swarm_variant.restype = ctypes.c_char_p
-    found: list[str] = []
+    names: list[str] = []
     runs_here = ctypes.c_int()
     for index in itertools.count():
         name = opened.swarm_variant(index, ctypes.byref(runs_here))
         if name is None:
-            return found
+            return names
         if runs_here.value:
-            found.append(name.decode())
+            names.append(name.decode())
     raise AssertionError("counting ends with the variants")
 
 
 _chosen: list[str] = []  # the variant in use, at most one
-_passed_over: list[str] = []  # faster variants that failed, with the reason
+_rejected: list[str] = []  # faster variants that failed, with the reason
 
 
-def passed_over() -> str:
+def rejected_variants() -> str:
     """Return which faster variants this processor should run but does not, and why; empty if there are none."""
-    return "; ".join(_passed_over) if not _refusals else ""
+    return "; ".join(_rejected) if not _refusals else ""
 
 
-def choose(opened: ctypes.CDLL, name: str) -> None:
+def use_variant(opened: ctypes.CDLL, name: str) -> None:
     """Use this variant from now on, in the whole process. Raises ``ValueError`` if it can't run or computes wrongly."""
     runs = variants(opened)
     if name not in runs:
         raise ValueError(f"there is no variant {name!r} that this processor can run; use {', '.join(runs)}")
-    if wrong := _proof(opened, name):
+    if wrong := _prove_variant(opened, name):
         raise ValueError(f"the variant {name!r} fails on this processor ({wrong}); use another of {', '.join(runs)}")
     opened.swarm_choose(name.encode())
     _chosen[:] = [name]
 
 
 @cache
-def _proof(opened: ctypes.CDLL, name: str) -> str:
+def _prove_variant(opened: ctypes.CDLL, name: str) -> str:
     """Test a variant with a small product (a millisecond, once); return what is wrong, or an empty string.
 
     The test is needed because not every variant can have been tested on every existing processor.
     """
     opened.swarm_proof.restype = ctypes.c_char_p
-    wrong = opened.swarm_proof(name.encode())
-    return wrong.decode() if wrong else ""
+    error = opened.swarm_proof(name.encode())
+    return error.decode() if error else ""
 
 
 def variant() -> str:
@@ -200,15 +200,15 @@ def variant() -> str:
 
 
 @contextmanager
-def using(name: str) -> Iterator[None]:
+def using_variant(name: str) -> Iterator[None]:
     """Use another variant in this context, in the whole process."""
     opened, before = library(), variant()
-    assert opened is not None, absence()
-    choose(opened, name)
+    assert opened is not None, unavailable_reason()
+    use_variant(opened, name)
     try:
         yield
     finally:
-        choose(opened, before)
+        use_variant(opened, before)
 
 
 def _declare(opened: ctypes.CDLL) -> None:
@@ -229,13 +229,13 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_draw.restype = ctypes.c_int
     opened.swarm_activate.argtypes = [_count, _count, _pointer, _pointer, _count]
     opened.swarm_activate.restype = None
-    opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(Rows), _count, _pointer, _pointer, ctypes.c_int]
+    opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(NativeRows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
     opened.swarm_run.argtypes = [_pointer, _count, _pointer]
     opened.swarm_run.restype = ctypes.c_int
 
 
-def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+def allocate_weights(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate memory for weights, in large pages if the system has them, because weights are read completely in every
     step."""
     spare = _HUGE // dtype.itemsize

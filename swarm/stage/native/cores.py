@@ -17,16 +17,16 @@ import torch
 # A step of up to this many rows is small: only matrices and long attention are worth waking other threads.
 FEW_ROWS = 48
 # Number of multiplications above which several threads are faster, including the time to wake them.
-WORTH_WAKING = 8 << 20
+MIN_PARALLEL_WORK = 8 << 20
 
 # Minimum number of elements that torch gives a thread.
-_SHARE = 1 << 16
+_MIN_SHARE = 1 << 16
 
-_mine = threading.local()  # per thread: ``threads`` and ``helped`` of its current step
+_step = threading.local()  # per thread: ``threads`` and ``helped`` of its current step
 _expected: set[int] = set()  # numbers of threads that steps of this process use
 
 
-def available() -> int:
+def num_available() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -39,39 +39,39 @@ class computing:
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
-        _mine.threads = self._threads
-        _mine.helped = self._threads if self._small and self._threads > 1 else 0
+        _step.threads = self._threads
+        _step.helped = self._threads if self._small and self._threads > 1 else 0
         torch.set_num_threads(1 if self._small else self._threads)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        _mine.helped = _mine.threads = 0
+        _step.helped = _step.threads = 0
         torch.set_num_threads(self._before)
 
 
-def threads() -> int:
+def num_threads() -> int:
     """Return the number of threads for this thread's step. Kernels that wake no threads for little work call this."""
-    return getattr(_mine, "threads", 0) or torch.get_num_threads()
+    return getattr(_step, "threads", 0) or torch.get_num_threads()
 
 
-def expect(*numbers: int) -> None:
+def expect_threads(*numbers: int) -> None:
     """Declare the numbers of threads that steps of this process will use, so that probes try them."""
     _expected.update(numbers)
 
 
-def numbers(work: int) -> tuple[int, ...]:
+def thread_numbers(work: int) -> tuple[int, ...]:
     """Return the numbers of threads that may compute products of ``work`` multiplications per row."""
-    return tuple(sorted({*(_expected or {torch.get_num_threads()}), *((1,) if work < WORTH_WAKING else ())}))
+    return tuple(sorted({*(_expected or {torch.get_num_threads()}), *((1,) if work < MIN_PARALLEL_WORK else ())}))
 
 
-def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
+def use_threads(work: int, allowed: tuple[int, ...] = ()) -> int:
     """Use all threads for the next operation of ``work`` multiplications, if that is faster.
 
     If ``allowed`` is not empty, only its numbers of threads are used. Returns the previous number for
     ``restore_threads``, or 0 if nothing changed.
     """
     before = torch.get_num_threads()
-    helped = getattr(_mine, "helped", 0)
-    wanted = helped if helped and work >= WORTH_WAKING else before
+    helped = getattr(_step, "helped", 0)
+    wanted = helped if helped and work >= MIN_PARALLEL_WORK else before
     if allowed and wanted not in allowed:
         wanted = allowed[-1]
     if wanted == before:
@@ -80,7 +80,7 @@ def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
     return before
 
 
-def dismiss(before: int) -> None:
+def restore_threads(before: int) -> None:
     """Restore the number of threads from before ``use_threads``."""
     if before:
         torch.set_num_threads(before)
@@ -93,5 +93,5 @@ def start_helpers(number: int) -> None:
     """
     before = torch.get_num_threads()
     torch.set_num_threads(number)
-    torch.zeros(number * _SHARE).add_(1)
+    torch.zeros(number * _MIN_SHARE).add_(1)
     torch.set_num_threads(before)

@@ -25,14 +25,14 @@ FUNCTIONS = {
     ("softcap", ""): 9,
     ("clamped", ""): 10,
 }
-ALONE = 64  # added to a function's number if it is applied to the product itself
+UNGATED = 64  # added to a function's number if it is applied to the product itself
 
 
-class Own(torch.nn.Module):
+class NativeModule(torch.nn.Module):
     """A module of ours that replaces one of the model's, complete with its weights."""
 
 
-class NativeLinear(Own):
+class NativeLinear(NativeModule):
     """Linear layer by our own kernel. It needs no padding rows, and gives each row the bits that it has alone.
 
     ``function`` is applied to the result before it is rounded and written; ``limit`` is the soft cap's.
@@ -42,7 +42,7 @@ class NativeLinear(Own):
     exact = True
 
     @staticmethod
-    def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
+    def supports(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
         return device.type == "cpu" and dtype in native.KINDS and native.library() is not None
 
     def __init__(
@@ -54,17 +54,19 @@ class NativeLinear(Own):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        number = FUNCTIONS[function] + (ALONE if function != ("none", "") else 0)
-        self._take(_packed(weight), bias, len(weight), number, limit)
+        number = FUNCTIONS[function] + (UNGATED if function != ("none", "") else 0)
+        self._set_matrix(_pack(weight), bias, len(weight), number, limit)
 
-    def _take(
+    def _set_matrix(
         self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: int, limit: float = 0.0
     ) -> None:
         self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
         self.dtype = packed.dtype
         address = None if self._bias is None else self._bias.data_ptr()
         kind = native.KINDS[packed.dtype]
-        self.matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit)
+        self.matrix = native.NativeMatrix(
+            packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit
+        )
         library = native.library()
         assert library is not None, "the caller has checked supports()"
         self._multiply = library.swarm_linear
@@ -84,9 +86,9 @@ class NativeLinear(Own):
             rows.numel() // self.in_features,
             out.data_ptr(),
             self.out_features,
-            cores.threads(),
+            cores.num_threads(),
         )
-        native.checked(status)
+        native.check_status(status)
         return out
 
 
@@ -97,20 +99,20 @@ class NativeGated(NativeLinear):
         torch.nn.Module.__init__(self)
         assert function != ("none", ""), "without a function, it is another product"
         self.out_features, self.in_features = gate.shape
-        packed = rooms_for(1, 2 * len(gate), self.in_features, gate.dtype)[0]
-        place_gated(packed, gate, up)
-        self._take(packed, None, 2 * len(gate), FUNCTIONS[function])
+        packed = allocate_packed(1, 2 * len(gate), self.in_features, gate.dtype)[0]
+        pack_gated(packed, gate, up)
+        self._set_matrix(packed, None, 2 * len(gate), FUNCTIONS[function])
 
 
-def place_gated(packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def pack_gated(packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     """Put both matrices into the memory of one: in each block, half of the outputs are the gate's."""
     half = _BLOCK // 2
     for part, weight in enumerate((gate, up)):
-        place(packed[..., part * half : (part + 1) * half], weight)
+        pack_rows(packed[..., part * half : (part + 1) * half], weight)
 
 
 def gated_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return the biases ``[matrices, outputs]`` of gates and ups in the order of a gated matrix's outputs."""
+    """Return the biases ``[raw_matrices, outputs]`` of gates and ups in the order of a gated matrix's outputs."""
     half = _BLOCK // 2
     count, outputs = gate.shape
     blocks = -(-outputs // half)
@@ -121,13 +123,13 @@ def gated_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return bias.view(count, -1)
 
 
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    packed = rooms_for(1, len(weight), weight.shape[1], weight.dtype)[0]
-    place(packed, weight)
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    packed = allocate_packed(1, len(weight), weight.shape[1], weight.dtype)[0]
+    pack_rows(packed, weight)
     return packed
 
 
-def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+def allocate_packed(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate memory for matrices in blocks of 64 outputs: ``[matrix, block, pair of inputs, which of the two,
     output]``.
 
@@ -135,7 +137,7 @@ def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torc
     float32, all first weights come before all second ones.
     """
     blocks, pairs = -(-outputs // _BLOCK), -(-inputs // 2)
-    flat = native.huge(count * blocks * pairs * 2 * _BLOCK, dtype)
+    flat = native.allocate_weights(count * blocks * pairs * 2 * _BLOCK, dtype)
     if dtype == torch.bfloat16:
         packed = flat.view(count, blocks, pairs, _BLOCK, 2).transpose(3, 4)
     else:
@@ -147,7 +149,7 @@ def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torc
     return packed
 
 
-def place(blocks: torch.Tensor, weight: torch.Tensor) -> None:
+def pack_rows(blocks: torch.Tensor, weight: torch.Tensor) -> None:
     """Copy the matrix's rows into ``[block, pair, which, width]``, without an intermediate copy."""
     outputs, inputs = weight.shape
     width, pairs = blocks.shape[3], inputs // 2

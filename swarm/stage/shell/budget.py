@@ -6,35 +6,35 @@ from dataclasses import dataclass
 
 from swarm.errors import ConfigError
 
-LEAST_BYTES = 16 << 20  # for weights, KV and log together; with less, not even the demonstration model fits
+MIN_BYTES = 16 << 20  # for weights, KV and log together; with less, not even the demonstration model fits
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """Shares of a worker's memory."""
 
     model_bytes: int  # for weights and KV
     log_bytes: int  # for the activation log
 
 
-def share_out(limit_bytes: int, base_bytes: int, log_bytes: int) -> Budget:
+def split_memory(limit_bytes: int, base_bytes: int, log_bytes: int) -> MemoryBudget:
     """Divide the memory that the limit leaves beyond ``base_bytes``, the process's size before anything is loaded.
 
     The log gets its configured size, but at most an eighth of the limit and a quarter of the remainder: a position
     missing in the log is computed again, while a sequence without KV memory can't be computed at all. Raises
     ConfigError if too little remains.
     """
-    rest = limit_bytes - base_bytes
-    if rest < LEAST_BYTES:
+    remaining = limit_bytes - base_bytes
+    if remaining < MIN_BYTES:
         raise ConfigError(
             f"a memory limit of {limit_bytes / 2**20:.0f} MiB is too small: it covers the whole process, which takes "
-            f"{base_bytes / 2**20:.0f} MiB before it loads anything; the minimum is {_least_mib(base_bytes)} MiB "
+            f"{base_bytes / 2**20:.0f} MiB before it loads anything; the minimum is {_min_limit_mib(base_bytes)} MiB "
             "(worker.memory_limit, --memory-limit)"
         )
-    log_share = min(log_bytes, limit_bytes // 8, rest // 4)
-    return Budget(rest - log_share, log_share)
+    log_share = min(log_bytes, limit_bytes // 8, remaining // 4)
+    return MemoryBudget(remaining - log_share, log_share)
 
 
-def _least_mib(base_bytes: int) -> int:
+def _min_limit_mib(base_bytes: int) -> int:
     """Return the smallest workable limit, rounded up with a margin: the base differs a little between starts."""
-    return -(-(base_bytes + LEAST_BYTES) * 33 // (32 << 20))
+    return -(-(base_bytes + MIN_BYTES) * 33 // (32 << 20))

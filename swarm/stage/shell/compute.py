@@ -21,49 +21,51 @@ import msgspec
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import DeviceError, SwarmError, WireError, whatever_ends_it
+from swarm.errors import DeviceError, SwarmError, WireError, report_thread_errors
 from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
 from swarm.stage.events import (
-    AsideComputed,
-    AsideFailed,
     Computed,
     ComputeFailed,
     ComputeFenced,
     DeviceTested,
     Event,
-    Leisure,
+    Idle,
+    RecheckComputed,
+    RecheckFailed,
+    StageTick,
     StepArrived,
     StepRefused,
-    Tick,
 )
-from swarm.stage.executor import Executor, Fenced, is_out_of_memory
+from swarm.stage.executor import Executor, FenceRaised, is_out_of_memory
+from swarm.stage.shell.compute_failpoints import after_compute, before_compute, reach_order_point
+from swarm.stage.shell.connections import RETRY_S, PeerConnector, RecheckConnection, StepListener, edge_key
 from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.pieces import forward_in_pieces
-from swarm.stage.shell.points import point, point_after, point_before
 from swarm.stage.shell.vitals import Vitals
-from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way, key_in
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
-from swarm.wire.door.watch import Wake
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
 from swarm.wire.push import PushChannel
-from swarm.wire.seen import Seen
+from swarm.wire.tcp_info import TcpInfo
+from swarm.wire.transport.io_loop import WakeupFd
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 TICK_S = 0.1  # between two ``StageTick`` events
-INBOX = 4096  # events waiting for the compute thread; a full inbox means that it has hung
+INBOX_SIZE = 4096  # events waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
 
 DEVICE_ERRORS = (RuntimeError, ValueError, MemoryError, ArithmeticError)  # torch's own errors are RuntimeErrors
 
 # actions carried out by the control loop
-Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit | act.Recast
+ControlAction = (
+    act.SendHello | act.SendToBroker | act.StartHeartbeats | act.SendAssets | act.Exit | act.RestartWithDtype
+)
 
 
 class ComputeThread:
@@ -74,47 +76,49 @@ class ComputeThread:
 
     def __init__(
         self,
-        way: Way,
+        connector: PeerConnector,
         *,
-        door: StepDoor,
+        listener: StepListener,
         core: StageCore,
         executor: Executor,
         vitals: Vitals,
         clock: Clock,
-        outward: Callable[[Outward], None],
-        tells_steps: bool = False,
+        on_control_action: Callable[[ControlAction], None],
+        logs_steps: bool = False,
     ) -> None:
-        self._way = way
-        self._door = door
-        self._pull = door.pull
+        self._connector = connector
+        self._listener = listener
+        self._pull = listener.pull
         self._core = core
         self._executor = executor
         self._vitals = vitals
         self._clock = clock
-        self.outward = outward
-        self._tells_steps = tells_steps  # log a line per step, at level debug
-        self._wake = Wake()  # wakes the thread when an event is posted
-        self._inbox: queue.Queue[Event] = queue.Queue(INBOX)
+        self.on_control_action = on_control_action
+        self._logs_steps = logs_steps  # log a line per step, at level debug
+        self._wake = WakeupFd()  # wakes the thread when an event is posted
+        self._inbox: queue.Queue[Event] = queue.Queue(INBOX_SIZE)
         self._events: deque[Event] = deque()  # events to handle next, before the inbox
         self._outbox: deque[Step | StepDone] = deque()  # messages that the next stage has not accepted yet
         self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()  # tensors of the messages in ``_outbox``
         self._next: PushChannel | None = None  # connection to the next stage
         self._next_key: str | None = None  # key of its listener, to recognise a blocked worker
         self._next_name = ""
-        self._aside = AsideEdge(way)
-        self._ticked_at = 0.0
+        self._recheck_connection = RecheckConnection(connector)
+        self._last_tick_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._loader = PlanLoader(self, core.settings.incarnation, executor, vitals, clock, broker_host=way.broker_host)
+        self._loader = PlanLoader(
+            self, core.settings.incarnation, executor, vitals, clock, broker_host=connector.broker_host
+        )
         self.failure: BaseException | None = None  # the bug that ended a thread
 
     def start(self) -> None:
         self._thread.start()
 
-    def seen_of_next(self) -> Seen | None:
+    def next_tcp_info(self) -> TcpInfo | None:
         """Return TCP figures of the connection to the next stage. May be called from any thread."""
         edge = self._next
-        return None if edge is None else edge.seen()
+        return None if edge is None else edge.tcp_info()
 
     def post(self, event: Event) -> None:
         """Queue an event for the core. May be called from any thread."""
@@ -134,76 +138,76 @@ class ComputeThread:
         return self._stopping
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with whatever_ends_it(self._died):
+            with report_thread_errors(self._on_crash):
                 while not self._stopping:
-                    outgoing, takes = self._blocked_edge(), not self._outbox
+                    outgoing, takes = self._blocked_channels(), not self._outbox
                     self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
-                    self._turn()
+                    self._run_once()
         finally:
-            self._close_edge()
-            self._aside.close()
+            self._close_connection()
+            self._recheck_connection.close()
             self._pull.close()
 
-    def _died(self, error: BaseException) -> None:
+    def _on_crash(self, error: BaseException) -> None:
         log.exception("compute_thread_died")
         self.fail(error)
 
-    def _has_leisure(self) -> bool:
-        return self._core.wants_time and not self._outbox
+    def _has_idle_time(self) -> bool:
+        return self._core.has_idle_work and not self._outbox
 
     def _wait_s(self) -> float:
-        if self._has_leisure():
+        if self._has_idle_time():
             return 0.0
-        return RETRY_S if self._aside.is_full else TICK_S
+        return RETRY_S if self._recheck_connection.is_full else TICK_S
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
         self.failure = error
         self._stopping = True
         self._wake.set()
-        self.outward(act.Exit(1, f"{type(error).__name__}: {error}"))
+        self.on_control_action(act.Exit(1, f"{type(error).__name__}: {error}"))
 
-    def _blocked_edge(self) -> tuple[PushChannel, ...]:
-        is_blocked = self._outbox and not self._core.parked
+    def _blocked_channels(self) -> tuple[PushChannel, ...]:
+        is_blocked = self._outbox and not self._core.is_parked
         return (self._next,) if is_blocked and self._next is not None else ()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Do everything that is possible without blocking."""
         self._wake.clear()
         self._flush()
         self._take_inbox()
-        self._work()
-        has_come = False
+        self._handle_events()
+        has_received = False
         while not self._outbox and not self._stopping and (frames := self._pull.receive()) is not None:
-            has_come = True
+            has_received = True
             self._receive(frames)
             self._take_inbox()
-            self._work()
-        if not has_come and self._has_leisure():
-            self._events.append(Leisure())
-            self._work()
-        self._aside.flush(self._clock.now())
+            self._handle_events()
+        if not has_received and self._has_idle_time():
+            self._events.append(Idle())
+            self._handle_events()
+        self._recheck_connection.flush(self._clock.now())
         now = self._clock.now()
-        if now - self._ticked_at >= TICK_S:
-            self._ticked_at = now
-            self._events.append(Tick())
-            self._work()
+        if now - self._last_tick_at >= TICK_S:
+            self._last_tick_at = now
+            self._events.append(StageTick())
+            self._handle_events()
         self._flush()
-        self._show_condition()
+        self._update_vitals()
 
     def _take_inbox(self) -> None:
         for _ in range(self._inbox.qsize()):
             self._events.append(self._inbox.get_nowait())
 
     def _receive(self, frames: list[memoryview]) -> None:
-        began, sender = self._clock.now(), self._pull.sender_key
+        began_at, sender = self._clock.now(), self._pull.sender_key
         try:
             message, data = DATA.decode(frames)
         except WireError as error:
@@ -221,30 +225,30 @@ class ComputeThread:
             self._events.append(StepRefused(reason, sender))
             return
         if failpoints.armed and not message.replay:
-            failpoints.reached("step.arrived")
-        self._core.statistics.received(self._clock.now() - began)
+            failpoints.hit("step.arrived")
+        self._core.statistics.add_decoding(self._clock.now() - began_at)
         self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames), sender))
 
-    def _work(self) -> None:
+    def _handle_events(self) -> None:
         while self._events and not self._stopping:
             event = self._events.popleft()
-            point("order", event)
+            reach_order_point("order", event)
             for action in self._core.handle(event, self._clock.now()):
                 self._perform(action)
-            point("handled", event)
+            reach_order_point("handled", event)
             self._take_inbox()
 
-    def _show_condition(self) -> None:
+    def _update_vitals(self) -> None:
         vitals = self._vitals
-        vitals.turned_at = self._clock.now()
+        vitals.last_turn_at = self._clock.now()
         vitals.epoch = self._core.active or 0
         vitals.kv_used, vitals.kv_capacity = self._executor.kv_used(), self._executor.kv_capacity()
-        if self._core.parked:
-            vitals.set("parked")
+        if self._core.is_parked:
+            vitals.set_condition("parked")
         elif self._outbox:
-            vitals.set("blocked", self._next_name)
+            vitals.set_condition("blocked", self._next_name)
         else:
-            vitals.set("idle")
+            vitals.set_condition("idle")
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
@@ -252,8 +256,8 @@ class ComputeThread:
         match action:
             case act.Compute():
                 self._compute(action)
-            case act.ComputeAside() | act.SendAside() | act.TestDevice() | act.DropSpare():
-                self._perform_aside(action)
+            case act.ComputeRecheck() | act.SendRecheck() | act.TestDevice() | act.FreeSpareMemory():
+                self._perform_spare(action)
             case act.SendStep(step, hidden):
                 self._send(step, hidden)
             case act.SendDone(done):
@@ -265,34 +269,34 @@ class ComputeThread:
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
             ):
-                act.arrange(self._executor, action)
-            case act.Admit(keys, relay):
-                self._door.admit(keys, self._way.reached(relay))
+                act.apply_to_executor(self._executor, action)
+            case act.AllowSenders(keys, relay):
+                self._listener.set_allowed(keys, self._connector.resolve(relay))
             case act.UseLayers(layers, kept):
                 self._executor.activate(layers, kept)
                 bind(stage=str(layers))
-            case act.OpenEdge() | act.CutOff():
-                self._change_edge(action)
-            case act.Load() | act.LoadStandby() | act.StopStandby():
+            case act.OpenEdge() | act.DisconnectKey():
+                self._change_connection(action)
+            case act.LoadLayers() | act.LoadStandby() | act.StopStandby():
                 self._perform_loading(action)
-            case act.Note(event, level, fields):
+            case act.WriteStageLog(event, level, fields):
                 getattr(log, level)(event, **fields)
             case _:
-                self.outward(action)
+                self.on_control_action(action)
 
-    def _change_edge(self, action: act.OpenEdge | act.CutOff) -> None:
+    def _change_connection(self, action: act.OpenEdge | act.DisconnectKey) -> None:
         if isinstance(action, act.OpenEdge):
-            self._close_edge()
-            self._next = self._way.open(action.edge.endpoint)
-            self._next_key, self._next_name = key_in(action.edge), action.edge.to
+            self._close_connection()
+            self._next = self._connector.open(action.edge.endpoint)
+            self._next_key, self._next_name = edge_key(action.edge), action.edge.to
             return
         if action.key == self._next_key:
-            self._close_edge()
-        self._aside.cut_off(action.key)
+            self._close_connection()
+        self._recheck_connection.disconnect_key(action.key)
 
-    def _perform_loading(self, action: act.Load | act.LoadStandby | act.StopStandby) -> None:
+    def _perform_loading(self, action: act.LoadLayers | act.LoadStandby | act.StopStandby) -> None:
         match action:
-            case act.Load():
+            case act.LoadLayers():
                 self._loader.load(action, self._core.lineage)
             case act.LoadStandby(layers):
                 self._loader.load_standby(layers)
@@ -301,20 +305,20 @@ class ComputeThread:
 
     def _compute(self, action: act.Compute) -> None:
         """Run a batch through the layers. Any error of the device becomes a ComputeFailed event."""
-        self._vitals.set("computing")
-        if self._tells_steps:
+        self._vitals.set_condition("computing")
+        if self._logs_steps:
             rows = len(action.batch.rows)
             log.debug("step_computes", epoch=action.epoch, step=action.step, cause=action.cause, rows=rows)
         try:
             if failpoints.armed:
-                point_before(action)
+                before_compute(action)
             forward = partial(forward_in_pieces, self._executor) if action.in_pieces else self._executor.forward
             forwarded = forward(
-                action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._progressed
+                action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._on_progress
             )
             if failpoints.armed:
-                forwarded = point_after(action, forwarded)
-        except Fenced:
+                forwarded = after_compute(action, forwarded)
+        except FenceRaised:
             self._events.appendleft(ComputeFenced(action.epoch, action.step))
         except DEVICE_ERRORS as error:
             log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
@@ -326,48 +330,52 @@ class ComputeThread:
     def _test_device(self) -> None:
         """Test the device. Each layer's progress counts as a turn, so that the broker does not take the test for a
         hang."""
-        self._vitals.set("computing")
+        self._vitals.set_condition("computing")
         problem = ""
         try:
             if failpoints.armed:
-                failpoints.reached("step.computes")
-            self._executor.test(self._progressed_alone)
+                failpoints.hit("step.computes")
+            self._executor.test(self._on_test_progress)
         except (DeviceError, *DEVICE_ERRORS) as error:
             problem = f"{type(error).__name__}: {error}"
         self._events.appendleft(DeviceTested(problem))
 
-    def _progressed_alone(self) -> None:
-        self._progressed()
-        self._vitals.turned_at = self._clock.now()
+    def _on_test_progress(self) -> None:
+        self._on_progress()
+        self._vitals.last_turn_at = self._clock.now()
 
-    def _perform_aside(self, action: act.ComputeAside | act.SendAside | act.TestDevice | act.DropSpare) -> None:
+    def _perform_spare(
+        self, action: act.ComputeRecheck | act.SendRecheck | act.TestDevice | act.FreeSpareMemory
+    ) -> None:
         """Carry out an action that no step waits for."""
         match action:
-            case act.ComputeAside():
-                self._compute_aside(action)
-            case act.SendAside():
-                self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
+            case act.ComputeRecheck():
+                self._compute_recheck(action)
+            case act.SendRecheck():
+                self._recheck_connection.send(
+                    action.edge, _encode_frames(action.step, action.hidden), self._clock.now()
+                )
             case act.TestDevice():
                 self._test_device()
-            case act.DropSpare():
+            case act.FreeSpareMemory():
                 self._executor.drop_spare()
 
-    def _compute_aside(self, action: act.ComputeAside) -> None:
+    def _compute_recheck(self, action: act.ComputeRecheck) -> None:
         """Compute a chunk of a recheck. An error fails only this recheck."""
-        self._vitals.set("computing")
+        self._vitals.set_condition("computing")
         try:
             forwarded = self._executor.recheck(
                 action.batch,
                 action.limit,
                 lambda: self._vitals.fence > action.epoch or self._stopping,
-                self._progressed,
+                self._on_progress,
             )
-        except (Fenced, SwarmError, *DEVICE_ERRORS) as error:
-            self._events.appendleft(AsideFailed(action.ticket, f"{type(error).__name__}: {error}"))
+        except (FenceRaised, SwarmError, *DEVICE_ERRORS) as error:
+            self._events.appendleft(RecheckFailed(action.ticket, f"{type(error).__name__}: {error}"))
         else:
-            self._events.appendleft(AsideComputed(action.ticket, forwarded))
+            self._events.appendleft(RecheckComputed(action.ticket, forwarded))
 
-    def _progressed(self) -> None:
+    def _on_progress(self) -> None:
         self._vitals.computed += 1
 
     def _send(self, message: Step | StepDone, hidden: NDArray[np.float32] | None) -> None:
@@ -375,20 +383,20 @@ class ComputeThread:
         self._outbox_tensors.append(hidden)
         self._flush()
         if failpoints.armed:
-            failpoints.reached("replay.sent" if message.step == REPLAY_STEP else "step.sent")
+            failpoints.hit("replay.sent" if message.step == REPLAY_STEP else "step.sent")
 
     def _flush(self) -> None:
         """Send queued messages as far as the next stage accepts them. A parked worker sends nothing."""
-        while self._outbox and self._next is not None and not self._core.parked:
+        while self._outbox and self._next is not None and not self._core.is_parked:
             began = self._clock.now()
-            frames = _frames(self._outbox[0], self._outbox_tensors[0])
+            frames = _encode_frames(self._outbox[0], self._outbox_tensors[0])
             if not self._next.send(frames):
                 return
-            self._core.statistics.sent(self._clock.now() - began, sum(map(len, frames)))
+            self._core.statistics.add_sending(self._clock.now() - began, sum(map(len, frames)))
             self._outbox.popleft()
             self._outbox_tensors.popleft()
 
-    def _close_edge(self) -> None:
+    def _close_connection(self) -> None:
         self._outbox.clear()
         self._outbox_tensors.clear()
         if self._next is not None:
@@ -396,7 +404,7 @@ class ComputeThread:
             self._next = self._next_key = None
 
 
-def _frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:
+def _encode_frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:
     if hidden is None:
         return DATA.encode(message)
     spec, data = tensors.pack(hidden)

@@ -18,37 +18,37 @@ import psutil
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import ModelError, whatever_ends_it
+from swarm.errors import ModelError, report_thread_errors
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded, StandbyProgressed
 from swarm.stage.executor import Executor
 from swarm.stage.shell.vitals import Vitals
-from swarm.wire.door.keys import reached
-from swarm.wire.door.knocking import why_unreachable
 from swarm.wire.messages import LayerRange, Lineage, LoadProgress
+from swarm.wire.transport.client_handshake import check_reachable
+from swarm.wire.transport.keys import with_host
 
-REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
+LOAD_ERRORS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
 PROGRESS_EVERY_S = 0.2
-SHARE = 0.05  # share of the time for background work while steps run
+BACKGROUND_SHARE = 0.05  # share of the time for background work while steps run
 # A worker that has computed nothing for this long is idle. Between two tokens of one sequence, the other stages
 # compute, often on the same cores, so a short gap does not mean that the worker is idle.
 IDLE_AFTER_S = 2.0
-LOOK_S = 0.1  # between two samples of the machine's activity
+SAMPLE_S = 0.1  # between two samples of the machine's activity
 # Cores kept busy by other processes of this machine. Below this value they count as idle: a swarm without work takes a
 # few hundredths.
-OTHERS_BUSY = 0.5
-LONGEST_REST_S = 5.0  # after one piece of work: the broker waits for a sign of progress
-GENTLE_FOR_S = 60.0  # total rest of a plan that loads while another one serves
+BUSY_CORES = 0.5
+MAX_REST_S = 5.0  # after one piece of work: the broker waits for a sign of progress
+MAX_TOTAL_REST_S = 60.0  # total rest of a plan that loads while another one serves
 
 log = get_logger(__name__)
 
 
-class Owner(Protocol):
+class LoaderOwner(Protocol):
     """Interface of the compute thread for its loader. Every method may be called from any thread."""
 
     @property
-    def outward(self) -> Callable[[act.Tell], None]: ...
+    def on_control_action(self) -> Callable[[act.SendToBroker], None]: ...
 
     @property
     def is_stopping(self) -> bool: ...
@@ -59,29 +59,29 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class StepsNearby:
+class StepActivity:
     """Detector of steps that loading would slow down: of this worker, or of other processes that use the cores."""
 
     num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
-    looked_at: float = field(init=False)
+    sampled_at: float = field(init=False)
     _num_computed: int = field(init=False)
     _busy_s: float = field(init=False)
     _computed_at: float = -inf  # when this worker's steps last made progress
     _others_are_busy: bool = False
 
     def start(self, now: float) -> None:
-        self.looked_at, self._num_computed, self._busy_s = now, self.num_computed(), self.busy_s()
+        self.sampled_at, self._num_computed, self._busy_s = now, self.num_computed(), self.busy_s()
 
-    def are_seen(self, now: float) -> bool:
+    def sample(self, now: float) -> bool:
         """Take a sample, and return whether steps are running."""
-        num_computed, passed_s = self.num_computed(), now - self.looked_at
+        num_computed, passed_s = self.num_computed(), now - self.sampled_at
         if num_computed != self._num_computed:
             self._num_computed, self._computed_at = num_computed, now
-        if passed_s >= LOOK_S:  # the operating system counts in hundredths of a second
+        if passed_s >= SAMPLE_S:  # the operating system counts in hundredths of a second
             busy_s = self.busy_s()
-            self._others_are_busy = busy_s - self._busy_s >= OTHERS_BUSY * passed_s
-            self.looked_at, self._busy_s = now, busy_s
+            self._others_are_busy = busy_s - self._busy_s >= BUSY_CORES * passed_s
+            self.sampled_at, self._busy_s = now, busy_s
         return self._others_are_busy or now - self._computed_at < IDLE_AFTER_S
 
 
@@ -93,10 +93,10 @@ class Throttle:
     """
 
     clock: Clock
-    steps: StepsNearby
+    steps: StepActivity
     # wait for this number of seconds; returns True early if the work is to end or to hurry
     wait: Callable[[float], bool]
-    most_rest_s: float = inf  # limit of all rests together
+    max_rest_s: float = inf  # limit of all rests together
     worked_s: float = 0.0  # time in pieces, without rests
     rested_s: float = 0.0
     _piece_began_at: float = field(init=False)
@@ -110,9 +110,9 @@ class Throttle:
         now = self.clock.now()
         piece_s = now - self._piece_began_at
         self.worked_s += piece_s
-        rest_s = min(piece_s * (1 / SHARE - 1), LONGEST_REST_S, self.most_rest_s - self.rested_s)
+        rest_s = min(piece_s * (1 / BACKGROUND_SHARE - 1), MAX_REST_S, self.max_rest_s - self.rested_s)
         began, until = now, now + rest_s
-        while now < until and self.steps.are_seen(now) and not self.wait(min(until - now, LOOK_S)):
+        while now < until and self.steps.sample(now) and not self.wait(min(until - now, SAMPLE_S)):
             now = self.clock.now()
         self._piece_began_at = self.clock.now()
         self.rested_s += self._piece_began_at - began
@@ -122,7 +122,7 @@ class Throttle:
         self.worked_s += self.clock.now() - self._piece_began_at
 
 
-def _others_busy_s() -> float:
+def _other_processes_busy_s() -> float:
     """Return the processor time of all processes of this machine except this one."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - time.process_time()
@@ -132,7 +132,14 @@ class PlanLoader:
     """Loader that carries out ``LoadLayers`` and ``LoadStandby``, and posts the results as events."""
 
     def __init__(
-        self, owner: Owner, incarnation: str, executor: Executor, vitals: Vitals, clock: Clock, *, broker_host: str
+        self,
+        owner: LoaderOwner,
+        incarnation: str,
+        executor: Executor,
+        vitals: Vitals,
+        clock: Clock,
+        *,
+        broker_host: str,
     ) -> None:
         """Initialise. ``broker_host``: see ``PeerConnector``."""
         self._owner = owner
@@ -143,48 +150,48 @@ class PlanLoader:
         self._clock = clock
         self._stop_standby = threading.Event()
 
-    def load(self, action: act.Load, lineage: Lineage) -> None:
-        self._begin(functools.partial(self._loaded, action, lineage))
+    def load(self, action: act.LoadLayers, lineage: Lineage) -> None:
+        self._start_thread(functools.partial(self._load_plan, action, lineage))
 
     def load_standby(self, layers: tuple[LayerRange, ...]) -> None:
         self._stop_standby.clear()
-        self._begin(functools.partial(self._standby_loaded, layers))
+        self._start_thread(functools.partial(self._load_standby, layers))
 
     def stop_standby(self) -> None:
         self._stop_standby.set()
 
-    def _begin(self, load: Callable[[], Event]) -> None:
+    def _start_thread(self, load: Callable[[], Event]) -> None:
         threading.Thread(target=self._run, args=(load,), name="loader", daemon=True).start()
 
     def _run(self, load: Callable[[], Event]) -> None:
         self._vitals.set_loading(True)
-        with whatever_ends_it(self._died):
+        with report_thread_errors(self._on_crash):
             try:
                 event = load()
             finally:
                 self._vitals.set_loading(False)
             self._owner.post(event)
 
-    def _died(self, error: BaseException) -> None:
+    def _on_crash(self, error: BaseException) -> None:
         log.exception("loader_died")
         self._owner.fail(error)
 
-    def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
+    def _load_plan(self, action: act.LoadLayers, lineage: Lineage) -> Event:
         """Load a plan. Errors of the machine, the files or the plan become a LoadFailed event; any other error is a
         bug."""
-        told_at = 0.0
-        throttle = self._throttle(functools.partial(self._is_wanted_now_within, action.epoch), GENTLE_FOR_S)
+        reported_at = 0.0
+        throttle = self._throttle(functools.partial(self._wait_for_fence, action.epoch), MAX_TOTAL_REST_S)
 
-        def progressed(loaded_bytes: int, total_bytes: int) -> None:
-            nonlocal told_at
+        def on_progress(loaded_bytes: int, total_bytes: int) -> None:
+            nonlocal reported_at
             self._vitals.loaded += 1
             if action.gently:
                 throttle.rest()
             if failpoints.armed:
-                failpoints.reached("load.tensor")
+                failpoints.hit("load.tensor")
             now = self._clock.now()
-            if now - told_at >= PROGRESS_EVERY_S:
-                told_at = now
+            if now - reported_at >= PROGRESS_EVERY_S:
+                reported_at = now
                 message = LoadProgress(
                     epoch=action.epoch,
                     lineage=lineage,
@@ -192,58 +199,60 @@ class PlanLoader:
                     loaded_bytes=loaded_bytes,
                     total_bytes=total_bytes,
                 )
-                self._owner.outward(act.Tell(message))
+                self._owner.on_control_action(act.SendToBroker(message))
 
-        if action.relay and (problem := why_unreachable(reached(action.relay, self._broker_host))):
+        if action.relay and (problem := check_reachable(with_host(action.relay, self._broker_host))):
             return LoadFailed(
                 action.epoch,
                 f"the relay can't be reached, and this worker's own listener is not reachable either: {problem}",
             )
-        if problem := why_unreachable(reached(action.edge.endpoint, self._broker_host)):
+        if problem := check_reachable(with_host(action.edge.endpoint, self._broker_host)):
             return LoadFailed(action.epoch, problem, action.edge.to)
         try:
-            capacity = self._executor.prepare(action.layers, action.standby, action.max_sequences, progressed)
+            capacity = self._executor.prepare(action.layers, action.standby, action.max_sequences, on_progress)
             if failpoints.armed:
-                failpoints.reached("load.done")
-        except REFUSALS as error:
+                failpoints.hit("load.done")
+        except LOAD_ERRORS as error:
             return LoadFailed(action.epoch, str(error))
         return Loaded(action.epoch, capacity)
 
-    def _standby_loaded(self, layers: tuple[LayerRange, ...]) -> Event:
+    def _load_standby(self, layers: tuple[LayerRange, ...]) -> Event:
         """Load standby layers, a piece at a time, and rest in between while steps run."""
-        throttle = self._throttle(self._is_to_stop_within)
+        throttle = self._throttle(self._wait_for_stop)
         reported: tuple[LayerRange, ...] | None = None
         reported_s = 0.0
 
-        def progressed(_: int, __: int) -> None:
+        def on_progress(_: int, __: int) -> None:
             self._vitals.loaded += 1
             throttle.rest()
 
-        def stopped(kept: tuple[LayerRange, ...]) -> bool:
+        def is_stopped(kept: tuple[LayerRange, ...]) -> bool:
             nonlocal reported, reported_s
             throttle.rest()
             if reported is not None and kept != reported:
                 self._owner.post(StandbyProgressed(kept, throttle.worked_s - reported_s))
                 reported_s = throttle.worked_s
             reported = kept
-            return self._is_to_stop_within(0.0)
+            return self._wait_for_stop(0.0)
 
         problem = ""
         try:
-            kept = self._executor.keep(layers, progressed, stopped)
-        except REFUSALS as error:
-            kept, problem = self._executor.keep((), progressed, lambda _: True), str(error)
+            standby = self._executor.keep(layers, on_progress, is_stopped)
+        except LOAD_ERRORS as error:
+            standby, problem = self._executor.keep((), on_progress, lambda _: True), str(error)
         throttle.finish()
-        return StandbyLoaded(kept, throttle.worked_s - reported_s, problem)
+        return StandbyLoaded(standby, throttle.worked_s - reported_s, problem)
 
-    def _throttle(self, wait: Callable[[float], bool], most_rest_s: float = inf) -> Throttle:
-        return Throttle(self._clock, StepsNearby(lambda: self._vitals.computed, _others_busy_s), wait, most_rest_s)
+    def _throttle(self, wait: Callable[[float], bool], max_rest_s: float = inf) -> Throttle:
+        return Throttle(
+            self._clock, StepActivity(lambda: self._vitals.computed, _other_processes_busy_s), wait, max_rest_s
+        )
 
-    def _is_wanted_now_within(self, epoch: int, seconds: float) -> bool:
+    def _wait_for_fence(self, epoch: int, seconds: float) -> bool:
         """Wait for ``seconds``, and return whether the plan in force has ended: then loading need not yield to its
         steps."""
         time.sleep(seconds)
         return self._vitals.fence >= epoch or self._owner.is_stopping
 
-    def _is_to_stop_within(self, seconds: float) -> bool:
+    def _wait_for_stop(self, seconds: float) -> bool:
         return self._stop_standby.wait(seconds) or self._owner.is_stopping

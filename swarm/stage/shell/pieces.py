@@ -10,39 +10,39 @@ from dataclasses import replace
 
 import numpy as np
 
-from swarm.stage.executor import Batch, Executor, Forwarded
+from swarm.stage.executor import Batch, Executor, ForwardResult
 from swarm.wire.messages import Row
 
-PIECE = 32  # positions: one cell of the arena
+PIECE_POSITIONS = 32  # positions: one cell of the arena
 
 
 def forward_in_pieces(
     executor: Executor, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]
-) -> Forwarded:
+) -> ForwardResult:
     """Compute a batch piece by piece, and join the results."""
-    done = [executor.forward(piece, fenced, progressed) for piece in pieces_of(batch)]
-    hidden = [each.hidden for each in done if each.hidden is not None]
-    return Forwarded(
+    results = [executor.forward(piece, fenced, progressed) for piece in split_batch(batch)]
+    hidden = [result.hidden for result in results if result.hidden is not None]
+    return ForwardResult(
         hidden=np.concatenate(hidden) if hidden else None,
-        sampled=tuple(item for each in done for item in each.sampled),
-        failed=tuple(item for each in done for item in each.failed),
-        compute_s=sum(each.compute_s for each in done),
-        sample_s=sum(each.sample_s for each in done),
-        head_s=sum(each.head_s for each in done),
-        copy_s=sum(each.copy_s for each in done),
-        late=tuple(item for each in done for item in each.late),
+        sampled=tuple(item for result in results for item in result.sampled),
+        failed=tuple(item for result in results for item in result.failed),
+        compute_s=sum(result.compute_s for result in results),
+        sample_s=sum(result.sample_s for result in results),
+        head_s=sum(result.head_s for result in results),
+        copy_s=sum(result.copy_s for result in results),
+        late=tuple(item for result in results for item in result.late),
     )
 
 
-def pieces_of(batch: Batch) -> Iterator[Batch]:
+def split_batch(batch: Batch) -> Iterator[Batch]:
     """Cut a batch, in order, into pieces of one row and at most ``PIECE_POSITIONS`` positions.
 
     The token after a row is drawn with the row's last piece.
     """
     at = 0
     for number, row in enumerate(batch.rows):
-        for first in range(0, row.count, PIECE):
-            count = min(PIECE, row.count - first)
+        for first in range(0, row.count, PIECE_POSITIONS):
+            count = min(PIECE_POSITIONS, row.count - first)
             is_last = first + count == row.count
             yield replace(
                 batch,

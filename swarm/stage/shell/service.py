@@ -28,27 +28,32 @@ import zmq
 from msgspec.structs import replace
 
 from swarm import failpoints
+from swarm.auth.rotation import CredentialStore
 from swarm.clock import Clock, SystemClock
-from swarm.lock.rotation import Home
 from swarm.log import get_logger
-from swarm.service import words
-from swarm.service.manager import Progress
-from swarm.service.unit import Unit
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
-from swarm.stage.shell import keeper
-from swarm.stage.shell.beats import BeatThread
-from swarm.stage.shell.compute import ComputeThread, Outward
-from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, as_told, introduction
-from swarm.stage.shell.equipment import Equipment, equip
-from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
-from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
-from swarm.stage.shell.way import StepDoor, Way, broker_host, figures_of
-from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
+from swarm.stage.shell import fast_exit
+from swarm.stage.shell.compute import ComputeThread, ControlAction
+from swarm.stage.shell.connections import PeerConnector, StepListener, broker_host, tcp_figures
+from swarm.stage.shell.control import (
+    RECONNECT_SILENT_S,
+    ControlConnection,
+    RotateKeyPair,
+    build_hello,
+    settings_message,
+)
+from swarm.stage.shell.heartbeat import HeartbeatThread
+from swarm.stage.shell.resources import WorkerResources, open_resources
+from swarm.stage.shell.shutdown import RELEASE_TIMEOUT_S, ShutdownAction, ShutdownSequence
+from swarm.stage.shell.vitals import LOOP_INTERVAL_S, Vitals, read_process_usage
+from swarm.systemd import status_text
+from swarm.systemd.manager import ProgressDetector
+from swarm.systemd.service_context import ServiceContext
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
-    NOBODYS,
+    NO_LINEAGE,
     Activate,
     AssetPart,
     Fence,
@@ -61,6 +66,7 @@ from swarm.wire.messages import (
     Welcome,
 )
 from swarm.wire.tensors import pack_bytes
+from swarm.wire.transport.keys import KeyPair, address_and_key, new_pair
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -68,7 +74,7 @@ if TYPE_CHECKING:
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
 # how long an order to rejoin may wait for the compute thread; a running step reaches the end of its layer by then
-OBEY_S = 10.0
+REJOIN_TIMEOUT_S = 10.0
 
 
 log = get_logger(__name__)
@@ -77,9 +83,9 @@ log = get_logger(__name__)
 def run(
     settings: Settings,
     pair: KeyPair | None = None,
-    home: Home | None = None,
-    rotate: Rotate | None = None,
-    unit: Unit | None = None,
+    credentials: CredentialStore | None = None,
+    rotate: RotateKeyPair | None = None,
+    unit: ServiceContext | None = None,
 ) -> int:
     """Run until a signal, the broker or an error ends the worker; return the exit code.
 
@@ -89,29 +95,41 @@ def run(
     """
     failpoints.arm(os.environ)
     # Not with a device: its driver holds memory of this process, too, and its handling of a second task is not known.
-    with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
-        return _work(settings, pair or new_pair(), home, rotate, unit)
+    with fast_exit.keep_memory() if settings.worker.device == "cpu" else nullcontext():
+        return _run_until_exit(settings, pair or new_pair(), credentials, rotate, unit)
 
 
-def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate | None, unit: Unit | None) -> int:
+def _run_until_exit(
+    settings: Settings,
+    pair: KeyPair,
+    credentials: CredentialStore | None,
+    rotate: RotateKeyPair | None,
+    unit: ServiceContext | None,
+) -> int:
     dtype = ""
     while True:
-        equipment = equip(settings, pair, dtype)
+        resources = open_resources(settings, pair, dtype)
         # otherwise every full collection walks through all of torch: half a second in which nothing else runs
         gc.freeze()
-        ended = uvloop.run(_main(settings, equipment, home, rotate, unit))
+        result = uvloop.run(_main(settings, resources, credentials, rotate, unit))
         gc.freeze()  # the interpreter's last collection, too
-        if isinstance(ended, int):
-            return ended
-        dtype = ended.dtype
+        if isinstance(result, int):
+            return result
+        dtype = result.dtype
         gc.unfreeze()  # so that the former resources can be collected
 
 
 async def _main(
-    settings: Settings, equipment: Equipment, home: Home | None, rotate: Rotate | None, unit: Unit | None
-) -> int | act.Recast:
+    settings: Settings,
+    equipment: WorkerResources,
+    credentials: CredentialStore | None,
+    rotate: RotateKeyPair | None,
+    unit: ServiceContext | None,
+) -> int | act.RestartWithDtype:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = WorkerService(settings, equipment, context, SystemClock(), home=home, rotate=rotate, unit=unit)
+    service = WorkerService(
+        settings, equipment, context, SystemClock(), credentials=credentials, rotate=rotate, unit=unit
+    )
     try:
         return await service.run()
     finally:
@@ -125,19 +143,20 @@ class WorkerService:
     def __init__(
         self,
         settings: Settings,
-        equipment: Equipment,
+        resources: WorkerResources,
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Clock,
         *,
-        home: Home | None = None,
-        rotate: Rotate | None = None,
-        unit: Unit | None = None,
+        credentials: CredentialStore | None = None,
+        rotate: RotateKeyPair | None = None,
+        unit: ServiceContext | None = None,
     ) -> None:
-        executor = equipment.executor
-        self._unit = unit or Unit.nobodys(settings)
-        self._progress = Progress()
-        self._told = as_told(self._unit.shown("worker", settings))  # the settings, for Hello
-        self._equipment = equipment
+        executor = resources.executor
+        self._unit = unit or ServiceContext.unmanaged(settings)
+        self._progress = ProgressDetector()
+        # the settings, for Hello
+        self._settings_message = settings_message(self._unit.describe_settings("worker", settings))
+        self._resources = resources
         self._settings = settings
         self._executor = executor
         self._context = context
@@ -151,47 +170,47 @@ class WorkerService:
                 self._name,
                 self._incarnation,
                 executor.manifest.num_layers,
-                equipment.log_bytes,
+                resources.log_bytes,
                 settings.log.profile_every,
-                equipment.dtypes,
+                resources.dtypes,
             )
         )
-        self._way = Way(equipment.pair, broker_host(settings))
-        self._door = StepDoor.open(settings, equipment.pair)
+        self._connector = PeerConnector(resources.key_pair, broker_host(settings))
+        self._listener = StepListener.open(settings, resources.key_pair)
         self._compute = ComputeThread(
-            self._way,
-            door=self._door,
+            self._connector,
+            listener=self._listener,
             core=self._core,
             executor=executor,
             vitals=self._vitals,
             clock=clock,
-            outward=self._from_compute_thread,
-            tells_steps=settings.log.level == "debug",
+            on_control_action=self._on_control_action,
+            logs_steps=settings.log.level == "debug",
         )
-        self._control = Control(
+        self._control = ControlConnection(
             context,
             settings,
-            self._way,
+            self._connector,
             clock,
             self,
             name=self._name,
             incarnation=self._incarnation,
-            home=home,
+            credentials=credentials,
             rotate=rotate,
         )
-        self._beats: BeatThread | None = None
-        self._departure = Departure()
+        self._heartbeats: HeartbeatThread | None = None
+        self._shutdown = ShutdownSequence()
         self._stop = asyncio.Event()
         self._exit_code = 0
-        self._recast: act.Recast | None = None  # set when the worker restarts with another dtype
-        self._lineage = NOBODYS  # of the broker that welcomed this worker last
+        self._restart: act.RestartWithDtype | None = None  # set when the worker restarts with another dtype
+        self._lineage = NO_LINEAGE  # of the broker that welcomed this worker last
 
-    async def run(self) -> int | act.Recast:
+    async def run(self) -> int | act.RestartWithDtype:
         """Serve until the worker ends. Return the exit code, or the order to restart with another dtype."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._signalled, number)
-        self._unit.listen(self._loop)
-        self._loop.set_exception_handler(self._fail)
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        self._unit.enable_reload(self._loop)
+        self._loop.set_exception_handler(self._on_callback_error)
         self._compute.start()
         log.info(
             "worker_started",
@@ -201,27 +220,27 @@ class WorkerService:
         )
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(self._control.hear()),
+                group.create_task(self._control.run()),
                 group.create_task(self._control.measure_link()),
-                group.create_task(self._tell_stats()),
-                group.create_task(self._watch_lag()),
+                group.create_task(self._report_stats()),
+                group.create_task(self._measure_loop_lag()),
             ]
             await self._stop.wait()
             for task in loops:
                 task.cancel()
         if self._compute.failure is not None:
             self._exit_code = 1
-        return self._recast or self._exit_code
+        return self._restart or self._exit_code
 
     def close(self) -> bool:
         """Stop threads and close sockets. Returns False if the compute thread is still busy and holds its sockets."""
-        if self._beats is not None:
-            self._beats.stop()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
         ended = self._compute.stop(STOP_GRACE_S)
         self._control.close()
         return ended
 
-    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End after an exception in a callback, which is a bug: a worker that limps on would hide it. A supervisor
         restarts it."""
         loop.default_exception_handler(context)
@@ -230,51 +249,51 @@ class WorkerService:
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         is_member = self._control.is_connected and self._core.welcome is not None
-        farewell = self._departure.signalled(number, is_member=is_member)
-        log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
-        self._unit.manager.stopping("leaving: other workers take over its layers")
-        if farewell is Farewell.TELL:
+        action = self._shutdown.on_signal(number, is_member=is_member)
+        log.info("worker_asked_to_end", by=number.name, at_once=action is ShutdownAction.END)
+        self._unit.manager.send_stopping("leaving: other workers take over its layers")
+        if action is ShutdownAction.NOTIFY_BROKER:
             self._control.send(Leaving(incarnation=self._incarnation, reason=f"it received {number.name}"))
-            self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
-        self._say_goodbye(farewell)
+            self._loop.call_later(RELEASE_TIMEOUT_S, self._apply_shutdown, ShutdownAction.END)
+        self._apply_shutdown(action)
 
-    def _say_goodbye(self, farewell: Farewell | None) -> None:
-        if farewell is Farewell.END and self._departure.exit_code is not None:
-            self._exit_code = self._departure.exit_code
+    def _apply_shutdown(self, action: ShutdownAction | None) -> None:
+        if action is ShutdownAction.END and self._shutdown.exit_code is not None:
+            self._exit_code = self._shutdown.exit_code
             self._stop.set()
 
     # --- control -----------------------------------------------------------------------------------------------------
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """Have the core send Hello."""
         self._compute.post(BrokerConnected())
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Handle the loss of the broker: a shutdown need not wait for its release."""
-        self._say_goodbye(self._departure.disconnected())
+        self._apply_shutdown(self._shutdown.on_disconnected())
 
-    def ordered(self, order: Order) -> None:
+    def on_order(self, order: Order) -> None:
         """Pass an order to the core, which lives in the compute thread."""
         if isinstance(order, Release):
-            self._say_goodbye(self._departure.released())
+            self._apply_shutdown(self._shutdown.on_release())
         if isinstance(order, Rejoin):
-            self._loop.call_later(OBEY_S, self._end_if_stuck, self._clock.now())
+            self._loop.call_later(REJOIN_TIMEOUT_S, self._end_if_stuck, self._clock.now())
         self._raise_fence_flag(order)
         self._compute.post(OrderArrived(order))
 
     def end(self, code: int, reason: str) -> None:
         """End this process: it can't work here."""
-        self._exit_code = self._departure.exit_code or code
+        self._exit_code = self._shutdown.exit_code or code
         (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
         self._stop.set()
 
-    def _begin_anew(self, recast: act.Recast) -> None:
+    def _restart_with_dtype(self, recast: act.RestartWithDtype) -> None:
         """Restart with weights of another type, unless this process is ending."""
         if not self._stop.is_set():
             log.info("worker_recast", dtype=recast.dtype, reason=recast.reason)
-            self._recast = recast
+            self._restart = recast
             self._stop.set()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
@@ -282,7 +301,7 @@ class WorkerService:
 
         This process is of no more use to the broker; its supervisor is to start another one.
         """
-        turned_at = self._vitals.turned_at
+        turned_at = self._vitals.last_turn_at
         if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
             log.error("worker_is_stuck", worker=self._name, stands_still_s=round(self._clock.now() - turned_at, 1))
             self._exit_code = 1
@@ -295,103 +314,105 @@ class WorkerService:
         if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
             self._vitals.fence = max(self._vitals.fence, order.epoch)
 
-    async def _tell_stats(self) -> None:
+    async def _report_stats(self) -> None:
         process = psutil.Process()
         while True:
             await asyncio.sleep(STATS_EVERY_S)
             with contextlib.suppress(OSError):  # reading needs a descriptor, and there may be none left
                 self._vitals.memory_bytes = process.memory_info().rss
-                self._vitals.process = process_figures(process)
-            self._tell_manager()
-            if not self._compute.alive:
+                self._vitals.process_usage = read_process_usage(process)
+            self._report_to_systemd()
+            if not self._compute.is_alive:
                 self._stop.set()
-            if self._core.parked:
-                self._look_for_the_broker()
+            if self._core.is_parked:
+                self._retry_broker()
             elif self._core.welcome is not None:
                 self._control.send(Stats(incarnation=self._incarnation, values=self._stats()))
 
-    def _tell_manager(self) -> None:
+    def _report_to_systemd(self) -> None:
         """Report the state to the service manager; the worker is ready once the broker has welcomed it."""
         core, manager = self._core, self._unit.manager
-        if not manager.is_there:
+        if not manager.is_present:
             return
-        said = words.of_worker(
-            is_welcome=core.welcome is not None and not core.parked,
+        status = status_text.worker_status(
+            is_welcome=core.welcome is not None and not core.is_parked,
             broker=address_and_key(self._settings.client.url)[0],
             epoch=core.active,
-            layers=core.layers.in_words if core.layers else "",
-            condition=self._vitals.shown,
+            layers=core.layers.label if core.layers else "",
+            condition=self._vitals.visible_condition,
         )
-        (manager.ready if core.welcome is not None else manager.status)(said)
+        (manager.send_ready if core.welcome is not None else manager.send_status)(status)
 
-    def _look_for_the_broker(self) -> None:
+    def _retry_broker(self) -> None:
         """Reconnect to a broker that has long been silent.
 
         The connection may be dead without an error because this machine's address has changed. Then other workers can't
         reach this worker's listener either, and its supervisor is to restart it.
         """
-        if now_at := self._door.moved_to(self._settings):
-            log.error("address_changed", worker=self._name, was=self._door.host, is_now=now_at)
+        if now_at := self._listener.new_address(self._settings):
+            log.error("address_changed", worker=self._name, was=self._listener.host, is_now=now_at)
             self._exit_code = 1
             self._stop.set()
-        self._control.renew_after(self._core.membership.heard_at, LOOK_AGAIN_S)
+        self._control.reconnect_after(self._core.membership.last_order_at, RECONNECT_SILENT_S)
 
     def _stats(self) -> dict[str, float]:
         """Return counters of the core and the executor. They are read across threads: a value may be a moment old."""
-        values = dict(self._core.counters) | self._executor.stats() | self._core.statistics.values()
+        values = dict(self._core.counters) | self._executor.stats() | self._core.statistics.flat_values()
         values["log_bytes"] = self._core.log.num_bytes
         values["log_evicted"] = self._core.log.num_evicted
         values["sequences"] = len(self._core.sequences)
         values["resident_bytes"] = self._vitals.memory_bytes
-        values["knockers_refused"] = self._door.pull.num_refused
-        values["door_shut"] = self._door.pull.num_shut
+        values["knockers_refused"] = self._listener.pull.num_refused
+        values["door_shut"] = self._listener.pull.num_accept_paused
         values["threads"] = threading.active_count()
-        values |= self._vitals.process | figures_of(self._compute.seen_of_next())
+        values |= self._vitals.process_usage | tcp_figures(self._compute.next_tcp_info())
         values["clock_s"] = time.time()  # the broker compares it with its own clock on arrival
         return {name: float(value) for name, value in values.items()}
 
-    async def _watch_lag(self) -> None:
+    async def _measure_loop_lag(self) -> None:
         while True:
-            self._vitals.loop_turned()
-            if self._progress.is_made(self._vitals.turned_at, self._vitals.progress):
-                self._unit.manager.alive()
-            await asyncio.sleep(LOOK_S)
+            self._vitals.record_loop_turn()
+            if self._progress.update(self._vitals.last_turn_at, self._vitals.progress):
+                self._unit.manager.send_alive()
+            await asyncio.sleep(LOOP_INTERVAL_S)
             if failpoints.armed:
-                failpoints.reached("loop.turn")
+                failpoints.hit("loop.turn")
 
     # --- actions of the core -----------------------------------------------------------------------------------------
 
-    def _from_compute_thread(self, action: Outward) -> None:
-        message = self._hello() if isinstance(action, act.Introduce) else None
+    def _on_control_action(self, action: ControlAction) -> None:
+        message = self._build_hello() if isinstance(action, act.SendHello) else None
         self._loop.call_soon_threadsafe(self._perform, action, message)
 
-    def _perform(self, action: Outward, hello: Hello | None) -> None:
+    def _perform(self, action: ControlAction, hello: Hello | None) -> None:
         match action:
-            case act.Introduce():
+            case act.SendHello():
                 assert hello is not None
                 if self._control.is_connected:  # otherwise Hello is sent after the connection is made
-                    self._control.introduce(hello)
-            case act.Tell(message):
+                    self._control.send_hello(hello)
+            case act.SendToBroker(message):
                 self._control.send(message)
-            case act.StartBeats(endpoint, interval_s):
-                self._start_beats(endpoint, interval_s)
+            case act.StartHeartbeats(endpoint, interval_s):
+                self._start_heartbeats(endpoint, interval_s)
             case act.SendAssets(names):
                 self._send_assets(names)
             case act.Exit(code, reason):
                 self.end(code, reason)
-            case act.Recast():
-                self._begin_anew(action)
+            case act.RestartWithDtype():
+                self._restart_with_dtype(action)
 
-    def _hello(self) -> Hello:
+    def _build_hello(self) -> Hello:
         """Build Hello in the compute thread, which owns the stored sequences."""
-        hello = introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
-        return replace(hello, settings=self._told)
+        hello = build_hello(
+            self._core, self._resources, self._listener, self._connector.pair.public, self._control.link
+        )
+        return replace(hello, settings=self._settings_message)
 
-    def _start_beats(self, endpoint: str, interval_s: float) -> None:
-        if self._beats is not None:
-            self._beats.stop()
-        self._beats = BeatThread(self._way, endpoint, interval_s, self._incarnation, self._vitals)
-        self._beats.start()
+    def _start_heartbeats(self, endpoint: str, interval_s: float) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+        self._heartbeats = HeartbeatThread(self._connector, endpoint, interval_s, self._incarnation, self._vitals)
+        self._heartbeats.start()
 
     def _send_assets(self, names: tuple[str, ...]) -> None:
         for name in names:

@@ -12,8 +12,8 @@ from swarm.clock import Clock
 
 Condition = Literal["idle", "loading", "computing", "blocked", "parked"]
 
-TURN_S = 0.5  # an idle compute thread makes a turn far more often; a longer one means that it is computing
-LOOK_S = 0.1  # interval of the control loop's sign of life
+MAX_TURN_S = 0.5  # an idle compute thread makes a turn far more often; a longer one means that it is computing
+LOOP_INTERVAL_S = 0.1  # interval of the control loop's sign of life
 
 
 @dataclass(slots=True)
@@ -29,23 +29,23 @@ class Vitals:
     fence: int = 0  # control loop: the highest epoch received; ``forward`` reads it between layers
     computed: int = 0  # compute thread: layers done so far
     loaded: int = 0  # loader thread: tensors read so far
-    loading: bool = False  # loader thread: a load is running
+    is_loading: bool = False  # loader thread: a load is running
     loading_changed_at: float = field(init=False)  # loader thread
     condition: Condition = "idle"  # compute thread
     blocked_on: str = ""  # compute thread: the next stage's name while it accepts nothing
     since: float = field(init=False)  # compute thread: when ``condition`` changed
-    turned_at: float | None = None  # compute thread: end of its last turn; None: it hasn't begun
-    loop_seen_at: float | None = None  # control loop: time of its last turn
+    last_turn_at: float | None = None  # compute thread: end of its last turn; None: it hasn't begun
+    last_loop_at: float | None = None  # control loop: time of its last turn
     loop_lagged_s: float = 0.0  # control loop: delay of its last turn
     kv_used: int = 0
     kv_capacity: int = 0
     memory_bytes: int = 0
-    process: dict[str, float] = field(default_factory=dict)  # control loop: further figures of the process
+    process_usage: dict[str, float] = field(default_factory=dict)  # control loop: further figures of the process
 
     def __post_init__(self) -> None:
         self.since = self.loading_changed_at = self.clock.now()
 
-    def set(self, condition: Condition, blocked_on: str = "") -> None:
+    def set_condition(self, condition: Condition, blocked_on: str = "") -> None:
         """Set the compute thread's condition; ``since`` changes only with it."""
         if condition != self.condition or blocked_on != self.blocked_on:
             self.since = self.clock.now()
@@ -55,10 +55,10 @@ class Vitals:
     def set_loading(self, loading: bool) -> None:
         """Record that the loader thread begins or ends."""
         self.loading_changed_at = self.clock.now()
-        self.loading = loading
+        self.is_loading = loading
 
     @property
-    def shown(self) -> Condition:
+    def visible_condition(self) -> Condition:
         """Condition for heartbeats.
 
         Loading runs in parallel and shows only while nothing else is going on. A compute thread whose turn takes long
@@ -66,39 +66,39 @@ class Vitals:
         """
         if self._is_busy:
             return "computing"
-        return "loading" if self.loading and self.condition == "idle" else self.condition
+        return "loading" if self.is_loading and self.condition == "idle" else self.condition
 
     @property
-    def shown_since(self) -> float:
+    def visible_since(self) -> float:
         """Time at which the shown condition began."""
-        if self._is_busy and self.turned_at is not None and self.condition != "computing":
-            return self.turned_at
+        if self._is_busy and self.last_turn_at is not None and self.condition != "computing":
+            return self.last_turn_at
         return max(self.since, self.loading_changed_at) if self.condition == "idle" else self.since
 
     @property
     def _is_busy(self) -> bool:
         return self.condition == "computing" or (
-            self.turned_at is not None and self.clock.now() - self.turned_at > TURN_S
+            self.last_turn_at is not None and self.clock.now() - self.last_turn_at > MAX_TURN_S
         )
 
     @property
     def loop_lag_s(self) -> float:
         """Seconds by which the control loop is late: now, or at its last turn."""
-        since_s = 0.0 if self.loop_seen_at is None else self.clock.now() - self.loop_seen_at
-        return max(self.loop_lagged_s, since_s - LOOK_S, 0.0)
+        since_s = 0.0 if self.last_loop_at is None else self.clock.now() - self.last_loop_at
+        return max(self.loop_lagged_s, since_s - LOOP_INTERVAL_S, 0.0)
 
-    def loop_turned(self) -> None:
+    def record_loop_turn(self) -> None:
         """Record a turn of the control loop, one per ``LOOP_INTERVAL_S``."""
         now = self.clock.now()
-        self.loop_lagged_s = 0.0 if self.loop_seen_at is None else max(0.0, now - self.loop_seen_at - LOOK_S)
-        self.loop_seen_at = now
+        self.loop_lagged_s = 0.0 if self.last_loop_at is None else max(0.0, now - self.last_loop_at - LOOP_INTERVAL_S)
+        self.last_loop_at = now
 
     @property
     def progress(self) -> int:
         return self.computed + self.loaded
 
 
-def process_figures(process: psutil.Process) -> dict[str, float]:
+def read_process_usage(process: psutil.Process) -> dict[str, float]:
     """Return processor time, open descriptors and their limit."""
     times = process.cpu_times()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

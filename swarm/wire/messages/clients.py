@@ -21,7 +21,7 @@ from swarm.wire.messages.common import (
     Version,
     Whole,
 )
-from swarm.wire.messages.locks import BrokerKey, Enrolled, LockMessage, RotateYours
+from swarm.wire.messages.keys import BrokerKey, Enrolled, KeyMessage, RotateKey
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import Hop, LayerRange, TokenLogprob
 
@@ -29,7 +29,7 @@ MAX_MEMO = 64 << 10  # characters
 MAX_KEEP_S = 86_400.0  # For which a request may continue without a reader.
 
 
-class Suppose(Record, frozen=True):
+class PlanWhatIf(Record, frozen=True):
     """Hypothetical changes for a plan preview: without these workers, with this objective, with ``more`` workers
     similar to ``like``."""
 
@@ -62,7 +62,7 @@ class Submit(Message, frozen=True, kw_only=True):
     v: Version = 3
 
 
-class Recall(Message, frozen=True, tag="recall"):
+class GetRequest(Message, frozen=True, tag="recall"):
     """Query for the parameters of a request, for a client that resumes reading from another process. The answer is
     ``RequestDetails``, or a ``Report`` ("recall") with the reason why there are none."""
 
@@ -146,7 +146,7 @@ class Query(Message, frozen=True):
 
     what: Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "trace", "keys"]
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    suppose: Suppose | None = None
+    suppose: PlanWhatIf | None = None
     all: bool = False
 
 
@@ -181,7 +181,7 @@ class Cap(Record, frozen=True):
     most: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
-class ByHand(Record, frozen=True):
+class PlanOverrides(Record, frozen=True):
     """Operator's rules for plans; they take precedence over the settings."""
 
     pins: Annotated[tuple[Pin, ...], msgspec.Meta(max_length=1024)] = ()
@@ -190,14 +190,14 @@ class ByHand(Record, frozen=True):
     objective: Literal["", "auto", "throughput", "latency"] = ""
 
 
-class Steer(Message, frozen=True, tag="steer"):
+class PlanCommand(Message, frozen=True, tag="steer"):
     """Command by ``swarmctl`` that changes placement: cordon, uncordon or drain ``worker``, replace the operator's
     rules by ``by_hand``, or make a new plan. ``force``: even if the new plan is not faster. ``dry_run``: report the
     plan without applying it."""
 
     verb: Literal["cordon", "uncordon", "drain", "rebalance", "plan"]
     worker: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    by_hand: ByHand = ByHand()
+    by_hand: PlanOverrides = PlanOverrides()
     force: bool = False
     dry_run: bool = False
 
@@ -225,7 +225,7 @@ class HostDone(Message, frozen=True):
     error: Text = ""
 
 
-RequestMessage = Submit | Recall | LookUp | Attach | Ack | Stop | Cancel | Detach
+RequestMessage = Submit | GetRequest | LookUp | Attach | Ack | Stop | Cancel | Detach
 ClientMessage = (
     RequestMessage
     | Describe
@@ -233,11 +233,11 @@ ClientMessage = (
     | Query
     | Join
     | StopWorker
-    | Steer
+    | PlanCommand
     | ShowSettings
     | HostHello
     | HostDone
-    | LockMessage
+    | KeyMessage
 )
 
 
@@ -247,7 +247,7 @@ class Accepted(Message, frozen=True):
     request_id: RequestId
 
 
-class Recalled(Message, frozen=True, tag="recalled"):
+class RequestDetails(Message, frozen=True, tag="recalled"):
     """Answer to ``GetRequest``: the original submission."""
 
     submit: Submit
@@ -308,7 +308,7 @@ class Finished(Message, frozen=True):
     num_cached: Position = 0
 
 
-class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
+class TokensSnapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     """Answer to ``LookUp``: tokens of continuation ``index`` from ``start`` on, as many as one message holds.
     ``num_tokens``: length of the continuation. ``finished``: its end, sent with its last tokens. ``submit``: the
     original submission, sent with the first tokens of the first continuation."""
@@ -361,8 +361,8 @@ class Malformed(Message, frozen=True):
 
 ServerMessage = (
     Accepted
-    | Recalled
-    | Snapshot
+    | RequestDetails
+    | TokensSnapshot
     | Rejected
     | Tokens
     | Finished
@@ -372,6 +372,6 @@ ServerMessage = (
     | StartWorkers
     | Enrolled
     | BrokerKey
-    | RotateYours
+    | RotateKey
     | Malformed
 )

@@ -71,7 +71,7 @@ class Lineage(Record, frozen=True):
     generation: Whole = 0
 
 
-NOBODYS: Final = Lineage()  # Lineage of messages outside of any broker's life.
+NO_LINEAGE: Final = Lineage()  # Lineage of messages outside of any broker's life.
 
 
 class Message(
@@ -92,7 +92,7 @@ class Message(
 
     v: Version = 1
     epoch: Epoch = 0
-    lineage: Lineage = NOBODYS
+    lineage: Lineage = NO_LINEAGE
     cause: Annotated[str, msgspec.Meta(max_length=32)] = ""
 
 

@@ -72,14 +72,14 @@ class Failure(Record, frozen=True):
     reason: Text
 
 
-class Leg(Record, frozen=True):
+class RecheckHop(Record, frozen=True):
     """One worker of a recheck: the layers that it computes again, and its data endpoint."""
 
     to: Edge
     layers: LayerRange
 
 
-class Trial(Record, frozen=True):
+class RecheckRoute(Record, frozen=True):
     """Route of a recheck of another worker's results: the hops in layer order, beginning with the receiver.
 
     The last hop reports to the broker. ``drawn``: number of tokens to sample at the end if the hops include the model's
@@ -87,7 +87,7 @@ class Trial(Record, frozen=True):
     """
 
     ticket: Whole
-    legs: Annotated[tuple[Leg, ...], msgspec.Meta(max_length=16)]
+    legs: Annotated[tuple[RecheckHop, ...], msgspec.Meta(max_length=16)]
     drawn: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
 
@@ -111,7 +111,7 @@ class Step(Message, frozen=True):
     replay: bool = False
     through: LayerRange | None = None
     alone: bool = False
-    trial: Trial | None = None
+    trial: RecheckRoute | None = None
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     tensor: TensorSpec | None = None
 

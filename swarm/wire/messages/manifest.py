@@ -20,7 +20,7 @@ class Asset(Record, frozen=True):
 
 
 # Fields that depend on the weights' type.
-_OF_DTYPE = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")
+_DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,9 +51,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             total += self.head_bytes
         return total
 
-    def differs_in_dtype_alone(self, other: Manifest) -> bool:
+    def differs_only_in_dtype(self, other: Manifest) -> bool:
         """Whether it is the same model with another type of weights, and therefore with other sizes in memory."""
-        sizes = {name: getattr(self, name) for name in _OF_DTYPE}
+        sizes = {name: getattr(self, name) for name in _DTYPE_FIELDS}
         return self.dtype != other.dtype and self.difference(msgspec.structs.replace(other, **sizes)) is None
 
     def difference(self, other: Manifest) -> str | None:
@@ -66,17 +66,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if mine == theirs:
                 continue
             if name in ("files", "assets"):
-                return f"{name}: {_unlike(mine, theirs)}"
+                return f"{name}: {_describe_difference(mine, theirs)}"
             return f"{name}: {mine} here, {theirs} there"
         return None
 
 
-def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
+def _describe_difference(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
     """Return which files differ; or that they can't be compared, because the two sides use different kinds of
     digests."""
     mine_by, theirs_by = ({asset.name: asset for asset in side} for side in (mine, theirs))
     names = sorted(name for name in mine_by.keys() | theirs_by.keys() if mine_by.get(name) != theirs_by.get(name))
-    if all(_are_of_two_kinds(mine_by.get(name), theirs_by.get(name)) for name in names):
+    if all(_have_different_digests(mine_by.get(name), theirs_by.get(name)) for name in names):
         return (
             f"{', '.join(names)} can't be compared: one side has them from a hub, the other as a plain copy; name the "
             "model in the same way for all workers"
@@ -84,7 +84,7 @@ def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
     return f"{', '.join(names)} differ in size or content"
 
 
-def _are_of_two_kinds(mine: Asset | None, theirs: Asset | None) -> bool:
+def _have_different_digests(mine: Asset | None, theirs: Asset | None) -> bool:
     if mine is None or theirs is None:
         return False
     return mine.num_bytes == theirs.num_bytes and len(mine.digest) != len(theirs.digest)

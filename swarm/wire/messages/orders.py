@@ -22,8 +22,8 @@ from swarm.wire.messages.common import (
     Version,
     Whole,
 )
-from swarm.wire.messages.data import Open, Trial
-from swarm.wire.messages.locks import BrokerKey, RotateYours
+from swarm.wire.messages.data import Open, RecheckRoute
+from swarm.wire.messages.keys import BrokerKey, RotateKey
 from swarm.wire.messages.records import Edge, LayerRange, LayerRanges, SequencePosition
 
 
@@ -63,20 +63,20 @@ class Prepare(Message, frozen=True):
     relay: Endpoint = ""
 
 
-class Expect(Message, frozen=True, tag="expect"):
+class AllowKey(Message, frozen=True, tag="expect"):
     """Order to accept data from this key, too, until the next fence: its owner will send a part of a recheck."""
 
     key: PublicKey
 
 
-class Shun(Message, frozen=True, tag="shun"):
+class BlockKey(Message, frozen=True, tag="shun"):
     """Order to block this key: its owner has left the swarm. Accept nothing more from it and send it nothing, not even
     what is queued. (Blocking does not wait for the fence of the next plan: there may be no next plan.)"""
 
     key: PublicKey
 
 
-class Keep(Message, frozen=True, tag="keep"):
+class KeepWarm(Message, frozen=True, tag="keep"):
     """Order to load these layers without KV and keep them warm, in case their holder dies; and to unload other layers
     that no plan needs. Steps and plans have priority."""
 
@@ -120,10 +120,10 @@ class Recheck(Message, frozen=True):
     boundary: LayerIndex
     stop: Position
     open: Open
-    trial: Trial
+    trial: RecheckRoute
 
 
-class TellDigest(Message, frozen=True, tag="tell_digest"):
+class GetDigest(Message, frozen=True, tag="tell_digest"):
     """Query for the digest of the logged inputs of layer ``boundary`` at positions before ``stop``."""
 
     ticket: Whole
@@ -148,11 +148,11 @@ class Release(Message, frozen=True, kw_only=True):
     again: bool = False
 
 
-class Alive(Message, frozen=True, tag="alive"):
+class LeaseRenewed(Message, frozen=True, tag="alive"):
     """Renewal of the worker's lease: the broker is alive."""
 
 
-class Dismiss(Message, frozen=True, tag="dismiss"):
+class Unassign(Message, frozen=True, tag="dismiss"):
     """The plan of ``epoch`` does not use this worker: drop all sequences and logs, keep the layers."""
 
 
@@ -173,19 +173,19 @@ Order = (
     | Denied
     | Probed
     | Prepare
-    | Expect
-    | Shun
-    | Keep
+    | AllowKey
+    | BlockKey
+    | KeepWarm
     | Fence
     | Activate
     | Replay
     | Recheck
-    | TellDigest
+    | GetDigest
     | Copy
     | Release
-    | Alive
-    | Dismiss
+    | LeaseRenewed
+    | Unassign
     | Rejoin
     | BrokerKey
-    | RotateYours
+    | RotateKey
 )

@@ -39,14 +39,14 @@ class LayerRange(Record, frozen=True):
         return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
 
     @property
-    def in_words(self) -> str:
+    def label(self) -> str:
         """``layer 5``, ``layers 3–5``."""
         return f"layer {self}" if self.stop == self.first + 1 else f"layers {self}"
 
 
 def layers_of(ranges: Iterable[LayerRange]) -> frozenset[int]:
     """Return the set of all layers in the ranges."""
-    return frozenset(layer for each in ranges for layer in range(each.first, each.stop))
+    return frozenset(layer for layer_range in ranges for layer in range(layer_range.first, layer_range.stop))
 
 
 def loaded_layers(own: LayerRange | None, kept: Iterable[LayerRange]) -> frozenset[int]:
@@ -54,15 +54,15 @@ def loaded_layers(own: LayerRange | None, kept: Iterable[LayerRange]) -> frozens
     return layers_of(kept if own is None else (own, *kept))
 
 
-def ranges_of(layers: Iterable[int]) -> tuple[LayerRange, ...]:
+def to_ranges(layers: Iterable[int]) -> tuple[LayerRange, ...]:
     """Return these layers as contiguous ranges, in order."""
-    found: list[LayerRange] = []
+    ranges: list[LayerRange] = []
     for layer in sorted(layers):
-        if found and found[-1].stop == layer:
-            found[-1] = LayerRange(found[-1].first, layer + 1)
+        if ranges and ranges[-1].stop == layer:
+            ranges[-1] = LayerRange(ranges[-1].first, layer + 1)
         else:
-            found.append(LayerRange(layer, layer + 1))
-    return tuple(found)
+            ranges.append(LayerRange(layer, layer + 1))
+    return tuple(ranges)
 
 
 LayerRanges = Annotated[tuple[LayerRange, ...], msgspec.Meta(max_length=64)]

@@ -30,7 +30,7 @@ from swarm.wire.messages.common import (
     Version,
     Whole,
 )
-from swarm.wire.messages.locks import BrokerKeyKept
+from swarm.wire.messages.keys import BrokerKeyKept
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition, Setting
 
@@ -192,7 +192,7 @@ class Activated(Message, frozen=True):
     kept: LayerRanges = ()
 
 
-class Kept(Message, frozen=True, tag="kept"):
+class KeptWarm(Message, frozen=True, tag="kept"):
     """Report of the standby layers: ``layers`` are warm in addition to the plan's, and no others. Layers in ``wanted``
     that are not in ``layers`` could not be loaded."""
 
@@ -249,7 +249,7 @@ class Rechecked(Message, frozen=True):
     problem: Text = ""
 
 
-class Digested(Message, frozen=True, tag="digested"):
+class LogDigest(Message, frozen=True, tag="digested"):
     """Digest of the logged inputs; empty if the log does not hold all of them."""
 
     incarnation: Incarnation
@@ -272,7 +272,7 @@ class Stats(Message, frozen=True):
     values: Annotated[dict[Name, float], msgspec.Meta(max_length=256)]
 
 
-class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
+class DataPathError(Message, frozen=True, kw_only=True, tag="trouble"):
     """Report of an error on the data path that can't be repaired in place: the broker must start a new epoch.
 
     ``damaged``: a message was altered or lost in transit; no worker and no request is to blame. ``not_finite``: the
@@ -303,23 +303,23 @@ WorkerMessage = (
     | Prepared
     | Refused
     | Activated
-    | Kept
+    | KeptWarm
     | Rechecked
-    | Digested
+    | LogDigest
     | ReplayDone
     | ReplayMissing
     | CopyDone
     | Leaving
     | LoadProgress
     | Stats
-    | Trouble
+    | DataPathError
     | SelfTested
     | AssetPart
     | BrokerKeyKept
 )
 
 
-class Beat(Message, frozen=True, tag="beat"):
+class Heartbeat(Message, frozen=True, tag="beat"):
     """Heartbeat of a worker, sent by a thread of its own.
 
     ``progress`` grows with every piece of work that the compute thread finishes (a layer, a loaded tensor).

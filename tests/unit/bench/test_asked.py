@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from swarm.bench.calibrate import scale_of
-from swarm.bench.lengths import Lengths, parse
-from swarm.bench.plan import ASSUMED, Limits, base_url, parse_extras, parse_limits, parse_seconds
+from swarm.bench.calibrate import fit_scale
+from swarm.bench.lengths import Lengths, parse_lengths
+from swarm.bench.plan import ASSUMED, LatencyLimits, base_url, parse_extras, parse_limits, parse_seconds
 from swarm.errors import InvalidRequest
 
 
 def lengths(text: str, file: str = "") -> Lengths:
-    return parse(text, lambda path: file)
+    return parse_lengths(text, lambda path: file)
 
 
 def test_a_fixed_length_is_always_the_same() -> None:
@@ -40,7 +40,7 @@ def test_lengths_of_a_file_are_drawn_from_its_lines_only() -> None:
     found = lengths("file:x", "5\n\n70\n900\n")
     chance = Random(1)
     assert {found.draw(chance) for _ in range(100)} == {5, 70, 900}
-    assert found.average == 325
+    assert found.mean == 325
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_is_no_servers_url_is_refused(url: str) -> None:
 
 
 def test_limits_have_units_and_each_may_be_left_out() -> None:
-    assert parse_limits("ttft=500ms, e2e=2s") == Limits(ttft=0.5, e2e=2.0)
+    assert parse_limits("ttft=500ms, e2e=2s") == LatencyLimits(ttft=0.5, e2e=2.0)
     assert str(parse_limits("tpot=50ms")) == "tpot ≤ 50 ms"
-    assert not Limits()
+    assert not LatencyLimits()
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft=1,ttft=2", "speed=3s", "ttft=fast", "ttft=-1s", "ttft=nan"])
@@ -115,15 +115,15 @@ def test_extras_are_json_and_may_not_take_the_place_of_what_the_tool_makes() -> 
 
 
 def test_a_calibration_finds_the_template_and_the_tokens_of_a_word() -> None:
-    scale = scale_of([(16, 39), (144, 295)])
+    scale = fit_scale([(16, 39), (144, 295)])
     assert (scale.base, scale.per_word) == (7.0, 2.0)
     assert scale.words(107) == 50
-    assert "2.00 tokens a word and 7 around them" in scale.how
+    assert "2.00 tokens a word and 7 around them" in scale.description
 
 
 @pytest.mark.parametrize("told", [[], [(16, None), (144, None)], [(16, 1), (144, 1)]])
 def test_without_figures_that_grow_with_the_prompt_the_scale_is_assumed_and_says_so(
     told: list[tuple[int, int | None]],
 ) -> None:
-    assert scale_of(told) == ASSUMED
-    assert "assumed" in ASSUMED.how
+    assert fit_scale(told) == ASSUMED
+    assert "assumed" in ASSUMED.description

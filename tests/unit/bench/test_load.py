@@ -9,15 +9,15 @@ from random import Random
 
 import pytest
 
-from swarm.bench.lengths import parse
-from swarm.bench.plan import EXACT, Point, Scale, Shape
-from swarm.bench.prompts import Prompts
-from swarm.bench.retry import MOST_S, retry_after_s, wait_s
-from swarm.bench.schedule import arrivals, own_arrivals, shares
+from swarm.bench.lengths import parse_lengths
+from swarm.bench.plan import EXACT, LoadPoint, RequestShape, Scale
+from swarm.bench.prompts import PromptSource
+from swarm.bench.retry import MAX_WAIT_S, backoff_s, retry_after_s
+from swarm.bench.schedule import arrivals, share_arrivals, split_point
 
 
-def shape(prompt: str = "20", output: str = "10", **more: object) -> Shape:
-    return Shape(parse(prompt, str), parse(output, str), **more)  # type: ignore[arg-type]
+def shape(prompt: str = "20", output: str = "10", **more: object) -> RequestShape:
+    return RequestShape(parse_lengths(prompt, str), parse_lengths(output, str), **more)  # type: ignore[arg-type]
 
 
 def test_arrivals_are_a_poisson_process_of_their_rate() -> None:
@@ -35,17 +35,17 @@ def test_arrivals_are_the_same_for_the_same_seed_only() -> None:
 
 def test_processes_send_together_exactly_what_one_would() -> None:
     """Each request once, at its time, whoever sends it."""
-    point = Point(rate=10.0, duration_s=5.0)
+    point = LoadPoint(rate=10.0, duration_s=5.0)
     together: list[tuple[int, float]] = []
-    for share in shares(point, 3):
-        together += itertools.takewhile(lambda pair: pair[1] < 100, own_arrivals(10.0, 7, share))
+    for share in split_point(point, 3):
+        together += itertools.takewhile(lambda pair: pair[1] < 100, share_arrivals(10.0, 7, share))
     alone = itertools.takewhile(lambda at: at < 100, arrivals(10.0, 7))
     assert sorted(together) == list(enumerate(alone))
 
 
 @pytest.mark.parametrize(("concurrency", "count", "num_processes"), [(8, 100, 3), (2, 10, 4), (5, 3, 4), (1, None, 4)])
 def test_shares_add_up_and_none_is_empty(concurrency: int, count: int | None, num_processes: int) -> None:
-    found = shares(Point(concurrency, count=count), num_processes)
+    found = split_point(LoadPoint(concurrency, count=count), num_processes)
     assert sum(share.point.concurrency or 0 for share in found) == concurrency
     assert all(share.point.concurrency for share in found)
     if count is not None:
@@ -56,54 +56,54 @@ def test_shares_add_up_and_none_is_empty(concurrency: int, count: int | None, nu
 
 def test_a_requests_number_decides_its_text_and_lengths() -> None:
     mine, yours = (
-        Prompts(shape("uniform:10:50", "uniform:1:9"), EXACT),
-        Prompts(shape("uniform:10:50", "uniform:1:9"), EXACT),
+        PromptSource(shape("uniform:10:50", "uniform:1:9"), EXACT),
+        PromptSource(shape("uniform:10:50", "uniform:1:9"), EXACT),
     )
-    yours.job(99)  # what was made before has no influence
-    assert mine.job(5) == yours.job(5)
-    assert mine.job(5) != mine.job(6)
+    yours.make_request(99)  # what was made before has no influence
+    assert mine.make_request(5) == yours.make_request(5)
+    assert mine.make_request(5) != mine.make_request(6)
 
 
 def test_a_prompt_has_the_words_that_its_tokens_ask_for() -> None:
-    job = Prompts(shape("107"), Scale(7.0, 2.0, "")).job(1)
+    job = PromptSource(shape("107"), Scale(7.0, 2.0, "")).make_request(1)
     assert isinstance(job.prompt, str)
     assert len(job.prompt.split()) == 50
     assert job.prompt_tokens == 107
-    long = Prompts(shape("30000"), EXACT).job(1)  # more than the pool has
+    long = PromptSource(shape("30000"), EXACT).make_request(1)  # more than the pool has
     assert isinstance(long.prompt, str)
     assert len(long.prompt.split()) == 30_000
 
 
 def test_prompts_share_no_beginning_unless_asked_to() -> None:
-    prompts = Prompts(shape("50"), EXACT)
-    beginnings = {" ".join(str(prompts.job(n).prompt).split()[:4]) for n in range(300)}
+    prompts = PromptSource(shape("50"), EXACT)
+    beginnings = {" ".join(str(prompts.make_request(n).prompt).split()[:4]) for n in range(300)}
     assert len(beginnings) == 300
 
 
 def test_shared_prefixes_are_as_many_as_asked_for_and_the_rest_differs() -> None:
-    prompts = Prompts(shape("8", shared_prefix=12, num_prefixes=3), EXACT)
-    texts = [str(prompts.job(n).prompt).split() for n in range(60)]
+    prompts = PromptSource(shape("8", shared_prefix=12, num_prefixes=3), EXACT)
+    texts = [str(prompts.make_request(n).prompt).split() for n in range(60)]
     assert len({" ".join(text[:12]) for text in texts}) == 3
     assert len({" ".join(text[12:]) for text in texts}) == 60
     assert {len(text) for text in texts} == {20}
 
 
 def test_prompts_of_token_ids_have_exactly_their_length_and_range() -> None:
-    prompts = Prompts(shape("16", shared_prefix=4, token_ids=(100, 120)), EXACT)
-    ids = prompts.job(1).prompt
+    prompts = PromptSource(shape("16", shared_prefix=4, token_ids=(100, 120)), EXACT)
+    ids = prompts.make_request(1).prompt
     assert isinstance(ids, list)
     assert len(ids) == 20
     assert all(100 <= number <= 120 for number in ids)
-    assert prompts.job(2).prompt[:4] == ids[:4]
+    assert prompts.make_request(2).prompt[:4] == ids[:4]
 
 
 def test_a_wait_is_what_the_server_asks_for_else_it_doubles_up_to_a_bound() -> None:
-    assert wait_s(1, 7.5, Random(1)) == 7.5
-    waits = [wait_s(attempt, None, Random(1)) for attempt in range(1, 12)]
+    assert backoff_s(1, 7.5, Random(1)) == 7.5
+    waits = [backoff_s(attempt, None, Random(1)) for attempt in range(1, 12)]
     assert waits == sorted(waits)
     assert 0.125 <= waits[0] <= 0.25
-    assert waits[-1] <= MOST_S
-    assert wait_s(3, None, Random(1)) != wait_s(3, None, Random(2))
+    assert waits[-1] <= MAX_WAIT_S
+    assert backoff_s(3, None, Random(1)) != backoff_s(3, None, Random(2))
 
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

@@ -2,7 +2,8 @@
 checked after every event.
 
 The journal answers at once unless its kind of write is in ``held``; then the test feeds ``write_out``. Workers answer
-``Prepare``, ``Activate`` and ``Keep`` unless they are in ``mute``. Steps wait in ``pipe`` until the test finishes them.
+``Prepare``, ``Activate`` and ``KeepWarm`` unless they are in ``mute``. Steps wait in ``pipe`` until the test finishes
+them.
 """
 
 from __future__ import annotations
@@ -15,69 +16,70 @@ import msgspec
 
 from swarm.broker.actions import (
     Action,
+    ConnectPipeline,
     Dispatch,
-    Note,
-    OpenPipe,
-    OrderWorker,
-    SayClient,
+    FinishJournalRewrite,
+    SendToClient,
+    SendToWorker,
     Solve,
     WriteAcceptance,
-    WriteAnew,
     WriteEnd,
     WriteEpoch,
+    WriteLog,
     WriteTokens,
 )
 from swarm.broker.core import BrokerCore
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.questions import answered
+from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import (
     AcceptanceWritten,
-    Account,
-    BeatHeard,
-    ClientSaid,
-    ClientStuck,
+    ClientAccount,
+    ClientBlocked,
+    ClientMessageReceived,
     EpochWritten,
     Event,
+    HeartbeatReceived,
     RequestRead,
     Solved,
     StepFinished,
     Tick,
     TokensWritten,
     WorkerDisconnected,
-    WorkerSaid,
+    WorkerMessageReceived,
 )
-from swarm.broker.journal import Written, written
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.journal import WriteConfirmed, confirm
+from swarm.broker.planning.plan_query import answer_query
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.requests import WINDOW, RequestSettings
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
-from swarm.broker.state.past import Past
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.workers import Judgement
-from swarm.broker.steps.room import MAX_PREEMPTED
-from swarm.broker.steps.scheduler import SchedulerSettings, depth
+from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
+from swarm.broker.steps.scheduler import SchedulerSettings, max_steps_in_flight
 from swarm.params import SamplingParams
 from swarm.testing import fake_manifest
-from swarm.wire.digests import digests_of
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
-    NOBODYS,
+    NO_LINEAGE,
     Accepted,
     Activate,
     Activated,
     Attach,
-    Beat,
     ClientMessage,
     Failure,
     Finished,
+    Heartbeat,
     HeldSequence,
     Hello,
     Hop,
-    Keep,
-    Kept,
+    KeepWarm,
+    KeptWarm,
     LayerRange,
     Lineage,
     LogRange,
     Manifest,
     Order,
+    PlanCommand,
     Prepare,
     Prepared,
     Query,
@@ -86,7 +88,6 @@ from swarm.wire.messages import (
     Sampled,
     SequencePosition,
     ServerMessage,
-    Steer,
     Step,
     StepDone,
     StopWorker,
@@ -96,7 +97,7 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
     layers_of,
-    ranges_of,
+    to_ranges,
 )
 from swarm.wire.schema import schema
 from swarm.wire.versions import VERSIONS
@@ -108,10 +109,10 @@ CLIENT = b"client"
 TOKEN = 7  # what a step samples unless the test says otherwise; no end of sequence
 
 
-def settings(**parts: object) -> BrokerSettings:
+def settings(**parts: object) -> CoreSettings:
     """Everything by default, a short settling time; ``parts`` replaces whole groups."""
-    defaults: dict[str, object] = {"plan": PlanSettings(settle_s=0.0)}
-    return BrokerSettings(beat_endpoint="beats", data_endpoint="data", **(defaults | parts))  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"plan": ReconfigurationSettings(settle_s=0.0)}
+    return CoreSettings(heartbeat_endpoint="beats", data_endpoint="data", **(defaults | parts))  # type: ignore[arg-type]
 
 
 def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Submit:
@@ -126,7 +127,7 @@ def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Subm
     return Submit(request_id=request_id, params=params, **(defaults | own))  # type: ignore[arg-type]
 
 
-def beat_of(incarnation: str, **fields: object) -> Beat:
+def beat_of(incarnation: str, **fields: object) -> Heartbeat:
     """The beat of a worker that has nothing to do, unless a test says otherwise."""
     values: dict[str, object] = {
         "incarnation": incarnation,
@@ -140,7 +141,7 @@ def beat_of(incarnation: str, **fields: object) -> Beat:
         "kv_used": 0,
         "kv_capacity": 0,
     }
-    return Beat(**(values | fields))  # type: ignore[arg-type]
+    return Heartbeat(**(values | fields))  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -164,7 +165,7 @@ class FakeWorker:
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
-    lineage: Lineage = NOBODYS
+    lineage: Lineage = NO_LINEAGE
     progress: int = 0
 
     @property
@@ -221,7 +222,7 @@ class FakeWorker:
         )
         logs = tuple(LogRange(sequence, layers.stop, 0, stop) for sequence, stop in self.logged.items())
         room = layers_of(self.prepare.standby) - layers_of((layers,))
-        self.kept = ranges_of(layers_of(self.kept) & room)
+        self.kept = to_ranges(layers_of(self.kept) & room)
         return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=logs, kept=self.kept)
 
 
@@ -229,8 +230,8 @@ class FakeWorker:
 class Bench:
     """See the module's text. ``log`` collects every action in order; ``take`` empties it."""
 
-    settings: BrokerSettings = field(default_factory=settings)
-    past: Past | None = None
+    settings: CoreSettings = field(default_factory=settings)
+    past: JournalSnapshot | None = None
     now: float = 0.0
     core: BrokerCore = field(init=False)
     held: set[type] = field(default_factory=set)
@@ -238,7 +239,7 @@ class Bench:
     silent: set[str] = field(default_factory=set)  # names that don't beat
     workers: dict[str, FakeWorker] = field(default_factory=dict)
     pipe: deque[Step] = field(default_factory=deque)
-    pending: deque[Written] = field(default_factory=deque)
+    pending: deque[WriteConfirmed] = field(default_factory=deque)
     log: list[Action] = field(default_factory=list)
     watch: Watch = field(init=False)
     _due: deque[Event] = field(default_factory=deque)
@@ -255,8 +256,8 @@ class Bench:
 
     @property
     def epoch(self) -> int:
-        assert self.state.book.current is not None
-        return self.state.book.current.epoch
+        assert self.state.plans.current is not None
+        return self.state.plans.current.epoch
 
     def judgements_of(self, name: str) -> Judgement:
         return self.core.judgements(self.now)[self.workers[name].incarnation]
@@ -270,11 +271,11 @@ class Bench:
             self._handle(self._due.popleft())
         return actions
 
-    def say(self, message: ClientMessage, client: bytes = CLIENT, account: Account | None = None) -> list[Action]:
-        return self.feed(ClientSaid(client, message, account))
+    def say(self, message: ClientMessage, client: bytes = CLIENT, account: ClientAccount | None = None) -> list[Action]:
+        return self.feed(ClientMessageReceived(client, message, account))
 
     def tell(self, name: str, message: WorkerMessage) -> list[Action]:
-        return self.feed(WorkerSaid(self.workers[name].peer, message))
+        return self.feed(WorkerMessageReceived(self.workers[name].peer, message))
 
     def tick(self, after_s: float = TICK_S) -> list[Action]:
         """Let time pass in steps that no health check minds: everybody beats, then the clock ticks."""
@@ -290,7 +291,7 @@ class Bench:
     def beat(self, name: str, **fields: object) -> list[Action]:
         worker = self.workers[name]
         beat = beat_of(worker.incarnation, **({"progress": worker.progress} | fields))
-        return self.feed(BeatHeard(beat, worker.key or ""))
+        return self.feed(HeartbeatReceived(beat, worker.key or ""))
 
     def write_out(self) -> list[Action]:
         """The journal has written everything that was held back."""
@@ -312,18 +313,18 @@ class Bench:
         match action:
             case Dispatch(step):
                 self.pipe.append(step)
-            case OpenPipe():
+            case ConnectPipeline():
                 self.pipe.clear()
-            case OrderWorker(peer, order):
+            case SendToWorker(peer, order):
                 self._obey(peer, order)
-            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | WriteAnew():
-                (self.pending if type(action) in self.held else self._due).append(written(action))
+            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | FinishJournalRewrite():
+                (self.pending if type(action) in self.held else self._due).append(confirm(action))
             case Solve(number, question):
-                self._due.append(Solved(number, answered(question)))
+                self._due.append(Solved(number, answer_query(question)))
             case _:
                 pass
 
-    def ask(self, query: Query | StopWorker | Steer) -> Report:
+    def ask(self, query: Query | StopWorker | PlanCommand) -> Report:
         """The answer, once what it takes has been found."""
         before = len(self.log)
         self.say(query)
@@ -346,15 +347,15 @@ class Bench:
             self._answer(peer, worker.prepared(order.epoch), order)
         elif isinstance(order, Activate):
             self._answer(peer, worker.activated(order), order)
-        elif isinstance(order, Keep):
+        elif isinstance(order, KeepWarm):
             worker.kept = order.layers
-            kept = Kept(
+            kept = KeptWarm(
                 epoch=order.epoch, incarnation=worker.incarnation, layers=order.layers, wanted=order.layers, load_s=0.1
             )
             self._answer(peer, kept, order)
 
     def _answer(self, peer: bytes, message: WorkerMessage, order: Order) -> None:
-        self._due.append(WorkerSaid(peer, msgspec.structs.replace(message, lineage=order.lineage)))
+        self._due.append(WorkerMessageReceived(peer, msgspec.structs.replace(message, lineage=order.lineage)))
 
     # --- scenes ------------------------------------------------------------------------------------------------------
 
@@ -380,13 +381,13 @@ class Bench:
         self.join(*(f"w{i}" for i in range(num_workers)), **fields)
         self.tick()
         self.tick()
-        assert self.state.book.serving, self.state.book
+        assert self.state.plans.is_serving, self.state.plans
         self.take()
         return self
 
     def take(self) -> list[Action]:
         """What has been asked for since the last time, notes aside."""
-        found = [action for action in self.log if not isinstance(action, Note)]
+        found = [action for action in self.log if not isinstance(action, WriteLog)]
         self.log.clear()
         return found
 
@@ -429,7 +430,7 @@ def holds(
     limit: int = 19,
 ) -> HeldSequence:
     """What a worker says of a sequence whose keys and values it has computed from these tokens."""
-    return HeldSequence(sequence, (RangePosition(layers, position),), digests_of(tokens, position), limit)
+    return HeldSequence(sequence, (RangePosition(layers, position),), prefix_digests(tokens, position), limit)
 
 
 def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], hops: tuple[Hop, ...]) -> StepDone:
@@ -456,13 +457,13 @@ def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], h
 
 def said(actions: Sequence[Action], kind: type[ServerMessage] | None = None) -> list[ServerMessage]:
     """What clients are told."""
-    found = [a.message for a in actions if isinstance(a, SayClient)]
+    found = [a.message for a in actions if isinstance(a, SendToClient)]
     return [m for m in found if kind is None or isinstance(m, kind)]
 
 
 def orders(actions: Sequence[Action], kind: type[Order] | None = None) -> list[tuple[str, Order]]:
     """(incarnation, order) in order."""
-    found = [(a.peer.decode(), a.message) for a in actions if isinstance(a, OrderWorker)]
+    found = [(a.peer.decode(), a.message) for a in actions if isinstance(a, SendToWorker)]
     return [(peer, m) for peer, m in found if kind is None or isinstance(m, kind)]
 
 
@@ -476,8 +477,8 @@ def row(step: Step) -> list[tuple[int, int, int]]:
 
 
 def ranges(bench: Bench) -> dict[str, LayerRange]:
-    assert bench.state.book.current is not None
-    return {s.name: s.layers for s in bench.state.book.current.stages}
+    assert bench.state.plans.current is not None
+    return {s.name: s.layers for s in bench.state.plans.current.stages}
 
 
 @dataclass(slots=True)
@@ -485,7 +486,7 @@ class Watch:
     """What must hold at every moment, whoever says what."""
 
     state: State
-    settings: BrokerSettings
+    settings: CoreSettings
     epoch_written: int = 0
     accepted: set[str] = field(default_factory=set)
     written: dict[int, int] = field(default_factory=dict)  # sequence -> tokens in the journal
@@ -493,7 +494,7 @@ class Watch:
     last_step: int = 0
     highest_epoch: int = 0
 
-    def remember(self, past: Past) -> None:
+    def remember(self, past: JournalSnapshot) -> None:
         """What the journal has from before counts as written."""
         self.epoch_written = self.highest_epoch = past.epoch
         for request in past.requests:
@@ -505,20 +506,20 @@ class Watch:
         match event:
             case EpochWritten(epoch):
                 self.epoch_written = max(self.epoch_written, epoch)
-            case WorkerSaid(_, Hello(epoch=epoch)):
+            case WorkerMessageReceived(_, Hello(epoch=epoch)):
                 self.epoch_written = max(self.epoch_written, epoch)  # a broker before this one wrote it
             case AcceptanceWritten(request_id):
                 self.accepted.add(request_id)
             case TokensWritten(committed):
                 self.written |= dict(committed)
-            case ClientSaid(_, Attach() as attach):
+            case ClientMessageReceived(_, Attach() as attach):
                 for index in range(len(attach.next_index)):
                     self.sent.pop((attach.request_id, index), None)
             case RequestRead(request_id):
                 self.sent = {place: num for place, num in self.sent.items() if place[0] != request_id}
-            case ClientStuck():
+            case ClientBlocked():
                 self.sent.clear()  # what went out last did not arrive
-            case ClientSaid(_, Submit() as again):
+            case ClientMessageReceived(_, Submit() as again):
                 for index in range(again.params.n):
                     self.sent.pop((again.request_id, index), None)
             case _:
@@ -527,17 +528,17 @@ class Watch:
     def after(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case SayClient(_, message):
+                case SendToClient(_, message):
                     self._check_said(message)
-                case OrderWorker(_, order):
+                case SendToWorker(_, order):
                     assert order.epoch <= self.epoch_written, f"epoch {order.epoch} is announced before it is written"
                 case Dispatch(step):
                     self._check_step(step)
                 case _:
                     pass
         check_state(self.state, self.settings)
-        assert self.state.book.epoch >= self.highest_epoch, "an epoch fell"
-        self.highest_epoch = self.state.book.epoch
+        assert self.state.plans.epoch >= self.highest_epoch, "an epoch fell"
+        self.highest_epoch = self.state.plans.epoch
 
     def _check_said(self, message: ServerMessage) -> None:
         match message:
@@ -568,17 +569,19 @@ class Watch:
         assert sum(r.count for r in step.rows) <= self.settings.scheduler.step_tokens
 
 
-def check_state(state: State, of: BrokerSettings) -> None:
+def check_state(state: State, of: CoreSettings) -> None:
     """The state's own rules, and those of the settings."""
     assert list(state.check()) == []
     assert all(s.sent - s.delivered <= WINDOW for s in state.sequences.values())
-    plan = state.book.current
-    if plan is None or not state.book.serving:
+    plan = state.plans.current
+    if plan is None or not state.plans.is_serving:
         return
-    assert len(state.flights) <= depth(of.scheduler.mode, len(plan.stages))
-    assert all(s.num_preempted <= MAX_PREEMPTED for s in state.sequences.values())
+    assert len(state.in_flight) <= max_steps_in_flight(of.scheduler.mode, len(plan.stages))
+    assert all(s.num_preempted <= MAX_PREEMPTIONS for s in state.sequences.values())
     assert len(state.running) <= of.scheduler.max_running
-    decoding = [s.id for f in state.flights.values() for s, end in f.sequences if end > s.num_prompt and _alone(s, end)]
+    decoding = [
+        s.id for f in state.in_flight.values() for s, end in f.sequences if end > s.num_prompt and _alone(s, end)
+    ]
     assert len(decoding) == len(set(decoding)), "a decode in two micro-batches"
 
 
@@ -591,5 +594,5 @@ def request_settings(**fields: object) -> RequestSettings:
     return RequestSettings(**fields)  # type: ignore[arg-type]
 
 
-def scheduling(**fields: object) -> BrokerSettings:
+def scheduling(**fields: object) -> CoreSettings:
     return settings(scheduler=SchedulerSettings(**fields))  # type: ignore[arg-type]

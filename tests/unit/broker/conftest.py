@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broker.core_settings import BrokerSettings
+from swarm.broker.core_settings import CoreSettings
 from swarm.broker.journal import writer
-from swarm.broker.state.past import Past
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from tests.unit.broker.bench import Bench, check_state, settings
 from tests.unit.broker.journal_thread import Disk, Thread
 
@@ -19,7 +19,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
     """Benches with these settings; their state is checked at the end."""
     made: list[Bench] = []
 
-    def make(of: BrokerSettings | None = None, past: Past | None = None) -> Bench:
+    def make(of: CoreSettings | None = None, past: JournalSnapshot | None = None) -> Bench:
         made.append(Bench(of or settings(), past))
         return made[-1]
 

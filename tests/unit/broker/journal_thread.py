@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm.broker.events import JournalFigures
-from swarm.broker.journal import Write
+from swarm.broker.journal import JournalWrite
 from swarm.broker.journal.database import FullDisk
-from swarm.broker.journal.disk import PIECE, RESERVE, RESERVED
-from swarm.broker.journal.store import Moment, Store
+from swarm.broker.journal.disk import PIECE_BYTES, RESERVE_BYTES, RESERVE_FILE
+from swarm.broker.journal.store import JournalStore, Timestamp
 from swarm.broker.journal.writer import JournalWriter
 from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
@@ -22,7 +22,7 @@ from swarm.errors import JournalError
 WAIT_S = 10.0
 
 
-class Disk(Store):
+class Disk(JournalStore):
     """A real journal on a disk that does as the test says. ``gate``: writes wait for it."""
 
     def __init__(self, directory: Path) -> None:
@@ -32,9 +32,9 @@ class Disk(Store):
         self.full = False
         self.room: int | None = None  # bytes that are free beside what is set aside; None: no lack
         self.untidy = threading.Semaphore(0)  # how often tidying has failed
-        self.transactions: list[list[Write]] = []
+        self.transactions: list[list[JournalWrite]] = []
 
-    def write(self, writes: Any, now: Moment) -> set[int]:
+    def write(self, writes: Any, now: Timestamp) -> set[int]:
         assert self.gate.wait(WAIT_S)
         if self.full:
             raise JournalError("the disk is full")
@@ -46,14 +46,14 @@ class Disk(Store):
 
     def _take_room(self) -> None:
         """A transaction finds what is no longer set aside, or nothing."""
-        given = RESERVED - (self.path.parent / RESERVE).stat().st_size
-        if self.room is None or self.room + given < PIECE:
+        given = RESERVE_BYTES - (self.path.parent / RESERVE_FILE).stat().st_size
+        if self.room is None or self.room + given < PIECE_BYTES:
             raise FullDisk("the disk is full")
-        self.room -= PIECE
+        self.room -= PIECE_BYTES
 
-    def tidy(self, now: Moment) -> int:
+    def delete_old(self, now: Timestamp) -> int:
         if not self.full:
-            return super().tidy(now)
+            return super().delete_old(now)
         self.untidy.release()
         raise JournalError("the disk is full")
 
@@ -81,7 +81,7 @@ class Thread:
         self.figures: dict[str, float] = {}  # as they were told last
         self.start(disk)
 
-    def start(self, store: Store) -> None:
+    def start(self, store: JournalStore) -> None:
         self.writer = JournalWriter(store, SystemClock(), self._tell, self.failures.put)
         self.writer.start()
 

@@ -9,26 +9,26 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from swarm.broker import lockkeeper, locks
-from swarm.broker.lockkeeper import LockKeeper
-from swarm.broker.locks import Locks
+from swarm.auth.broker_keys import BrokerKeys
+from swarm.auth.key_proof import prove
+from swarm.broker.auth import access, service
+from swarm.broker.auth.access import AccessControl
+from swarm.broker.auth.service import AuthService
 from swarm.config import Settings
 from swarm.errors import ConfigError
-from swarm.lock.ownkeys import OwnKeys
-from swarm.lock.possession import prove
-from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Enrol, Invite, Role, RotateBroker
+from swarm.wire.transport.keys import new_pair
 from tests.unit.growing import Growing
 
 SETTINGS = {"broker": {"listen": ["192.0.2.1"], "discoverable": True}}
 
 
 @pytest.fixture
-async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockKeeper]:
+async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AuthService]:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    monkeypatch.setattr(locks, "own", lambda listen: ("192.0.2.1",))
-    monkeypatch.setattr(lockkeeper, "LOOK_S", 0.01)
-    made = LockKeeper(Settings.model_validate({**SETTINGS, "state_dir": str(tmp_path)}))
+    monkeypatch.setattr(access, "resolve_own", lambda listen: ("192.0.2.1",))
+    monkeypatch.setattr(service, "LOOK_S", 0.01)
+    made = AuthService(Settings.model_validate({**SETTINGS, "state_dir": str(tmp_path)}))
     running = asyncio.create_task(made.run())
     yield made
     assert not running.done()  # whatever has happened meanwhile
@@ -38,12 +38,12 @@ async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def test_the_network_is_told_the_new_key(
-    keeper: LockKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keeper: AuthService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as there is one; and the old one no more."""
     told, looked = Growing[str](), Growing[bool]()
-    really = Locks.put_away_if_known
-    monkeypatch.setattr(Locks, "put_away_if_known", lambda self: looked.append(really(self) is None))
+    really = AccessControl.drop_former_key
+    monkeypatch.setattr(AccessControl, "put_away_if_known", lambda self: looked.append(really(self) is None))
     over: list[str] = []
 
     async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
@@ -53,18 +53,18 @@ async def test_the_network_is_told_the_new_key(
         finally:
             over.append(key)
 
-    monkeypatch.setattr(lockkeeper, "announce", announce)
-    keeper.keep({}, None, None, lambda event: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(service, "announce", announce)
+    keeper.attach({}, None, None, lambda event: None)  # type: ignore[arg-type]
     await told.has(1)
-    (old,) = (pair.public for pair in OwnKeys(tmp_path / "locked").pairs)
-    assert keeper.takes(b"", "", RotateBroker())
+    (old,) = (pair.public for pair in BrokerKeys(tmp_path / "locked").pairs)
+    assert keeper.handle_client_message(b"", "", RotateBroker())
     await told.has(2)
-    await looked.until(lambda: len(OwnKeys(tmp_path / "locked").pairs) == 1)  # nobody has to be waited for
-    assert told == [old, OwnKeys(tmp_path / "locked").public]
+    await looked.until(lambda: len(BrokerKeys(tmp_path / "locked").pairs) == 1)  # nobody has to be waited for
+    assert told == [old, BrokerKeys(tmp_path / "locked").public]
     assert over == [old]
 
 
-async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_nobody_can_find_serves(keeper: AuthService, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says why once."""
     asked = Growing[str]()
 
@@ -73,34 +73,34 @@ async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypa
         raise ConfigError("announcing on the local network failed (NonUniqueNameException)")
 
     log = Mock()
-    monkeypatch.setattr(lockkeeper, "announce", announce)
-    monkeypatch.setattr(lockkeeper, "log", log)
+    monkeypatch.setattr(service, "announce", announce)
+    monkeypatch.setattr(service, "log", log)
     await asked.has(1)
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(asked) == 1
     assert [call.args for call in log.warning.call_args_list] == [("not_discoverable",)]
-    assert keeper.takes(b"", "", RotateBroker())
+    assert keeper.handle_client_message(b"", "", RotateBroker())
 
 
 @pytest.mark.parametrize(("role", "rests"), [("client", True), ("worker", True), ("gateway", False), ("admin", False)])
 async def test_a_member_that_floods_has_to_rest(
-    keeper: LockKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, rests: bool
+    keeper: AuthService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, rests: bool
 ) -> None:
     """It is read no more for a while. Who speaks for many, may do all or is on this machine is not held to that."""
-    monkeypatch.setattr(lockkeeper, "announce", AsyncMock(side_effect=ConfigError("there is no network")))
+    monkeypatch.setattr(service, "announce", AsyncMock(side_effect=ConfigError("there is no network")))
     front, sent = Mock(), Growing[object]()
     front.send.side_effect = lambda *said: sent.append(said)
-    keeper.keep({}, front, None, lambda event: None)  # type: ignore[arg-type]
+    keeper.attach({}, front, None, lambda event: None)  # type: ignore[arg-type]
     invitation, pair = new_pair().public, new_pair()
     own = pair.public
-    assert keeper.takes(b"", "", Invite(key=invitation, role=role))
+    assert keeper.handle_client_message(b"", "", Invite(key=invitation, role=role))
     await sent.has(1)
-    proof = prove(pair, invitation, OwnKeys(tmp_path / "locked").pairs[0].public)
-    assert keeper.takes(b"", invitation, Enrol(key=own, proof=proof))
+    proof = prove(pair, invitation, BrokerKeys(tmp_path / "locked").pairs[0].public)
+    assert keeper.handle_client_message(b"", invitation, Enrol(key=own, proof=proof))
     await sent.has(2)
-    keeper.took(b"flood", own, 0.5, 0.0)
+    keeper.charge(b"flood", own, 0.5, 0.0)
     assert not front.rest.called
-    keeper.took(b"here", "", 60.0, 0.0)
-    keeper.took(b"flood", own, 60.0, 0.0)
+    keeper.charge(b"here", "", 60.0, 0.0)
+    keeper.charge(b"flood", own, 60.0, 0.0)
     assert [call.args[0] for call in front.rest.call_args_list] == [b"flood"] * rests

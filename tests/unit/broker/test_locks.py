@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broker import locks
-from swarm.broker.locks import Locks
+from swarm.auth.broker_keys import BrokerKeys
+from swarm.auth.key_proof import prove
+from swarm.auth.registry_file import RegistryFile
+from swarm.broker.auth import access as locks
+from swarm.broker.auth.access import AccessControl
 from swarm.config import Settings
-from swarm.lock.file import RollFile
-from swarm.lock.ownkeys import OwnKeys
-from swarm.lock.possession import prove
-from swarm.wire.door.keys import KeyPair, new_pair
 from swarm.wire.messages import (
     BrokerKey,
     BrokerKeyKept,
@@ -32,10 +31,11 @@ from swarm.wire.messages import (
     Revoke,
     Rotate,
     RotateBroker,
+    RotateKey,
     RotateMember,
-    RotateYours,
     ServerMessage,
 )
+from swarm.wire.transport.keys import KeyPair, new_pair
 from tests.unit.growing import Growing
 
 LAPTOP = new_pair()
@@ -47,46 +47,46 @@ def lost() -> list[str]:
     return []
 
 
-async def said(opened: Locks, key: str, message: ClientMessage) -> ServerMessage | None:
+async def said(opened: AccessControl, key: str, message: ClientMessage) -> ServerMessage | None:
     """What is answered, once the disk has it; None: the core's to answer."""
     answers: list[ServerMessage] = []
-    is_taken = opened.takes(key, message, answers.append)
+    is_taken = opened.handle_client_message(key, message, answers.append)
     await settle(opened)
     assert len(answers) == (is_taken and not isinstance(message, BrokerKeyKept))
     return answers[0] if answers else None
 
 
-async def enrolled(opened: Locks, invitation: str, pair: KeyPair, name: str = "") -> ServerMessage | None:
+async def enrolled(opened: AccessControl, invitation: str, pair: KeyPair, name: str = "") -> ServerMessage | None:
     """What is answered to whoever makes this pair known, and holds it."""
-    proof = prove(pair, invitation, opened.own.pairs[-1].public)
+    proof = prove(pair, invitation, opened.broker_keys.pairs[-1].public)
     return await said(opened, invitation, Enrol(key=pair.public, name=name, proof=proof))
 
 
-async def settle(opened: Locks) -> None:
+async def settle(opened: AccessControl) -> None:
     """Until nothing waits to be written."""
-    while opened.changes.waits:
-        await opened.changes.turn()
+    while opened.writer.is_busy:
+        await opened.writer.run_next()
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, lost: list[str], monkeypatch: pytest.MonkeyPatch) -> Locks:
+async def opened(tmp_path: Path, lost: list[str], monkeypatch: pytest.MonkeyPatch) -> AccessControl:
     """With a client that has joined."""
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    monkeypatch.setattr(locks, "own", lambda listen: ("192.0.2.1",))  # whatever addresses this machine has
-    made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
-    made.lost = lost.append
+    monkeypatch.setattr(locks, "resolve_own", lambda listen: ("192.0.2.1",))  # whatever addresses this machine has
+    made = AccessControl(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    made.on_key_lost = lost.append
     assert isinstance(await said(made, "", Invite(key=INVITATION, role="client")), Report)
     assert isinstance(await enrolled(made, INVITATION, LAPTOP, "laptop"), Enrolled)
     return made
 
 
-async def rotated(opened: Locks, key: str, successor: str) -> tuple[bool, str]:
+async def rotated(opened: AccessControl, key: str, successor: str) -> tuple[bool, str]:
     answer = await said(opened, key, Rotate(key=successor))
     assert isinstance(answer, Report)
     return answer.ok, str(answer.body.get("error", ""))
 
 
-async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: Locks, lost: list[str]) -> None:
+async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: AccessControl, lost: list[str]) -> None:
     """Whatever it says then, also what it may not say; before, both count."""
     assert await rotated(opened, OWN, NEXT) == (True, "")
     assert await said(opened, OWN, Describe()) is None
@@ -103,7 +103,7 @@ async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: Lock
 
 
 async def test_nobody_has_the_disk_written_all_the_time(
-    opened: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: AccessControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One change of a key for each member in a while; said again, it is the same one."""
     now = [1000.0]
@@ -133,7 +133,7 @@ async def test_nobody_has_the_disk_written_all_the_time(
         ("", "w0", True),  # on the broker's own machine
     ],
 )
-async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, name: str, is_taken: bool) -> None:
+async def test_a_worker_is_called_as_its_machine_is(opened: AccessControl, key: str, name: str, is_taken: bool) -> None:
     """Else it could drive out another's, as a process that was started anew."""
     keys = {"": ""}
     for _ in range(2):
@@ -143,14 +143,14 @@ async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, nam
         assert isinstance(answer, Enrolled)
         keys[answer.name] = own.public
     assert sorted(keys) == ["", "far", "far.2"]
-    reason = opened.why_not_called(keys[key], name)
+    reason = opened.name_error(keys[key], name)
     assert (reason == "") is is_taken
     assert is_taken or f"registered as {key}:" in reason
 
 
-async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -> None:
+async def test_who_joins_is_not_called_as_workers_that_are_here(opened: AccessControl) -> None:
     """Nor so that it might call a worker like one of them; it gets another name. A client has no workers."""
-    opened.here = lambda: ["w0", "vm-17"]
+    opened.local_workers = lambda: ["w0", "vm-17"]
     found = {}
     for role, wanted in (("worker", "w0"), ("worker", "vm"), ("worker", "w1"), ("client", "w0")):
         invitation = new_pair().public
@@ -166,7 +166,7 @@ async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -
     }
 
 
-async def test_who_was_revoked_stays_out(opened: Locks, lost: list[str]) -> None:
+async def test_who_was_revoked_stays_out(opened: AccessControl, lost: list[str]) -> None:
     """Not by what is left of its invitation, not with its key by another one; and nobody gets its name, and with it its
     requests."""
     invitation, own = new_pair().public, new_pair()
@@ -183,15 +183,15 @@ async def test_who_was_revoked_stays_out(opened: Locks, lost: list[str]) -> None
     assert await enrolled(opened, another, new_pair(), "alice") == Enrolled(name="alice.2", role="client")
 
 
-async def test_who_enrols_a_key_must_hold_it(opened: Locks) -> None:
+async def test_who_enrols_a_key_must_hold_it(opened: AccessControl) -> None:
     """Without a proof, with one of another key, of another invitation, or to another broker, nothing changes; with the
     right one it is taken, by the same invitation."""
     invitation, victim, own, other = (new_pair() for _ in range(4))
     await said(opened, "", Invite(key=invitation.public, role="worker"))
     wrong = (
         "",
-        prove(own, invitation.public, opened.own.public),
-        prove(victim, new_pair().public, opened.own.public),
+        prove(own, invitation.public, opened.broker_keys.public),
+        prove(victim, new_pair().public, opened.broker_keys.public),
         prove(victim, invitation.public, other.public),
         "0" * 168,
     )
@@ -202,20 +202,20 @@ async def test_who_enrols_a_key_must_hold_it(opened: Locks) -> None:
     assert await enrolled(opened, invitation.public, victim, "far") == Enrolled(name="far", role="worker")
 
 
-async def test_a_key_of_low_order_or_in_another_spelling_proves_nothing(opened: Locks) -> None:
+async def test_a_key_of_low_order_or_in_another_spelling_proves_nothing(opened: AccessControl) -> None:
     """What anybody can compute with, and a second number for the same point."""
     await said(opened, "", Invite(key=NEXT, role="worker"))
     same = (int.from_bytes(bytes.fromhex(OWN), "little") + (1 << 255)).to_bytes(32, "little").hex()
     for key in ("00" * 32, "01" + "00" * 31, same):
-        proof = prove(LAPTOP, NEXT, opened.own.public)
+        proof = prove(LAPTOP, NEXT, opened.broker_keys.public)
         assert isinstance(await said(opened, NEXT, Enrol(key=key, proof=proof)), Malformed)
 
 
-async def test_the_broker_s_own_keys_are_nobody_s(opened: Locks) -> None:
+async def test_the_broker_s_own_keys_are_nobody_s(opened: AccessControl) -> None:
     """Those of its file, the one to come, and that of this life: they can be no member's, no invitation's, and no
     successor's."""
     await said(opened, "", RotateBroker())
-    own = [*opened.own.pairs, opened.life]
+    own = [*opened.broker_keys.pairs, opened.process_pair]
     assert len(own) == 3
     await said(opened, "", Invite(key=NEXT, role="client", uses=9))
     for pair in own:
@@ -229,11 +229,11 @@ async def test_the_broker_s_own_keys_are_nobody_s(opened: Locks) -> None:
 
 
 async def test_what_has_expired_stays_so_when_the_clock_goes_back(
-    opened: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: AccessControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a restart on a machine that boots in 1970."""
     now = [2e9]
-    monkeypatch.setattr("swarm.lock.file.time.time", lambda: now[0])
+    monkeypatch.setattr("swarm.auth.registry_file.time.time", lambda: now[0])
     invitation = new_pair().public
     await said(opened, "", Invite(key=invitation, role="client", valid_s=60.0))
     now[0] += 61
@@ -241,7 +241,7 @@ async def test_what_has_expired_stays_so_when_the_clock_goes_back(
     await said(opened, "", Invite(key=new_pair().public, role="client"))  # something is written
     now[0] = 5.0
     assert not isinstance(await enrolled(opened, invitation, new_pair()), Enrolled)
-    again = RollFile(tmp_path / "locked" / "roll.json")
+    again = RegistryFile(tmp_path / "locked" / "roll.json")
     assert again.now() == 2e9 + 61
 
 
@@ -250,107 +250,109 @@ async def test_what_has_expired_stays_so_when_the_clock_goes_back(
 
 def keys_in(tmp_path: Path) -> set[str]:
     """That the broker would answer to if it were started now."""
-    return {pair.public for pair in OwnKeys(tmp_path / "locked").pairs}
+    return {pair.public for pair in BrokerKeys(tmp_path / "locked").pairs}
 
 
-async def body(opened: Locks, message: ClientMessage, key: str = "") -> Json:
+async def body(opened: AccessControl, message: ClientMessage, key: str = "") -> Json:
     answer = await said(opened, key, message)
     assert isinstance(answer, Report)
     return {"ok": answer.ok, **answer.body}
 
 
-async def knows(opened: Locks) -> dict[object, object]:
+async def knows(opened: AccessControl) -> dict[object, object]:
     """Who is listed as one who knows the broker's key."""
     members = (await body(opened, Query(what="keys")))["members"]
     assert isinstance(members, list)
     return {row["name"]: row["knows_broker"] for row in members if isinstance(row, dict)}
 
 
-def knock(opened: Locks, key: str, door: str) -> None:
+def knock(opened: AccessControl, key: str, door: str) -> None:
     """As a door does when somebody has come in."""
-    lock = opened.places("127.0.0.1", "client")[1].lock
+    lock = opened.bind_addresses("127.0.0.1", "client")[1].auth
     assert lock is not None
-    assert lock.came is not None
+    assert lock.on_authenticated is not None
     assert door in {pair.public for pair in lock.pairs}
-    lock.came(key, door)
+    lock.on_authenticated(key, door)
 
 
-async def test_the_old_key_is_answered_to_until_all_know_the_new_one(opened: Locks, tmp_path: Path) -> None:
+async def test_the_old_key_is_answered_to_until_all_know_the_new_one(opened: AccessControl, tmp_path: Path) -> None:
     """Who has it on its disk and says so, or has knocked at it; whoever is off is waited for, and shown."""
     pair, invitation = new_pair(), new_pair().public
     far = pair.public
     await said(opened, "", Invite(key=invitation, role="worker"))
     await enrolled(opened, invitation, pair, "far")
     told: list[str] = []
-    opened.renewed = lambda: told.append(opened.own.public)
-    old = opened.own.public
+    opened.on_broker_key_changed = lambda: told.append(opened.broker_keys.public)
+    old = opened.broker_keys.public
     begun = await body(opened, RotateBroker())
-    new = opened.own.public
+    new = opened.broker_keys.public
     assert (begun["key"], begun["is_over"], begun["behind"]) == (new, False, ["laptop (client)", "far (worker)"])
     assert told == [new]
     assert keys_in(tmp_path) == {old, new} != {old}
     assert await knows(opened) == {"laptop": False, "far": False}
-    assert opened.to_say(far) == [BrokerKey(key=new)]
-    assert opened.to_say("") == []
+    assert opened.pending_messages(far) == [BrokerKey(key=new)]
+    assert opened.pending_messages("") == []
     await said(opened, OWN, BrokerKeyKept(key=old))  # of before
     assert await knows(opened) == {"laptop": False, "far": False}
     await said(opened, OWN, BrokerKeyKept(key=new))
     assert await knows(opened) == {"laptop": True, "far": False}
     assert (await body(opened, RotateBroker()))["behind"] == ["far (worker)"]
-    assert opened.own.public == new  # said again, it is the same one
+    assert opened.broker_keys.public == new  # said again, it is the same one
     knock(opened, far, old)
     await settle(opened)
     assert keys_in(tmp_path) == {old, new}
     knock(opened, far, new)
     await settle(opened)
     assert keys_in(tmp_path) == {new}
-    assert opened.to_say(far) == []
+    assert opened.pending_messages(far) == []
     assert await knows(opened) == {"laptop": True, "far": True}
 
 
-async def test_a_broker_that_is_started_again_goes_on_with_its_keys(opened: Locks, tmp_path: Path) -> None:
+async def test_a_broker_that_is_started_again_goes_on_with_its_keys(opened: AccessControl, tmp_path: Path) -> None:
     """At each step: who knew the new key still does, who did not is still waited for."""
     settings = Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}})
-    old = opened.own.public
+    old = opened.broker_keys.public
     await said(opened, "", RotateBroker())
-    new = opened.own.public
-    again = Locks(settings, tmp_path / "locked")
-    assert (again.own.public, again.own.former) == (new, old)
-    again.put_away_if_known()
+    new = opened.broker_keys.public
+    again = AccessControl(settings, tmp_path / "locked")
+    assert (again.broker_keys.public, again.broker_keys.former) == (new, old)
+    again.drop_former_key()
     await settle(again)
     assert await knows(again) == {"laptop": False}
-    assert again.own.former == old
+    assert again.broker_keys.former == old
     await said(again, OWN, BrokerKeyKept(key=new))
-    assert again.own.former is None
-    last = Locks(settings, tmp_path / "locked")
-    assert (last.own.pairs, await knows(last)) == (again.own.pairs, {"laptop": True})
+    assert again.broker_keys.former is None
+    last = AccessControl(settings, tmp_path / "locked")
+    assert (last.broker_keys.pairs, await knows(last)) == (again.broker_keys.pairs, {"laptop": True})
 
 
-async def test_who_knocks_at_the_old_key_after_all_is_waited_for(opened: Locks) -> None:
+async def test_who_knocks_at_the_old_key_after_all_is_waited_for(opened: AccessControl) -> None:
     """Another process of that machine, say, that was told nothing yet."""
-    old = opened.own.public
+    old = opened.broker_keys.public
     pair, invitation = new_pair(), new_pair().public
     far = pair.public
     await said(opened, "", Invite(key=invitation, role="worker"))
     await enrolled(opened, invitation, pair, "far")
     await said(opened, "", RotateBroker())
-    new = opened.own.public
+    new = opened.broker_keys.public
     await said(opened, OWN, BrokerKeyKept(key=new))
     knock(opened, OWN, old)
     assert (await knows(opened))["laptop"] is False
     knock(opened, far, new)
     await settle(opened)
-    assert opened.own.former == old
+    assert opened.broker_keys.former == old
     await said(opened, OWN, BrokerKeyKept(key=new))
-    assert opened.own.former is None
+    assert opened.broker_keys.former is None
 
 
-async def test_who_does_not_know_the_new_key_is_named_when_it_is_shut_out(opened: Locks, tmp_path: Path) -> None:
+async def test_who_does_not_know_the_new_key_is_named_when_it_is_shut_out(
+    opened: AccessControl, tmp_path: Path
+) -> None:
     """By the last word of who governs; and shown afterwards, too."""
     refused = await body(opened, RotateBroker(now=True))
     assert (refused["ok"], "run the command without --now first" in str(refused["error"])) == (False, True)
     await said(opened, "", RotateBroker())
-    new = opened.own.public
+    new = opened.broker_keys.public
     over = await body(opened, RotateBroker(now=True))
     assert (over["is_over"], over["shut_out"]) == (True, ["laptop (client)"])
     assert keys_in(tmp_path) == {new}
@@ -359,70 +361,72 @@ async def test_who_does_not_know_the_new_key_is_named_when_it_is_shut_out(opened
 
 
 async def test_invitations_are_good_for_as_long_as_their_key_is_answered_to(
-    opened: Locks, monkeypatch: pytest.MonkeyPatch
+    opened: AccessControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ones of before are waited for until they are used or have expired; later ones name the new key."""
     now = [2e9]
-    monkeypatch.setattr("swarm.lock.file.time.time", lambda: now[0])
+    monkeypatch.setattr("swarm.auth.registry_file.time.time", lambda: now[0])
     before, after = new_pair().public, new_pair().public
     await said(opened, "", Invite(key=before, role="worker", valid_s=60, name="far"))
     await said(opened, "", RotateBroker())
-    new = opened.own.public
+    new = opened.broker_keys.public
     await said(opened, OWN, BrokerKeyKept(key=new))
     assert (await body(opened, RotateBroker()))["behind"] == ["the invitation far (for a worker)"]
     assert (await body(opened, Invite(key=after, role="client")))["key"] == new
-    assert opened.to_say(before) == [BrokerKey(key=new)]
+    assert opened.pending_messages(before) == [BrokerKey(key=new)]
     now[0] += 61
-    opened.put_away_if_known()
+    opened.drop_former_key()
     await settle(opened)
-    assert opened.own.former is None
+    assert opened.broker_keys.former is None
 
 
-async def test_who_joins_by_the_old_key_is_waited_for(opened: Locks) -> None:
+async def test_who_joins_by_the_old_key_is_waited_for(opened: AccessControl) -> None:
     """It has been told the new one on the way, and shows it by knocking."""
     before, pair = new_pair().public, new_pair()
     await said(opened, "", Invite(key=before, role="worker"))
     await said(opened, "", RotateBroker())
-    new = opened.own.public
+    new = opened.broker_keys.public
     await said(opened, OWN, BrokerKeyKept(key=new))
     assert isinstance(await enrolled(opened, before, pair, "far"), Enrolled)
-    assert opened.own.former is not None
+    assert opened.broker_keys.former is not None
     knock(opened, pair.public, new)
     await settle(opened)
-    assert opened.own.former is None
+    assert opened.broker_keys.former is None
 
 
-async def test_only_who_governs_changes_others_keys(opened: Locks) -> None:
+async def test_only_who_governs_changes_others_keys(opened: AccessControl) -> None:
     for message in (RotateBroker(), RotateBroker(now=True), RotateMember(name="laptop")):
         refused = await body(opened, message, OWN)
         assert (refused["ok"], "admin" in str(refused["error"])) == (False, True)
-    assert opened.own.former is None
+    assert opened.broker_keys.former is None
 
 
 async def test_a_brokers_key_of_systemd_is_not_changed_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Locks
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: AccessControl
 ) -> None:
     (tmp_path / "swarm.key").write_text(new_pair().secret)
     (tmp_path / "swarm.key").chmod(0o400)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    made = AccessControl(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
     refused = await body(made, RotateBroker())
     assert (refused["ok"], "change it there" in str(refused["error"])) == (False, True)
-    assert made.own.former is None
+    assert made.broker_keys.former is None
 
 
-async def test_a_member_that_is_off_is_told_to_change_its_key_when_it_knocks(opened: Locks, tmp_path: Path) -> None:
+async def test_a_member_that_is_off_is_told_to_change_its_key_when_it_knocks(
+    opened: AccessControl, tmp_path: Path
+) -> None:
     """Also after a restart of the broker; until it has."""
     ordered: list[str] = []
-    opened.ordered = ordered.append
+    opened.on_rotation_ordered = ordered.append
     assert (await body(opened, RotateMember(name="laptop")))["name"] == "laptop"
     assert ordered == [OWN]
-    again = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
-    assert again.to_say(OWN) == [RotateYours()]
+    again = AccessControl(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    assert again.pending_messages(OWN) == [RotateKey()]
     assert await rotated(again, OWN, NEXT) == (True, "")
-    assert again.to_say(OWN) == [RotateYours()]
+    assert again.pending_messages(OWN) == [RotateKey()]
     await said(again, NEXT, Describe())
-    assert again.to_say(NEXT) == []
+    assert again.pending_messages(NEXT) == []
     unknown = await body(again, RotateMember(name="nobody"))
     assert (unknown["ok"], "there is no" in str(unknown["error"])) == (False, True)
 
@@ -440,20 +444,22 @@ def slow(monkeypatch: pytest.MonkeyPatch, is_through: threading.Event) -> Growin
         is_through.wait(2.0)  # who waits in the loop would wait for ever
         fsync(fd)
 
-    monkeypatch.setattr("swarm.private.os.fsync", wait)
+    monkeypatch.setattr("swarm.private_files.os.fsync", wait)
     return asked
 
 
-async def test_a_slow_disk_holds_up_nobody_but_who_asked(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_disk_holds_up_nobody_but_who_asked(
+    opened: AccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop turns; nothing counts and nobody is answered before the disk has it; answers come in order."""
     is_through = threading.Event()
     asked = slow(monkeypatch, is_through)
     answers = Growing[str]()
-    running = asyncio.create_task(opened.changes.run())
+    running = asyncio.create_task(opened.writer.run())
     for number in range(3):
         invitation = Invite(key=new_pair().public, role="worker", name=f"far{number}")
-        assert opened.takes("", invitation, lambda answer: answers.append(str(answer)))
-    assert opened.takes("", Revoke(name="laptop"), lambda answer: answers.append(str(answer)))
+        assert opened.handle_client_message("", invitation, lambda answer: answers.append(str(answer)))
+    assert opened.handle_client_message("", Revoke(name="laptop"), lambda answer: answers.append(str(answer)))
     await asked.has(1)
     for _ in range(100):
         await asyncio.sleep(0)
@@ -468,12 +474,12 @@ async def test_a_slow_disk_holds_up_nobody_but_who_asked(opened: Locks, monkeypa
     running.cancel()
 
 
-async def core_is_asked(opened: Locks, key: str) -> bool:
+async def core_is_asked(opened: AccessControl, key: str) -> bool:
     """May who has this key ask what is the core's to answer?"""
-    return not opened.takes(key, Describe(), lambda answer: None)
+    return not opened.handle_client_message(key, Describe(), lambda answer: None)
 
 
-async def test_what_the_disk_refuses_is_not_so(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_disk_refuses_is_not_so(opened: AccessControl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked is told; what waits behind it is carried out as if it had not been said."""
 
     def full(fd: int) -> None:
@@ -481,10 +487,10 @@ async def test_what_the_disk_refuses_is_not_so(opened: Locks, monkeypatch: pytes
 
     answers: list[ServerMessage] = []
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.private.os.fsync", full)
-        assert opened.takes("", Revoke(name="laptop"), answers.append)
-        await opened.changes.turn()
-    assert opened.takes("", RotateMember(name="laptop"), answers.append)
+        patch.setattr("swarm.private_files.os.fsync", full)
+        assert opened.handle_client_message("", Revoke(name="laptop"), answers.append)
+        await opened.writer.run_next()
+    assert opened.handle_client_message("", RotateMember(name="laptop"), answers.append)
     await settle(opened)
     refused, done = answers
     assert isinstance(refused, Report)
@@ -494,12 +500,12 @@ async def test_what_the_disk_refuses_is_not_so(opened: Locks, monkeypatch: pytes
     assert opened.account(OWN) is not None
 
 
-async def test_few_changes_wait_for_the_disk(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_changes_wait_for_the_disk(opened: AccessControl, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are told to come again."""
-    monkeypatch.setattr("swarm.broker.changes.MAX_WAITING", 2)
+    monkeypatch.setattr("swarm.broker.auth.writer.MAX_WAITING", 2)
     answers: list[ServerMessage] = []
     for _ in range(3):
-        assert opened.takes("", Invite(key=new_pair().public, role="client"), answers.append)
+        assert opened.handle_client_message("", Invite(key=new_pair().public, role="client"), answers.append)
     (refused,) = answers
     assert isinstance(refused, Report)
     assert "in a moment" in str(refused.body["error"])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from swarm import config
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.settings import Endpoints, core_settings, plan_rules
-from swarm.wire.messages import NOBODYS
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.wire.messages import NO_LINEAGE
 
 # Another value than the default, of each kind that can't be made by a rule.
 OTHER: dict[str, object] = {
@@ -46,8 +46,10 @@ KEYS = sorted(
 )
 
 
-def decide_by(overrides: dict[str, object]) -> BrokerSettings:
-    return replace(core_settings(config.load(overrides=overrides), Endpoints("beat", "data"), NOBODYS, None), run="")
+def decide_by(overrides: dict[str, object]) -> CoreSettings:
+    return replace(
+        make_core_settings(config.load(overrides=overrides), Endpoints("beat", "data"), NO_LINEAGE, None), run=""
+    )
 
 
 def another(value: Any) -> object:
@@ -72,5 +74,7 @@ def test_all_that_is_read_again_of_plans_counts(key: str, monkeypatch: pytest.Mo
     default = config.load()
     value = OTHER[key] if key in OTHER else another(config.get(default.model_dump(), key))
     changed = config.load(overrides={key: value})
-    assert plan_rules(changed) != plan_rules(default)
-    assert core_settings(changed, Endpoints("beat", "data"), NOBODYS, None).plan.rules == plan_rules(changed)
+    assert make_plan_rules(changed) != make_plan_rules(default)
+    assert make_core_settings(changed, Endpoints("beat", "data"), NO_LINEAGE, None).plan.rules == make_plan_rules(
+        changed
+    )

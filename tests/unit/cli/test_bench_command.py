@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from swarm.bench.processes.orders import Progress
-from swarm.cli.bench import LinesView
+from swarm.bench.processes.pipe_messages import ShareProgress
+from swarm.cli.bench import JsonLinesView
 from swarm.cli.main import run as swarm
 
 
@@ -29,9 +29,9 @@ def test_other_commands_do_without_aiohttp() -> None:
 
 def test_progress_for_programs_is_one_line_a_second_at_most() -> None:
     told: list[str] = []
-    view = LinesView(lambda lines, data: told.append(json.dumps(data)))
+    view = JsonLinesView(lambda lines, data: told.append(json.dumps(data)))
     view.begin("8 in flight for 2 s", 2.0, None)
     for _ in range(50):
-        view.progress(Progress(1, 2, 3, 4))
+        view.progress(ShareProgress(1, 2, 3, 4))
     assert [json.loads(text)["event"] for text in told] == ["load", "progress"]
     assert json.loads(told[1])["num_failed"] == 2

@@ -19,12 +19,22 @@ from typer.testing import CliRunner
 
 from swarm.cli.app import app
 from swarm.cli.doctor import facts as asked
-from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, Reach, Unit, findings
-from swarm.cli.doctor.command import lines
+from swarm.cli.doctor.checks import (
+    BrokerConnectivity,
+    Facts,
+    Finding,
+    Kernels,
+    ModelFacts,
+    Port,
+    SpeedEstimate,
+    SystemdUnit,
+    make_findings,
+)
+from swarm.cli.doctor.command import format_finding
 from swarm.config import load
 from swarm.demo import model_path
-from swarm.service.install import doors
-from swarm.stage.shell.waiting import PASSIVE_WAITING
+from swarm.stage.shell.openmp import PASSIVE_WAITING
+from swarm.systemd.install import listen_addresses
 from tests.standin_hub import NAME, Hub, standin
 
 GIB = 1 << 30
@@ -46,17 +56,17 @@ SOUND = Facts(
     kernels=Kernels("avx512bf16"),
     gpus=("cuda:0: H200, 139 GiB",),
     clock_is_set=True,
-    model=Model("/models/llama", GIB // 2),
-    units=(Unit("swarm-broker.service", "active", "running"),),
+    model=ModelFacts("/models/llama", GIB // 2),
+    units=(SystemdUnit("swarm-broker.service", "active", "running"),),
 )
 
 
 def in_a_loop(restarts: int, sub: str, *, is_users: bool = False) -> dict[str, object]:
-    return {"units": (Unit("swarm-worker@a.service", "activating", sub, restarts, is_users),)}
+    return {"units": (SystemdUnit("swarm-worker@a.service", "activating", sub, restarts, is_users),)}
 
 
 def wrong(**changes: object) -> list[Finding]:
-    return [each for each in findings(replace(SOUND, **changes)) if each.level != "ok"]  # type: ignore[arg-type]
+    return [each for each in make_findings(replace(SOUND, **changes)) if each.level != "ok"]  # type: ignore[arg-type]
 
 
 def one(**changes: object) -> Finding:
@@ -66,7 +76,7 @@ def one(**changes: object) -> Finding:
 
 def test_a_sound_machine() -> None:
     """Each thing that was looked at has a line, and none asks for anything."""
-    found = findings(SOUND)
+    found = make_findings(SOUND)
     assert not wrong()
     assert all(not each.remedy for each in found)
     assert [each.about for each in found] == [
@@ -90,23 +100,23 @@ def test_a_sound_machine() -> None:
         ({"descriptors": 1024}, "descriptors", "note", "1,024", "ulimit -n 4096"),
         ({"ports": (Port(5700, "a", False, "nc (process 7)"),)}, "port", "note", "by nc (process 7)", "stop"),
         ({"clock_is_set": False}, "clock", "note", "not synchronised", "time service"),
-        ({"model": Model("llama", wrong="there is no directory llama")}, "model", "trouble", "no directory", "another"),
-        ({"model": Model("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
-        ({"outlook": Outlook(wrong="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
+        ({"model": ModelFacts("llama", error="there is no directory llama")}, "model", "trouble", "no directory", "another"),
+        ({"model": ModelFacts("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
+        ({"outlook": SpeedEstimate(error="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
         ({"keys_wrong": ("others may read k",)}, "keys", "trouble", "others may read k", "swarmctl keys rotate"),
-        ({"reach": Reach("tcp://b", wrong="nobody", remedy="a wall?")}, "broker", "trouble", "nobody", "a wall?"),
-        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
-        ({"reach": Reach("tcp://b", "0.2.0", 0.08, 1e9)}, "broker", "note", "80 ms there and back", "nearer"),
-        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "faster network"),
+        ({"reach": BrokerConnectivity("tcp://b", error="nobody", remedy="a wall?")}, "broker", "trouble", "nobody", "a wall?"),
+        ({"reach": BrokerConnectivity("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
+        ({"reach": BrokerConnectivity("tcp://b", "0.2.0", 0.08, 1e9)}, "broker", "note", "80 ms there and back", "nearer"),
+        ({"reach": BrokerConnectivity("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "faster network"),
         ({"state_is_hidden": True}, "state", "note", "/var/lib/swarm is not accessible to this user", "sudo"),
         ({"gpu_unused": "there is one (/dev/kfd), and"}, "gpu", "note", "/dev/kfd", "a torch that is built for it"),
         ({"listen_wrong": "no interface 'eth9'"}, "port", "trouble", "broker.listen: no interface", "--listen"),
-        ({"ports": (Port(80, "a", False, refused="Permission denied"),)}, "port", "trouble", "can't be used", "--port"),
-        ({"units": (Unit("swarm-worker@a.service", "failed"),)}, "systemd", "trouble", "has failed", "-u swarm-w"),
+        ({"ports": (Port(80, "a", False, bind_error="Permission denied"),)}, "port", "trouble", "can't be used", "--port"),
+        ({"units": (SystemdUnit("swarm-worker@a.service", "failed"),)}, "systemd", "trouble", "has failed", "-u swarm-w"),
         (in_a_loop(1, "auto-restart"), "systemd", "trouble", "(auto-restart), and was restarted once", "-u sw"),
         (in_a_loop(9, "start"), "systemd", "trouble", "(start), and was restarted 9 times", "journalctl"),
         (in_a_loop(9, "auto-restart", is_users=True), "systemd", "trouble", "9 times", "journalctl --user -u swarm-w"),
-        ({"units": (Unit("swarm-gateway.service", "active", "running", 3),)}, "systemd", "note", "3 times", "upgrades"),
+        ({"units": (SystemdUnit("swarm-gateway.service", "active", "running", 3),)}, "systemd", "note", "3 times", "upgrades"),
     ],
 )  # fmt: skip
 def test_trouble_is_named_with_its_remedy(
@@ -121,22 +131,22 @@ def test_trouble_is_named_with_its_remedy(
 
 def test_units_that_are_as_they_should_be() -> None:
     """One waits for its broker, one was stopped after some upgrades, one died once: nothing is asked for."""
-    waiting = Unit("swarm-worker@w0.service", "activating", "start")
-    stopped = Unit("swarm-worker@w1.service", "inactive", "dead", 4)
-    once = Unit("swarm-broker.service", "active", "running", 1)
+    waiting = SystemdUnit("swarm-worker@w0.service", "activating", "start")
+    stopped = SystemdUnit("swarm-worker@w1.service", "inactive", "dead", 4)
+    once = SystemdUnit("swarm-broker.service", "active", "running", 1)
     assert not wrong(units=(waiting, stopped, once))
 
 
 def test_memory_and_cores_that_a_container_gives() -> None:
     """What counts is what this process may use."""
-    told = {each.about: each.text for each in findings(replace(SOUND, memory_limit=8 * GIB, quota=2.5))}
+    told = {each.about: each.text for each in make_findings(replace(SOUND, memory_limit=8 * GIB, quota=2.5))}
     assert told["memory"] == "8.0 GiB of 8.0 GiB available (this machine has 32.0 GiB, a container or unit gives less)"
     assert told["processor"] == "Abacus 9000, 8 cores, of which a container gives 2.5"
 
 
 def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
-    ahead = Outlook(((1, 13.04), (16, 1180.0)), 0.52, (6, 2))
-    told = {each.about: each.text for each in findings(replace(SOUND, outlook=ahead))}
+    ahead = SpeedEstimate(((1, 13.04), (16, 1180.0)), 0.52, (6, 2))
+    told = {each.about: each.text for each in make_findings(replace(SOUND, outlook=ahead))}
     assert told["outlook"] == (
         "with 6 + 2 layers, by sequences that decode together: 1: 13 tokens/s, 16: 1,180 tokens/s; "
         "a prompt of 512 tokens takes 0.52 s"
@@ -144,13 +154,13 @@ def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
 
 
 def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
-    ahead = Outlook(((1, 13.0),), 0.5, (8,), 3 * GIB, 5 * GIB, 40_000)
-    model = Model("/models/llama", GIB // 2, digest="0123456789abcdef")
+    ahead = SpeedEstimate(((1, 13.0),), 0.5, (8,), 3 * GIB, 5 * GIB, 40_000)
+    model = ModelFacts("/models/llama", GIB // 2, digest="0123456789abcdef")
     kernels = Kernels("avx512bf16", features=("avx2", "avx512_bf16"))
-    way = Reach("tcp://b:5700", "0.2.0", 0.0004, 1e12)
+    way = BrokerConnectivity("tcp://b:5700", "0.2.0", 0.0004, 1e12)
     told = {
         each.about: (each.level, each.text)
-        for each in findings(replace(SOUND, outlook=ahead, model=model, kernels=kernels, reach=way))
+        for each in make_findings(replace(SOUND, outlook=ahead, model=model, kernels=kernels, reach=way))
     }
     assert told["kernels"] == (
         "ok",
@@ -169,11 +179,11 @@ def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
 
 
 def test_how_a_finding_is_shown() -> None:
-    assert lines(Finding("port", "note", "5700 is in use", "stop it")) == [
+    assert format_finding(Finding("port", "note", "5700 is in use", "stop it")) == [
         "· port         5700 is in use",
         "               → stop it",
     ]
-    assert lines(Finding("clock", "ok", "kept right")) == ["  clock        kept right"]
+    assert format_finding(Finding("clock", "ok", "kept right")) == ["  clock        kept right"]
 
 
 # --- real machines, in real trouble -----------------------------------------------------------------------------------
@@ -183,10 +193,10 @@ def test_a_taken_port_and_who_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         settings = load(None, {"broker.port": number})
-        found = {port.number: port for port in asked.ports(settings)[0]}
+        found = {port.number: port for port in asked.needed_ports(settings)[0]}
     assert not found[number].is_free
-    assert f"(process {os.getpid()})" in found[number].by
-    free = {port.number: port for port in asked.ports(settings)[0]}
+    assert f"(process {os.getpid()})" in found[number].holder
+    free = {port.number: port for port in asked.needed_ports(settings)[0]}
     assert free[number].is_free
 
 
@@ -194,15 +204,15 @@ def test_doors_for_other_machines_are_tried_where_they_will_be() -> None:
     """All of them, at each address, as systemd would hold them open; an address that nobody has here is told, and so is
     an interface."""
     settings = load(None, {"broker.listen": ["192.0.2.1"]})
-    found, wrong = asked.ports(settings)
-    wanted = doors(settings.broker.host, settings.broker.port, settings.broker.listen)
+    found, wrong = asked.needed_ports(settings)
+    wanted = listen_addresses(settings.broker.host, settings.broker.port, settings.broker.listen)
     assert [port.number for port in found[:-1]] == [int(door.rpartition(":")[2]) for door in wanted]
-    assert [port.use for port in found if port.refused] == [
+    assert [port.use for port in found if port.bind_error] == [
         f"the broker's, for {use} at 192.0.2.1"
         for use in ("clients", "workers", "beats", "finished steps", "the relay")
     ]
     assert wrong == ""
-    found, wrong = asked.ports(load(None, {"broker.listen": ["nowhere0"]}))
+    found, wrong = asked.needed_ports(load(None, {"broker.listen": ["nowhere0"]}))
     assert "no network interface 'nowhere0'" in wrong
     assert len(found) == 3
 
@@ -212,11 +222,11 @@ def test_a_worker_needs_one_of_its_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         settings = load(None, {"worker.data_ports": f"{number}-{number}", "worker.host": "127.0.0.1"})
-        found = asked.ports(settings)[0]
+        found = asked.needed_ports(settings)[0]
     assert [port.number for port in found][3:] == [number]
     assert f"all of worker.data_ports, {number}-{number}" in found[-1].use
-    assert f"(process {os.getpid()})" in found[-1].by
-    assert len(asked.ports(settings)[0]) == 3
+    assert f"(process {os.getpid()})" in found[-1].holder
+    assert len(asked.needed_ports(settings)[0]) == 3
 
 
 def test_a_gpu_that_torch_can_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,22 +258,22 @@ def test_units_are_asked_for_what_they_do(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "systemctl").write_text(SYSTEMCTL)
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert asked.units(is_users=False) == [
-        Unit("swarm-worker@w0.service", "activating", "auto-restart", 7),
-        Unit("swarm-broker.socket", "active", "running"),
+    assert asked.list_units(is_users=False) == [
+        SystemdUnit("swarm-worker@w0.service", "activating", "auto-restart", 7),
+        SystemdUnit("swarm-broker.socket", "active", "running"),
     ]
-    assert asked.units(is_users=True) == []
+    assert asked.list_units(is_users=True) == []
 
 
 def test_where_nothing_can_be_written() -> None:
     """A pseudo file system is nobody's to write to, root's neither."""
-    said, took = asked.written(Path("/proc/swarm"))
+    said, took = asked.measure_sync(Path("/proc/swarm"))
     assert said.startswith("nothing can be written there")
     assert took is None
 
 
 def test_a_write_is_timed_where_the_directory_would_be_made(tmp_path: Path) -> None:
-    said, took = asked.written(tmp_path / "not" / "there")
+    said, took = asked.measure_sync(tmp_path / "not" / "there")
     assert said == ""
     assert took is not None
     assert list(tmp_path.iterdir()) == []  # and nothing is left
@@ -318,19 +328,19 @@ def test_a_damaged_model(tmp_path: Path) -> None:
     """Cut in the middle, as by a copy that broke off."""
     folder = tmp_path / "village"
     shutil.copytree(model_path(), folder)
-    assert asked.model(str(folder)) == replace(asked.model(None), name=str(folder))  # type: ignore[type-var]
+    assert asked.inspect_model(str(folder)) == replace(asked.inspect_model(None), name=str(folder))  # type: ignore[type-var]
     weights = next(folder.glob("*.safetensors"))
     os.truncate(weights, weights.stat().st_size // 2)
-    found = asked.model(str(folder))
+    found = asked.inspect_model(str(folder))
     assert found is not None
-    assert weights.name in found.wrong
+    assert weights.name in found.error
 
 
 def test_copies_of_a_model_have_one_digest(tmp_path: Path) -> None:
     """On whatever machine, in whatever folder; and another one as soon as a byte is another."""
     copy = tmp_path / "a copy"
     shutil.copytree(model_path(), copy)
-    own, theirs = asked.model(None), asked.model(str(copy))
+    own, theirs = asked.inspect_model(None), asked.inspect_model(str(copy))
     assert own is not None
     assert theirs is not None
     assert own.digest == theirs.digest != ""
@@ -338,15 +348,15 @@ def test_copies_of_a_model_have_one_digest(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    changed = asked.model(str(copy))
+    changed = asked.inspect_model(str(copy))
     assert changed is not None
     assert changed.digest != own.digest
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    found = asked.model(str(tmp_path / "nowhere"))
+    found = asked.inspect_model(str(tmp_path / "nowhere"))
     assert found is not None
-    assert "there is no directory" in found.wrong
+    assert "there is no directory" in found.error
 
 
 def test_the_whole_command(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.doctor import facts, places
-from swarm.cli.doctor.places import Places, meant, of_units
+from swarm.auth.memberships import default_state_dir
+from swarm.cli.doctor import facts, paths
+from swarm.cli.doctor.paths import ServicePaths, choose_paths, find_units
 from swarm.cli.main import run
-from swarm.lock.known import default_state_dir
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def of_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def of_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     """The image's are this machine's."""
-    found = of_units(root)
+    found = find_units(root)
     assert found is not None
-    monkeypatch.setattr(places, "of_units", lambda: found)
+    monkeypatch.setattr(paths, "of_units", lambda: found)
     monkeypatch.delenv("SWARM_CONFIG", raising=False)
     monkeypatch.delenv("SWARM_STATE_DIR", raising=False)
     monkeypatch.chdir(root)
@@ -37,10 +37,10 @@ def of_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 def test_the_places_of_units(root: Path, tmp_path: Path) -> None:
     settings, state = root / "etc/swarm/swarm.toml", root / "var/lib/swarm"
-    assert of_units(root) == Places(settings, state, is_of_units=True)
+    assert find_units(root) == ServicePaths(settings, state, is_of_units=True)
     settings.unlink()
-    assert of_units(root) == Places(None, state, is_of_units=True)
-    assert of_units(root / "var", root / "nobody") is None
+    assert find_units(root) == ServicePaths(None, state, is_of_units=True)
+    assert find_units(root / "var", root / "nobody") is None
 
 
 def test_the_places_of_a_users_own_units(tmp_path: Path) -> None:
@@ -49,19 +49,21 @@ def test_the_places_of_a_users_own_units(tmp_path: Path) -> None:
     units = home / ".config/systemd/user"
     units.mkdir(parents=True)
     (units / "swarm-broker.service").touch()
-    assert of_units(tmp_path, home) == Places(None, default_state_dir(), is_of_units=True)
+    assert find_units(tmp_path, home) == ServicePaths(None, default_state_dir(), is_of_units=True)
     (home / ".config/swarm/broker").mkdir(parents=True)
-    assert of_units(tmp_path, home) == Places(None, home / ".config/swarm", is_of_units=True)
+    assert find_units(tmp_path, home) == ServicePaths(None, home / ".config/swarm", is_of_units=True)
 
 
-def test_who_names_a_place_means_that_one(of_image: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_names_a_place_means_that_one(
+    of_image: ServicePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "own.toml"
     own.touch()
-    assert meant(None, None) == meant(of_image.settings, None) == of_image
-    assert meant(own, None) == Places(own, None)
-    assert meant(None, tmp_path) == Places(of_image.settings, tmp_path)
+    assert choose_paths(None, None) == choose_paths(of_image.settings, None) == of_image
+    assert choose_paths(own, None) == ServicePaths(own, None)
+    assert choose_paths(None, tmp_path) == ServicePaths(of_image.settings, tmp_path)
     monkeypatch.setenv("SWARM_STATE_DIR", str(tmp_path))
-    assert meant(None, None) == Places(of_image.settings, None)
+    assert choose_paths(None, None) == ServicePaths(of_image.settings, None)
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, str]]:
@@ -70,7 +72,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str,
     return {each["about"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
 
 
-def test_keys_and_settings_of_units_are_looked_at(of_image: Places, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_and_settings_of_units_are_looked_at(of_image: ServicePaths, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a word, and with their directory named; the state is that of the broker, which has the journal."""
     assert of_image.settings is not None
     assert of_image.state is not None
@@ -87,7 +89,7 @@ def test_keys_and_settings_of_units_are_looked_at(of_image: Places, capsys: pyte
 
 
 def test_state_that_only_others_may_see_is_no_trouble(
-    of_image: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    of_image: ServicePaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An ordinary user can't write where units do, and need not: it is said who can look. Nor is it looked what they
     have joined."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from swarm.cli import asking
+from swarm.cli import confirm
 from swarm.cli.main import run as swarm
 from swarm.cli.output import run_app
 from swarm.ctl.main import run as swarmctl
@@ -106,10 +106,10 @@ def test_what_is_not_there_is_refused_alike(error: Exception, code: int) -> None
 def test_an_answer_of_no_is_one_line_and_nothing_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(asking.sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
-    monkeypatch.setattr(asking.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(confirm.sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    monkeypatch.setattr(confirm.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: False)
     with pytest.raises(typer.Exit) as ended:
-        asking.ask_first("Stop worker w1?", yes=False)
+        confirm.confirm_or_exit("Stop worker w1?", yes=False)
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err.splitlines() == ["swarmctl: nothing was done: the answer was no"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.output import JsonProgress
-from swarm.cli.up.http import GatewayDoor, is_alive
+from swarm.cli.up.http import GatewayPoller, is_alive
 from swarm.config import GatewaySettings
 from tests.unit.growing import Growing
 
@@ -57,8 +57,8 @@ async def test_it_is_told_once_it_answers_and_not_while_somebody_else_has_its_po
     shown = Told()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        door = GatewayDoor(GatewaySettings(host="127.0.0.1", port=port), tmp_path, JsonProgress(shown))
-        door.started()
+        door = GatewayPoller(GatewaySettings(host="127.0.0.1", port=port), tmp_path, JsonProgress(shown))
+        door.on_started()
         running = asyncio.create_task(door.run())
         await shown.lines.has(1)
         running.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.cli.answers.generate import as_data
+from swarm.cli.generate.generate import completion_data
 from swarm.client.results import Choice, Completion, Usage
 from swarm.wire.messages import Timing
 
@@ -19,7 +19,7 @@ from swarm.wire.messages import Timing
 def test_times_that_nobody_knows(timing: Timing, shown: tuple[float | None, float | None]) -> None:
     """A time that the client was told as 0, since it isn't known, is shown as null; one that is really 0, as 0."""
     choice = Choice(0, "a", (7,), "stop", timing)
-    data = as_data(Completion("r", (choice,), Usage(3, 1), 0))["timing"]
+    data = completion_data(Completion("r", (choice,), Usage(3, 1), 0))["timing"]
     assert data == {
         "queued_s": shown[0],
         "first_token_s": shown[1],

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import typer
 
+from swarm.auth.enrol import Enrolment
+from swarm.auth.invitation import Invitation, encode
+from swarm.auth.memberships import JoinedSwarm
 from swarm.cli import joining
 from swarm.cli.main import run
 from swarm.cli.output import EXIT_USAGE
-from swarm.cli.up.processes import environment_of_child
+from swarm.cli.up.processes import child_environment
 from swarm.config import load
-from swarm.lock.enrol import Joined
-from swarm.lock.invitation import Invitation, text
-from swarm.lock.known import Known
-from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Enrolled
+from swarm.wire.transport.keys import new_pair
 
 INVITED = Invitation(("tcp://192.0.2.1:5700",), new_pair().public, new_pair().secret, "worker")
-LINE = text(INVITED)
+LINE = encode(INVITED)
 SHOWN = f"{LINE}\nGood once, for 1h. Run on the other machine, and paste the line there: swarm worker --join -\n"
 
 
@@ -30,15 +30,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Invitation]:
     """The invitations that a swarm was asked to take; it takes each."""
     found: list[Invitation] = []
 
-    async def enrol(invitation: Invitation, *_: object) -> Joined:
+    async def enrol(invitation: Invitation, *_: object) -> Enrolment:
         found.append(invitation)
-        return Joined(invitation.addresses[0], invitation.broker, Enrolled(name="far", role=invitation.role))
+        return Enrolment(invitation.addresses[0], invitation.broker, Enrolled(name="far", role=invitation.role))
 
-    monkeypatch.setattr("swarm.lock.enrol.enrol", enrol)
+    monkeypatch.setattr("swarm.auth.enrol.enrol", enrol)
     return found
 
 
-def join(given: str, state: Path) -> Known:
+def join(given: str, state: Path) -> JoinedSwarm:
     return joining.join(given, state, roles=("worker",))
 
 
@@ -100,5 +100,5 @@ def test_an_invitation_in_the_environment(
 def test_children_of_swarm_up_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_INVITATION", LINE)
     monkeypatch.setenv("SWARM_LOG__LEVEL", "debug")
-    assert "SWARM_INVITATION" not in environment_of_child()
-    assert environment_of_child()["SWARM_LOG__LEVEL"] == "debug"
+    assert "SWARM_INVITATION" not in child_environment()
+    assert child_environment()["SWARM_LOG__LEVEL"] == "debug"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from swarm.cli.up.processes import last_words
+from swarm.cli.up.processes import last_message
 
 
 def logged(event: str, level: str = "info", **more: object) -> str:
@@ -31,4 +31,4 @@ REFUSED = logged("worker_ends", "error", reason="the broker refuses it:\nthis sw
 )
 def test_last_words_are_words(lines: list[str], words: str) -> None:
     """The command's own line first, then the last error that was logged, then the last line."""
-    assert last_words(lines) == words
+    assert last_message(lines) == words

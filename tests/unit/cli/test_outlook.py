@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from msgspec.structs import replace as with_fields
 
-from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.drafts.proposals import propose
-from swarm.broker.planner.load import Load
-from swarm.broker.settings import plan_rules
+from swarm.broker.planner.load import PlannedLoad
+from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.proposals import propose
+from swarm.broker.settings import make_plan_rules
 from swarm.broker.state import State, Worker
-from swarm.cli.doctor.outlook import ROWS, outlook
+from swarm.cli.doctor.estimate import ROWS, estimate_speed
 from swarm.config import Settings
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Hello, LayerCost
@@ -37,10 +37,10 @@ def hello() -> Hello:
     return worker.hello(cores=2, costs=COSTS)
 
 
-def cut(settings: Settings, load: Load | None = None) -> list[int]:
+def cut(settings: Settings, load: PlannedLoad | None = None) -> list[int]:
     """As a broker makes it of two such workers on one machine."""
-    state, rules = State(), plan_rules(settings)
-    state.learn(hello().manifest)
+    state, rules = State(), make_plan_rules(settings)
+    state.set_manifest(hello().manifest)
     for name in ("w0", "w1"):
         own = with_fields(hello(), name=name, incarnation=name, memory_bytes=ROOM)
         state.workers[name] = Worker(own, name.encode(), 0.0)
@@ -52,14 +52,14 @@ def cut(settings: Settings, load: Load | None = None) -> list[int]:
 def test_the_cut_is_the_one_that_the_planner_makes() -> None:
     """Whatever loads are reckoned for: the one with most sequences would be cut otherwise."""
     settings = Settings()
-    found = outlook(settings, hello(), 2)
+    found = estimate_speed(settings, hello(), 2)
     assert list(found.layers) == cut(settings)
-    assert cut(settings, Load(ROWS[-1], 512, 0.0)) != cut(settings)
+    assert cut(settings, PlannedLoad(ROWS[-1], 512, 0.0)) != cut(settings)
 
 
 def test_rates_are_those_of_that_cut() -> None:
     """Stages take turns here: a step takes what its layers and the head take together, and more sequences more."""
-    found = outlook(Settings(), hello(), 2)
+    found = estimate_speed(Settings(), hello(), 2)
     assert [rows for rows, _ in found.tokens_per_s] == list(ROWS)
     step_s = [rows / rate for rows, rate in found.tokens_per_s]
     assert step_s == sorted(step_s)

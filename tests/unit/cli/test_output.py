@@ -16,8 +16,8 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from swarm.cli.output import JsonProgress, Progress, in_bytes, run_app
-from swarm.cli.screen import Screen
+from swarm.cli.output import ConsoleProgress, JsonProgress, format_bytes, run_app
+from swarm.cli.screen import TableConsole
 from swarm.errors import ConfigError, InvalidRequest, Unavailable
 
 ROOT = Path(__file__).parents[3]
@@ -196,19 +196,19 @@ def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, errors: st
 )
 def test_sizes_for_people(count: int, text: str) -> None:
     """Two or three digits and a unit."""
-    assert in_bytes(count) == text
+    assert format_bytes(count) == text
 
 
 def test_progress_without_a_terminal_is_a_log() -> None:
     """Every line stays, and the same state is not told twice, also with other lines in between."""
     stream = io.StringIO()
-    progress = Progress(stream)
-    progress.update("loading")
-    progress.update("loading")
-    progress.say("w0 died")
-    progress.update("loading")
-    progress.update("loaded")
-    progress.done()
+    progress = ConsoleProgress(stream)
+    progress.set_status("loading")
+    progress.set_status("loading")
+    progress.print_line("w0 died")
+    progress.set_status("loading")
+    progress.set_status("loaded")
+    progress.clear_status()
     assert stream.getvalue() == "loading\nw0 died\nloaded\n"
 
 
@@ -216,11 +216,11 @@ def test_progress_on_a_terminal_is_one_line() -> None:
     """The state is overwritten, cut to the width, kept below lines that stay, and gone in the end."""
     main_fd, terminal_fd = os.openpty()
     stream = Terminal(terminal_fd)
-    progress = Progress(stream)
-    progress.update("one")
-    progress.update("two")
-    progress.say("w0 died")
-    progress.done()
+    progress = ConsoleProgress(stream)
+    progress.set_status("one")
+    progress.set_status("two")
+    progress.print_line("w0 died")
+    progress.clear_status()
     clear = "\r\x1b[2K"
     assert stream.getvalue() == f"one{clear}two{clear}w0 died\ntwo{clear}"
     os.close(main_fd)
@@ -231,11 +231,11 @@ def test_progress_for_programs() -> None:
     """Every line is an object; the same state is not told twice; an event comes as data instead of as lines."""
     stream = io.StringIO()
     progress = JsonProgress(stream)
-    progress.update("loading")
-    progress.update("loading")
-    progress.say("w0 died")
+    progress.set_status("loading")
+    progress.set_status("loading")
+    progress.print_line("w0 died")
     progress.report(["serving", "w0 has all"], {"event": "serving", "epoch": 2})
-    progress.done()
+    progress.clear_status()
     assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
         {"event": "progress", "text": "loading"},
         {"event": "note", "text": "w0 died"},
@@ -250,9 +250,9 @@ def test_progress_goes_on_without_its_audience() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    progress = Progress(Broken())
-    progress.say("one")
-    progress.update("two")
+    progress = ConsoleProgress(Broken())
+    progress.print_line("one")
+    progress.set_status("two")
 
 
 @pytest.mark.parametrize("is_dense", [False, True])
@@ -264,7 +264,7 @@ def test_a_window_too_narrow_for_a_table_breaks_no_word(width: int, is_dense: bo
     table = Table("worker", "request", "deadline", "at most", box=box.SIMPLE, collapse_padding=is_dense)
     table.add_row("w0", request, "no", "333 MiB of 5.3 GiB")
     shown = io.StringIO()
-    Screen(file=shown, width=width).print(Group(table, "·" + " a text of words, longer than the window is" * 3))
+    TableConsole(file=shown, width=width).print(Group(table, "·" + " a text of words, longer than the window is" * 3))
     drawn, folded = shown.getvalue().split("·")
     assert {"worker", "request", request, "deadline", "333", "MiB"} <= set(drawn.split())
     assert max(map(len, drawn.splitlines())) <= max(width, 75)

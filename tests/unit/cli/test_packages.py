@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.about import packages
+from swarm.cli.meta import packages
 
 ROOT = Path(__file__).parents[3]
 # As where a client alone is installed.
@@ -63,4 +63,4 @@ def test_an_extra_brings_what_its_part_needs(part: str) -> None:
     brought = {re.split(r"[<>=;]", each)[0].replace("-", "_") for each in wanted}
     # Without the latter workers start by themselves.
     assert brought - {"setproctitle"} == set(packages._NEEDED[part])
-    assert packages.missing(part) == ""
+    assert packages.missing_packages(part) == ""

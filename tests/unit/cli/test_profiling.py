@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.cli.answers.hops import timeline
-from swarm.cli.profile.measure import caches, overhead, spread
+from swarm.cli.generate.hops import timeline
+from swarm.cli.profile.measure import cache_rates, percentiles, time_shares
 from swarm.wire.messages import Hop, LayerRange
 
 
 def test_percentiles_are_measured_values() -> None:
     """The nearest rank: of a hundred, the 95th; of a few, the last; of none, nothing."""
-    hundred = spread([value / 1000 for value in range(1, 101)])
+    hundred = percentiles([value / 1000 for value in range(1, 101)])
     assert hundred == {"mean": 0.0505, "p50": 0.05, "p95": 0.095, "p99": 0.099}
-    assert spread([3.0, 1.0]) == {"mean": 2.0, "p50": 1.0, "p95": 3.0, "p99": 3.0}
-    assert spread([]) == {"mean": None, "p50": None, "p95": None, "p99": None}
+    assert percentiles([3.0, 1.0]) == {"mean": 2.0, "p50": 1.0, "p95": 3.0, "p99": 3.0}
+    assert percentiles([]) == {"mean": None, "p50": None, "p95": None, "p99": None}
 
 
 def test_cache_rates_are_of_what_was_done_between() -> None:
@@ -27,7 +27,7 @@ def test_cache_rates_are_of_what_was_done_between() -> None:
         "pipeline": {"prefix_hits": 6, "sequences_length": 14},
         "stages": {"w0": {"rope_hits": 20, "rope_misses": 3}, "w1": {"rope_hits": 9}},
     }
-    found = caches(before, after)
+    found = cache_rates(before, after)
     assert found["rope"] == {"hits": 19, "misses": 1, "rate": 0.95}
     assert found["mask"] == {"hits": 0, "misses": 0, "rate": None}
     assert found["prefix"] == {"hits": 1, "misses": 3, "rate": 0.25}
@@ -46,11 +46,11 @@ def test_communication_is_a_share_of_all_tokens_time() -> None:
         "unaccounted_s": 0.0,
     }
     trace = {"sequences": [{"num_traced": 10, "sums": sums}]}
-    found = overhead([trace, trace])
+    found = time_shares([trace, trace])
     assert (found["tokens"], found["communication"]) == (20, pytest.approx(0.4))
     assert found["per_token_s"]["compute_s"] == pytest.approx(0.05)  # type: ignore[index]
     assert sum(found["share"].values()) == pytest.approx(1.0)  # type: ignore[attr-defined]
-    assert overhead([]) == {"tokens": 0, "per_token_s": {}, "share": {}, "communication": None}
+    assert time_shares([]) == {"tokens": 0, "per_token_s": {}, "share": {}, "communication": None}
 
 
 def hop(worker: str, wait: float, compute: float, sample: float = 0.0) -> Hop:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from swarm.broker.requests.tokens import Growth
+from swarm.broker.requests.tokens import TokenCollector
 from swarm.cli import sim
 from swarm.cli.main import run
 
@@ -14,7 +14,7 @@ from swarm.cli.main import run
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that never learns that its journal has written: many requests are never told."""
-    monkeypatch.setattr(Growth, "committed", lambda self, committed: None)
+    monkeypatch.setattr(TokenCollector, "on_committed", lambda self, committed: None)
 
 
 def test_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,9 +67,9 @@ def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) 
 
 def test_many_processes_give_the_same_in_order() -> None:
     """Spread over fresh processes: the outcomes are those of one, in the order of the seeds."""
-    spread = [o for part in sim.play(0, sim.CHUNK + 1, False) for o in part]
+    spread = [o for part in sim.run_seeds(0, sim.CHUNK + 1, False) for o in part]
     assert [o.seed for o in spread] == list(range(sim.CHUNK + 1))
-    assert spread[-1] == sim._play_chunk((sim.CHUNK, 1, False))[0]
+    assert spread[-1] == sim._run_chunk((sim.CHUNK, 1, False))[0]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.up.command import Commands, check_ports
-from swarm.cli.up.http import why_none
+from swarm.cli.up.command import ChildCommands, check_ports
+from swarm.cli.up.http import unavailable_reason
 from swarm.cli.up.models import resolve_model
 from swarm.cli.up.processes import LogFile
-from swarm.cli.up.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
-from swarm.cli.up.summary import loading_line, plan_lines, serving_lines
+from swarm.cli.up.statedir import BROKER_LOCK, PREFIX, SUPERVISOR_LOCK, hold_lock, remove_stale, state_directory
+from swarm.cli.up.summary import format_loading, format_plan, format_serving
 from swarm.config import GatewaySettings, load
 from swarm.errors import ConfigError, ModelError
 from swarm.wire.messages import Json
@@ -137,7 +137,7 @@ def test_a_hub_name_without_a_hub_is_one_error() -> None:
 def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
     """Settings become flags that the commands accept; a limit of their own beats the common one."""
     settings = load(None, {"broker.port": 6100, "broker.mode": "batch", "worker.threads": 3, "worker.dtype": "float32"})
-    commands = Commands(settings, None, str(tmp_path), tmp_path / "state", 2, 1000, verbose=False)
+    commands = ChildCommands(settings, None, str(tmp_path), tmp_path / "state", 2, 1000, verbose=False)
     broker, worker = " ".join(commands("broker", None)), " ".join(commands("w0", None))
     assert "-P -m swarm" in broker
     assert f"broker --port 6100 --mode batch --dtype float32 --min-workers 2 --state-dir {tmp_path}/state" in broker
@@ -192,7 +192,7 @@ def test_a_state_directory_has_one_supervisor(tmp_path: Path) -> None:
 
 def test_a_state_directory_has_one_broker(tmp_path: Path) -> None:
     """A second broker is refused with the code that means: starting again won't help. A supervisor is no broker."""
-    with held(tmp_path, BROKER_LOCK, "swarm broker"), state_directory(tmp_path):
+    with hold_lock(tmp_path, BROKER_LOCK, "swarm broker"), state_directory(tmp_path):
         process = run_swarm("broker", "--state-dir", str(tmp_path))
         assert process.returncode == 78
         (line,) = process.stderr.splitlines()
@@ -203,8 +203,8 @@ def test_only_what_nobody_holds_is_tidied_up(tmp_path: Path) -> None:
     """Left by a killed supervisor: removed. Held by a living one, or without a lock: kept."""
     for name in ("dead", "alive", "young"):
         (tmp_path / (PREFIX + name)).mkdir()
-    (tmp_path / (PREFIX + "dead") / LOCK).touch()
-    with (tmp_path / (PREFIX + "alive") / LOCK).open("w") as lock:
+    (tmp_path / (PREFIX + "dead") / SUPERVISOR_LOCK).touch()
+    with (tmp_path / (PREFIX + "alive") / SUPERVISOR_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove_stale(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [PREFIX + "alive", PREFIX + "young"]
@@ -224,7 +224,7 @@ def test_a_log_tells_lives_apart_and_stays_small(tmp_path: Path, monkeypatch: py
     assert log.tail(5) == ["second life", "half a li"]
     assert log.new_lines() == ["second life"]
     monkeypatch.setattr("swarm.cli.up.processes.MAX_LOG_BYTES", 10)
-    log.keep_small()
+    log.truncate_if_long()
     os.write(fd, b"after the cut\n")
     os.close(fd)
     assert (log.tail(5), log.new_lines()) == (["after the cut"], ["after the cut"])
@@ -242,25 +242,26 @@ def test_what_is_shown_while_loading() -> None:
     nodes: Json = {
         "workers": [{"name": n, "state": s} for n, s in (("w10", "member"), ("w2", "member"), ("w1", "out"))]
     }
-    assert loading_line({"waits_for": "a worker: none is here"}, {}) == "no worker is here"
+    assert format_loading({"waits_for": "a worker: none is here"}, {}) == "no worker is here"
     assert (
-        loading_line({"waits_for": "2 more of 2 workers"}, {}) == "no worker is here · waiting for 2 more of 2 workers"
+        format_loading({"waits_for": "2 more of 2 workers"}, {})
+        == "no worker is here · waiting for 2 more of 2 workers"
     )
     loading = [{"loaded_bytes": 30, "total_bytes": 50}, {"loaded_bytes": 10, "total_bytes": 50}]
-    assert loading_line({"loading": loading}, nodes) == "workers: w2, w10 · 40 % of 100 B loaded"
+    assert format_loading({"loading": loading}, nodes) == "workers: w2, w10 · 40 % of 100 B loaded"
 
 
 def test_the_summary_of_a_plan() -> None:
     """Layers are counted as people do, unknown values are marked, the url stands in the example only where needed."""
-    assert plan_lines({"stages": STAGES}) == [
+    assert format_plan({"stages": STAGES}) == [
         "  worker  layers  weights  memory   room",
         "  w0      0–2     1.0 MiB  200 MiB  4096 tokens",
         "  w10     3–7     3.0 MiB  ?        ?",
     ]
-    lines = serving_lines({"stages": STAGES}, {"model": "demo"}, "tcp://127.0.0.1:5700")
+    lines = format_serving({"stages": STAGES}, {"model": "demo"}, "tcp://127.0.0.1:5700")
     assert lines[0] == "serving demo on 2 workers"
     assert 'try: swarm generate "Once upon a time"' in lines
-    assert "tcp://127.0.0.1:9000" in serving_lines({"stages": STAGES}, {}, "tcp://127.0.0.1:9000")[-2]
+    assert "tcp://127.0.0.1:9000" in format_serving({"stages": STAGES}, {}, "tcp://127.0.0.1:9000")[-2]
 
 
 def test_the_private_directory_is_where_temporary_files_go() -> None:
@@ -274,7 +275,7 @@ def test_without_its_packages_there_is_no_gateway(monkeypatch: pytest.MonkeyPatc
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else found(name))
     for settings in (GatewaySettings(), GatewaySettings(port=1234)):
-        assert why_none(settings, range(5700, 5702)) == (
+        assert unavailable_reason(settings, range(5700, 5702)) == (
             "no HTTP: the gateway needs packages that are not installed (fastapi): pip install 'swarm[gateway]'"
         )
 
@@ -282,5 +283,5 @@ def test_without_its_packages_there_is_no_gateway(monkeypatch: pytest.MonkeyPatc
 def test_the_gateway_s_port_is_none_of_the_swarm_s_own_doors() -> None:
     """Whoever chose it is told before anything starts; who did not has a swarm without HTTP, and is told, too."""
     with pytest.raises(ConfigError, match=r"port 7701 is one of the swarm's own ports \(7700, 7701\); choose another"):
-        why_none(GatewaySettings(port=7701), range(7700, 7702))
-    assert why_none(GatewaySettings(), range(7999, 8001)).startswith("no HTTP: port 8000 is one of")
+        unavailable_reason(GatewaySettings(port=7701), range(7700, 7702))
+    assert unavailable_reason(GatewaySettings(), range(7999, 8001)).startswith("no HTTP: port 8000 is one of")

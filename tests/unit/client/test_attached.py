@@ -9,23 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.client.events import (
-    Answered,
-    Ask,
+    AskQuestion,
+    CancelForeignRequest,
+    ConfirmStored,
     Connected,
     Consumed,
     Deliver,
     Disconnected,
-    Ended,
-    Event,
-    Failed,
-    Leave,
+    EndContinuation,
+    FailRequest,
+    LeaveRequest,
     Received,
-    Revoke,
+    ReturnAnswer,
     Send,
-    Start,
+    SessionEvent,
+    SessionTick,
+    StartRequest,
     StopFound,
-    Taken,
-    Tick,
 )
 from swarm.client.session import Session
 from swarm.errors import InvalidRequest, ReadElsewhere, RequestCancelled
@@ -36,16 +36,16 @@ from swarm.wire.messages import (
     Cancel,
     Detach,
     Finished,
+    GetRequest,
     LookUp,
     Malformed,
-    Recall,
-    Recalled,
     Rejected,
     Report,
-    Snapshot,
+    RequestDetails,
     Submit,
     Timing,
     Tokens,
+    TokensSnapshot,
 )
 
 
@@ -54,19 +54,19 @@ def test_a_detached_request_says_when_it_is_taken() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     of = submit_of("d", detached=True)
-    assert session.handle(Start(of), 0.0) == [Send(of)]
-    assert session.handle(Received(Accepted(request_id="d")), 0.1) == [Taken("d")]
+    assert session.handle(StartRequest(of), 0.0) == [Send(of)]
+    assert session.handle(Received(Accepted(request_id="d")), 0.1) == [ConfirmStored("d")]
     assert session.handle(Received(Accepted(request_id="d")), 0.2) == []
-    assert session.handle(Leave("d"), 0.3) == [Send(Detach(request_id="d"))]
-    assert session.idle
+    assert session.handle(LeaveRequest("d"), 0.3) == [Send(Detach(request_id="d"))]
+    assert session.is_idle
 
 
 def test_leaving_can_cancel_all_the_same() -> None:
     """If the caller says so."""
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
-    session.handle(Start(submit_of("d", detached=True)), 0.0)
-    assert session.handle(Leave("d", cancel=True), 0.1) == [Send(Cancel(request_id="d", if_reader=True))]
+    session.handle(StartRequest(submit_of("d", detached=True)), 0.0)
+    assert session.handle(LeaveRequest("d", cancel=True), 0.1) == [Send(Cancel(request_id="d", if_reader=True))]
 
 
 def test_an_attached_request_is_read_and_let_go_of() -> None:
@@ -74,25 +74,25 @@ def test_an_attached_request_is_read_and_let_go_of() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     of = submit_of("a")
-    assert session.handle(Start(of, attached=True), 0.0) == [Send(Attach(request_id="a", next_index=(0,)))]
+    assert session.handle(StartRequest(of, attached=True), 0.0) == [Send(Attach(request_id="a", next_index=(0,)))]
     session.handle(Received(Tokens(request_id="a", index=0, start=0, ids=(5, 6))), 0.1)
     session.handle(Disconnected(), 0.2)
     assert session.handle(Connected(), 0.3) == [Send(Attach(request_id="a", next_index=(2,), again=True))]
-    assert session.handle(Leave("a"), 0.4) == [Send(Detach(request_id="a"))]
+    assert session.handle(LeaveRequest("a"), 0.4) == [Send(Detach(request_id="a"))]
 
 
 def test_a_request_that_cannot_be_read_now_is_asked_for_later() -> None:
     """The broker has it, and says when to come back; an unknown one is a failure."""
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
-    session.handle(Start(submit_of("a"), attached=True), 0.0)
+    session.handle(StartRequest(submit_of("a"), attached=True), 0.0)
     busy = Rejected(request_id="a", code="overloaded", reason="busy", retry_after_s=1.0)
     assert session.handle(Received(busy), 0.1) == []
-    assert session.handle(Tick(), 1.0) == []
-    assert session.handle(Tick(), 1.2) == [Send(Attach(request_id="a", next_index=(0,)))]
+    assert session.handle(SessionTick(), 1.0) == []
+    assert session.handle(SessionTick(), 1.2) == [Send(Attach(request_id="a", next_index=(0,)))]
     gone = Rejected(request_id="a", code="unknown", reason="never heard of it")
     (failed,) = session.handle(Received(gone), 1.3)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
 
 
 def test_a_time_limit_passes_while_it_cannot_be_read() -> None:
@@ -102,11 +102,11 @@ def test_a_time_limit_passes_while_it_cannot_be_read() -> None:
     for came, reason in (((full,), "1 s: the disk is full"), ((full, some), "time limit of 1 s")):
         session = Session("tcp://here")
         session.handle(Connected(), 0.0)
-        session.handle(Start(submit_of("a"), attached=True, timeout_s=1.0), 0.0)
+        session.handle(StartRequest(submit_of("a"), attached=True, timeout_s=1.0), 0.0)
         for message in came:
             session.handle(Received(message), 0.1)
-        failed, *_ = session.handle(Tick(), 1.0)
-        assert isinstance(failed, Failed)
+        failed, *_ = session.handle(SessionTick(), 1.0)
+        assert isinstance(failed, FailRequest)
         assert str(failed.error).endswith(reason)
 
 
@@ -116,14 +116,14 @@ def test_another_reader_comes() -> None:
     session.handle(Connected(), 0.0)
     told = Rejected(request_id="d", code="superseded", reason="another client reads it")
     for accepted in (True, False):
-        session.handle(Start(submit_of("d", detached=True)), 0.0)
+        session.handle(StartRequest(submit_of("d", detached=True)), 0.0)
         if accepted:
             session.handle(Received(Accepted(request_id="d")), 0.1)
         *taken, failed = session.handle(Received(told), 0.2)
-        assert taken == ([] if accepted else [Taken("d")])
-        assert isinstance(failed, Failed)
+        assert taken == ([] if accepted else [ConfirmStored("d")])
+        assert isinstance(failed, FailRequest)
         assert isinstance(failed.error, ReadElsewhere)
-        assert session.idle
+        assert session.is_idle
 
 
 def test_ending_what_is_read_elsewhere() -> None:
@@ -132,32 +132,32 @@ def test_ending_what_is_read_elsewhere() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     cancel = Send(Cancel(request_id="a"))
-    assert session.handle(Revoke(submit_of("a")), 0.0) == [cancel]
-    assert session.handle(Revoke(submit_of("a")), 0.0) == []
+    assert session.handle(CancelForeignRequest(submit_of("a")), 0.0) == [cancel]
+    assert session.handle(CancelForeignRequest(submit_of("a")), 0.0) == []
     session.handle(Disconnected(), 0.1)
     assert session.handle(Connected(), 0.2) == [cancel]
     session.handle(Received(end_of("a", 0, "cancelled")), 0.3)
-    assert session.idle
+    assert session.is_idle
 
 
 def test_what_is_read_here_is_not_ended_as_somebody_else_s() -> None:
     """Its reader cancels it."""
     session = Session("tcp://here")
-    session.handle(Start(submit_of("a")), 0.0)
+    session.handle(StartRequest(submit_of("a")), 0.0)
     with pytest.raises(InvalidRequest, match="in use"):
-        session.handle(Revoke(submit_of("a")), 0.0)
+        session.handle(CancelForeignRequest(submit_of("a")), 0.0)
 
 
 def test_recalling_is_a_question() -> None:
     """Answered by what was asked for, or by why that is not known; answers about others are not taken."""
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
-    session.handle(Ask(1, Recall(request_id="a"), 10.0), 0.0)
-    session.handle(Ask(2, Recall(request_id="b"), 10.0), 0.0)
-    found = Recalled(submit=submit_of("b"))
-    assert session.handle(Received(found), 0.1) == [Answered(2, found)]
+    session.handle(AskQuestion(1, GetRequest(request_id="a"), 10.0), 0.0)
+    session.handle(AskQuestion(2, GetRequest(request_id="b"), 10.0), 0.0)
+    found = RequestDetails(submit=submit_of("b"))
+    assert session.handle(Received(found), 0.1) == [ReturnAnswer(2, found)]
     missing = Report(what="recall", ok=False, body={"request_id": "a", "error": "unknown"})
-    assert session.handle(Received(missing), 0.1) == [Answered(1, missing)]
+    assert session.handle(Received(missing), 0.1) == [ReturnAnswer(1, missing)]
 
 
 def submit_of(request_id: str, *, detached: bool = False, keep_s: float = 0.0, n: int = 1) -> Submit:
@@ -170,19 +170,19 @@ def test_equal_look_ups_get_an_answer_each() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     for number in (1, 2, 3):
-        session.handle(Ask(number, LookUp(question=number, request_id="r"), 9.0), 0.0)
+        session.handle(AskQuestion(number, LookUp(question=number, request_id="r"), 9.0), 0.0)
     refused = Report(
         what="look_up", ok=False, body={"question": 2, "request_id": "r", "error": "no", "code": "unknown"}
     )
-    assert session.handle(Received(refused), 0.1) == [Answered(2, refused)]
+    assert session.handle(Received(refused), 0.1) == [ReturnAnswer(2, refused)]
     session.handle(Disconnected(), 0.2)
     again = [LookUp(question=number, request_id="r") for number in (1, 3)]
     assert session.handle(Connected(), 0.3) == [Send(message) for message in again]
     for number in (3, 1):
-        page = Snapshot(question=number, request_id="r", index=0, start=0, ids=(), num_tokens=0)
-        assert session.handle(Received(page), 0.4) == [Answered(number, page)]
+        page = TokensSnapshot(question=number, request_id="r", index=0, start=0, ids=(), num_tokens=0)
+        assert session.handle(Received(page), 0.4) == [ReturnAnswer(number, page)]
         assert session.handle(Received(page), 0.4) == []
-    assert session.idle
+    assert session.is_idle
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -191,21 +191,21 @@ def test_one_recall_answers_all_who_ask_for_the_same(found: bool) -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     for key, name in enumerate(("r", "s", "r")):
-        session.handle(Ask(key, Recall(request_id=name), 9.0), 0.0)
+        session.handle(AskQuestion(key, GetRequest(request_id=name), 9.0), 0.0)
     refused = Report(what="recall", ok=False, body={"request_id": "r", "error": "no"})
-    told = Recalled(submit=submit_of("r")) if found else refused
-    assert session.handle(Received(told), 0.1) == [Answered(0, told), Answered(2, told)]
-    assert not session.idle
+    told = RequestDetails(submit=submit_of("r")) if found else refused
+    assert session.handle(Received(told), 0.1) == [ReturnAnswer(0, told), ReturnAnswer(2, told)]
+    assert not session.is_idle
 
 
 def test_what_is_to_be_kept_is_let_go_of() -> None:
     """Whoever asked for that leaves the rest to the broker."""
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
-    session.handle(Start(submit_of("k", keep_s=5.0)), 0.0)
+    session.handle(StartRequest(submit_of("k", keep_s=5.0)), 0.0)
     session.handle(Received(Accepted(request_id="k")), 0.1)
-    assert session.handle(Leave("k"), 0.2) == [Send(Detach(request_id="k"))]
-    assert session.idle
+    assert session.handle(LeaveRequest("k"), 0.2) == [Send(Detach(request_id="k"))]
+    assert session.is_idle
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -214,15 +214,15 @@ def test_a_bad_end_of_what_outlives_its_reader(attached: bool) -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     for ends in (("failed", "length"), ("length", "failed")):
-        session.handle(Start(submit_of("d", detached=True, n=2), attached=attached), 0.0)
+        session.handle(StartRequest(submit_of("d", detached=True, n=2), attached=attached), 0.0)
         session.handle(Received(Accepted(request_id="d")), 0.0)
         actions = [a for i, reason in enumerate(ends) for a in session.handle(Received(end_of("d", i, reason)), 0.1)]
-        (failed,) = [action for action in actions if isinstance(action, Failed)]
+        (failed,) = [action for action in actions if isinstance(action, FailRequest)]
         assert failed.request_id == "d"
         said = [action.message for action in actions if isinstance(action, Send)]
         assert (Detach(request_id="d") in said) == (ends[0] == "failed")
         assert Cancel(request_id="d", if_reader=True) not in said
-        assert session.idle
+        assert session.is_idle
 
 
 REASONS = st.sampled_from(["stop", "length", "cancelled", "failed"])
@@ -236,37 +236,37 @@ def test_nothing_that_comes_breaks_a_session(data: st.DataObject) -> None:
     once at most, nothing is told behind its end, and in the end nothing is left of it."""
     session, now, over = Session("tcp://here"), 0.0, set[str]()
 
-    def do(event: Event) -> None:
+    def do(event: SessionEvent) -> None:
         for action in session.handle(event, now):
-            if isinstance(action, Failed | Deliver | Ended):
+            if isinstance(action, FailRequest | Deliver | EndContinuation):
                 assert action.request_id not in over
-            if isinstance(action, Failed):
+            if isinstance(action, FailRequest):
                 over.add(action.request_id)
         assert list(session.invariants()) == []
 
     kinds = data.draw(st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=2))
     for number, (n, detached, attached) in enumerate(kinds):
-        do(Start(submit_of(f"r{number}", detached=detached, n=n), attached=attached))
+        do(StartRequest(submit_of(f"r{number}", detached=detached, n=n), attached=attached))
     for kind in data.draw(st.lists(st.sampled_from(EVENTS + ["end"] * 6), max_size=40)):
         name, index = f"r{data.draw(st.integers(0, len(kinds) - 1))}", data.draw(st.integers(0, 2))
         now += 0.1
         if kind in ("leave", "cancel"):
             over.add(name)  # nobody listens any more
-            do(Leave(name, cancel=kind == "cancel"))
+            do(LeaveRequest(name, cancel=kind == "cancel"))
         elif kind in ("take", "stop"):
             _take(session, name, index, do, stop=kind == "stop")
         else:
             do(_event(data, kind, name, index))
     for number in range(len(kinds)):
-        session.handle(Leave(f"r{number}"), now)
+        session.handle(LeaveRequest(f"r{number}"), now)
     do(Connected())
     for _ in range(80):
         now += 0.5
-        do(Tick())
-    assert session.idle
+        do(SessionTick())
+    assert session.is_idle
 
 
-def _event(data: st.DataObject, kind: str, name: str, index: int) -> Event:
+def _event(data: st.DataObject, kind: str, name: str, index: int) -> SessionEvent:
     number, again = data.draw(st.sampled_from([0, 0, 1, 2, 8])), data.draw(st.sampled_from([None, 1.0]))
     said = {
         "tokens": Tokens(request_id=name, index=index, start=number, ids=(1, 2)),
@@ -275,14 +275,14 @@ def _event(data: st.DataObject, kind: str, name: str, index: int) -> Event:
         "rejected": Rejected(request_id=name, code="unknown", reason="?", retry_after_s=again),
         "malformed": Malformed(reason="?"),
     }
-    others: dict[str, Event] = {"up": Connected(), "down": Disconnected(), "tick": Tick()}
+    others: dict[str, SessionEvent] = {"up": Connected(), "down": Disconnected(), "tick": SessionTick()}
     return others.get(kind) or Received(said[kind])
 
 
-def _take(session: Session, name: str, index: int, do: Callable[[Event], None], *, stop: bool) -> None:
+def _take(session: Session, name: str, index: int, do: Callable[[SessionEvent], None], *, stop: bool) -> None:
     """The caller takes all that was delivered, and may find a stop string in it."""
     request = session._requests.get(name)
-    if request is None or request.left or index >= len(request.continuations):
+    if request is None or request.has_left or index >= len(request.continuations):
         return
     expected = request.continuations[index].expected
     if stop and expected:
@@ -309,16 +309,16 @@ def test_a_later_reader_in_the_same_client_has_the_request_from_then_on() -> Non
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     of = submit_of("r")
-    session.handle(Start(of), 0.0)
+    session.handle(StartRequest(of), 0.0)
     session.handle(Received(Tokens(request_id="r", index=0, start=0, ids=(5, 6))), 0.1)
-    told, attach = session.handle(Start(of, attached=True), 0.2)
-    assert isinstance(told, Failed)
+    told, attach = session.handle(StartRequest(of, attached=True), 0.2)
+    assert isinstance(told, FailRequest)
     assert isinstance(told.error, ReadElsewhere)
     assert attach == Send(Attach(request_id="r", next_index=(0,), again=False))
     [again] = session.handle(Received(Tokens(request_id="r", index=0, start=0, ids=(5, 6))), 0.3)
     assert again == Deliver("r", 0, 0, (5, 6), (), ())
-    assert session.handle(Leave("r"), 0.4) == [Send(Detach(request_id="r"))]
-    assert session.idle
+    assert session.handle(LeaveRequest("r"), 0.4) == [Send(Detach(request_id="r"))]
+    assert session.is_idle
 
 
 def test_a_request_can_be_made_once_and_not_read_once_it_is_cancelled() -> None:
@@ -326,10 +326,10 @@ def test_a_request_can_be_made_once_and_not_read_once_it_is_cancelled() -> None:
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     of = submit_of("r")
-    session.handle(Start(of), 0.0)
+    session.handle(StartRequest(of), 0.0)
     with pytest.raises(InvalidRequest):
-        session.handle(Start(of), 0.1)
+        session.handle(StartRequest(of), 0.1)
     session.handle(Received(Accepted(request_id="r")), 0.1)
-    session.handle(Leave("r"), 0.2)
+    session.handle(LeaveRequest("r"), 0.2)
     with pytest.raises(RequestCancelled):
-        session.handle(Start(of, attached=True), 0.3)
+        session.handle(StartRequest(of, attached=True), 0.3)

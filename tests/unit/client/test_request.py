@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 import swarm
-from swarm.client.request import Wish, as_source, check_attach, check_wish, wishes_of
+from swarm.client.request import RequestSpec, batch_specs, check_attach_args, check_options, check_prompt
 from swarm.client.text.assets import cache_directory, read_cached, write_cached
 from swarm.errors import InvalidRequest
 from swarm.params import MAX_GRAMMAR, Grammar, SamplingParams
@@ -20,26 +20,26 @@ from swarm.wire.messages import Asset
 
 def test_keywords_override_params() -> None:
     """What neither names keeps its default."""
-    wish = check_wish(SamplingParams(max_tokens=5, top_k=3), {"max_tokens": 7, "stop": "x", "timeout": 2})
+    wish = check_options(SamplingParams(max_tokens=5, top_k=3), {"max_tokens": 7, "stop": "x", "timeout": 2})
     assert (wish.params.max_tokens, wish.params.top_k, wish.params.stop, wish.timeout_s) == (7, 3, ("x",), 2.0)
-    assert check_wish(None, {}).params == SamplingParams()
+    assert check_options(None, {}).params == SamplingParams()
 
 
 def test_what_is_visible_is_never_sent() -> None:
     """It only changes the text that this client makes of the tokens."""
-    wish = check_wish(None, {"visible": [7, 9], "seed": 1, "request_id": "r"})
+    wish = check_options(None, {"visible": [7, 9], "seed": 1, "request_id": "r"})
     assert wish.visible == (7, 9)
-    assert wish.submit((1,)) == check_wish(None, {"seed": 1, "request_id": "r"}).submit((1,))
-    assert Wish.behind(wish.submit((1,)), None, (5,)).visible == (5,)  # who attaches says it anew
-    assert check_attach("r", 0, None, [5]) == (5,)
+    assert wish.to_submit((1,)) == check_options(None, {"seed": 1, "request_id": "r"}).to_submit((1,))
+    assert RequestSpec.from_submit(wish.to_submit((1,)), None, (5,)).visible == (5,)  # who attaches says it anew
+    assert check_attach_args("r", 0, None, [5]) == (5,)
     with pytest.raises(InvalidRequest, match="visible"):
-        check_attach("r", 0, None, "x")  # type: ignore[arg-type]
+        check_attach_args("r", 0, None, "x")  # type: ignore[arg-type]
 
 
 def test_params_made_by_hand_are_checked_too() -> None:
     """Their constructor takes anything."""
     with pytest.raises(InvalidRequest, match="top_k: expected `int`, got `str`"):
-        check_wish(SamplingParams(top_k="3"), {})  # type: ignore[arg-type]
+        check_options(SamplingParams(top_k="3"), {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,35 +79,35 @@ def test_params_made_by_hand_are_checked_too() -> None:
 def test_wrong_options_are_named(options: dict[str, object], code: str) -> None:
     """The error's code and text name the option."""
     with pytest.raises(InvalidRequest) as raised:
-        check_wish(None, options)
+        check_options(None, options)
     assert raised.value.code == code
     assert code in str(raised.value)
 
 
 def test_classes_have_names() -> None:
     """Higher goes first; numbers between them are classes too."""
-    high, normal, low = (check_wish(None, {"priority": name}).priority for name in ("high", "normal", "low"))
-    assert high > normal == check_wish(None, {}).priority > low
-    assert check_wish(None, {"priority": -7, "tenant": "ada"}).submit((1,)).priority == -7
-    assert check_wish(None, {"tenant": "ada"}).submit((1,)).tenant == "ada"
+    high, normal, low = (check_options(None, {"priority": name}).priority for name in ("high", "normal", "low"))
+    assert high > normal == check_options(None, {}).priority > low
+    assert check_options(None, {"priority": -7, "tenant": "ada"}).to_submit((1,)).priority == -7
+    assert check_options(None, {"tenant": "ada"}).to_submit((1,)).tenant == "ada"
 
 
 def test_seeds_and_ids_are_drawn_unless_given() -> None:
     """Two requests without them differ; with them, they are the same request."""
-    free = check_wish(None, {})
-    assert free.submit((1,)).seed != free.submit((1,)).seed
-    assert free.submit((1,)).request_id != free.submit((1,)).request_id
-    bound = check_wish(None, {"seed": 3, "request_id": "a"})
-    assert bound.submit((1,)) == bound.submit((1,))
+    free = check_options(None, {})
+    assert free.to_submit((1,)).seed != free.to_submit((1,)).seed
+    assert free.to_submit((1,)).request_id != free.to_submit((1,)).request_id
+    bound = check_options(None, {"seed": 3, "request_id": "a"})
+    assert bound.to_submit((1,)) == bound.to_submit((1,))
 
 
 def test_prompts() -> None:
     """Text stays text; ids of any integer type become a tuple; anything else is refused."""
-    assert as_source("x") == "x"
-    assert as_source(np.array([1, 2])) == (1, 2)  # type: ignore[arg-type]
+    assert check_prompt("x") == "x"
+    assert check_prompt(np.array([1, 2])) == (1, 2)  # type: ignore[arg-type]
     for wrong in ("", [], [1.5], [None], b"x", [-1], [2**31], 5):
         with pytest.raises(InvalidRequest):
-            as_source(wrong)  # type: ignore[arg-type]
+            check_prompt(wrong)  # type: ignore[arg-type]
 
 
 def asset(content: bytes, digest: str | None = None) -> Asset:
@@ -160,11 +160,11 @@ def test_everything_exported_is_there() -> None:
 def test_each_prompt_of_a_batch_may_have_its_own_params() -> None:
     """Keywords override all of them; without params, and with one set, all prompts have the same."""
     own = [SamplingParams(max_tokens=n, temperature=0.5) for n in (1, 2, 3)]
-    wishes = [wish for wish in wishes_of(own, {"temperature": 0.7}, 3) if isinstance(wish, Wish)]
+    wishes = [wish for wish in batch_specs(own, {"temperature": 0.7}, 3) if isinstance(wish, RequestSpec)]
     assert [(wish.params.max_tokens, wish.params.temperature) for wish in wishes] == [(1, 0.7), (2, 0.7), (3, 0.7)]
-    assert wishes_of(own[1], {}, 2) == [check_wish(own[1], {})] * 2
-    assert wishes_of(None, {"max_tokens": 4}, 1) == [check_wish(None, {"max_tokens": 4})]
-    assert wishes_of([], {}, 0) == []
+    assert batch_specs(own[1], {}, 2) == [check_options(own[1], {})] * 2
+    assert batch_specs(None, {"max_tokens": 4}, 1) == [check_options(None, {"max_tokens": 4})]
+    assert batch_specs([], {}, 0) == []
 
 
 def test_a_mistake_in_the_params_of_a_batch_is_told() -> None:
@@ -173,13 +173,13 @@ def test_a_mistake_in_the_params_of_a_batch_is_told() -> None:
     with pytest.raises(
         InvalidRequest, match="2 sets of params for 3 prompts: give one for each prompt, or one for all"
     ):
-        wishes_of([SamplingParams()] * 2, {}, 3)
+        batch_specs([SamplingParams()] * 2, {}, 3)
     with pytest.raises(InvalidRequest, match="params must be SamplingParams, or a sequence of them"):
-        wishes_of({"max_tokens": 3}, {}, 1)  # type: ignore[arg-type]
+        batch_specs({"max_tokens": 3}, {}, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="unknown option"):
-        wishes_of([SamplingParams()], {"maxtokens": 3}, 1)
-    good, bad, no_params = wishes_of([SamplingParams(), SamplingParams(max_tokens=0), {"max_tokens": 3}], {}, 3)  # type: ignore[list-item]
-    assert isinstance(good, Wish)
+        batch_specs([SamplingParams()], {"maxtokens": 3}, 1)
+    good, bad, no_params = batch_specs([SamplingParams(), SamplingParams(max_tokens=0), {"max_tokens": 3}], {}, 3)  # type: ignore[list-item]
+    assert isinstance(good, RequestSpec)
     assert isinstance(bad, InvalidRequest)
     assert bad.code == "max_tokens"
     assert isinstance(no_params, InvalidRequest)

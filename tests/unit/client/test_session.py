@@ -8,33 +8,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.client.contact import QUIET_S
+from swarm.client.active_requests import ACK_EVERY, MAX_UNCONSUMED, NUDGE_S
+from swarm.client.connection_state import QUIET_S
 from swarm.client.events import (
-    Action,
-    Answered,
-    Ask,
+    AbandonQuestion,
+    AskQuestion,
     Connected,
     Consumed,
     Deliver,
     Disconnected,
-    Ended,
-    Estranged,
-    Event,
-    Failed,
-    Leave,
-    NotUnderstood,
-    Reached,
+    EndContinuation,
+    FailRequest,
+    HandshakeFailed,
+    IncompatibleBroker,
+    LeaveRequest,
     Received,
+    ReturnAnswer,
+    ReturnError,
     Send,
-    Start,
+    SessionAction,
+    SessionEvent,
+    SessionTick,
+    StartRequest,
     StopFound,
-    Tick,
-    Unanswered,
-    Unheard,
-    Withdraw,
+    TcpConnected,
+    UndecodableMessage,
 )
-from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED, NUDGE_S
-from swarm.client.questions import LEFT_S
+from swarm.client.questions import ABANDONED_S
 from swarm.client.session import CONFIRM_CANCEL_S, Session
 from swarm.errors import (
     ClientError,
@@ -57,12 +57,12 @@ from swarm.wire.messages import (
     Finished,
     GetAsset,
     Malformed,
+    PlanWhatIf,
     Query,
     Rejected,
     Report,
     Stop,
     Submit,
-    Suppose,
     Timing,
     Tokens,
 )
@@ -79,32 +79,32 @@ class Driver:
         self.session = Session(URL, connect_timeout_s=5.0, reconnect_timeout_s=30.0)
         self.now = 100.0
 
-    def do(self, event: Event) -> list[Action]:
+    def do(self, event: SessionEvent) -> list[SessionAction]:
         actions = self.session.handle(event, self.now)
         assert list(self.session.invariants()) == []
         return actions
 
-    def get(self, message: object) -> list[Action]:
+    def get(self, message: object) -> list[SessionAction]:
         return self.do(Received(message))  # type: ignore[arg-type]
 
-    def wait(self, seconds: float) -> list[Action]:
+    def wait(self, seconds: float) -> list[SessionAction]:
         """As the shell does: with a tick every so often."""
         actions, until = [], self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + TICK_S)
-            actions += self.do(Tick())
-        return actions + self.do(Tick())
+            actions += self.do(SessionTick())
+        return actions + self.do(SessionTick())
 
-    def pause(self, seconds: float) -> list[Action]:
+    def pause(self, seconds: float) -> list[SessionAction]:
         """This process stands still."""
         self.now += seconds
-        return self.do(Tick())
+        return self.do(SessionTick())
 
     def submitted(self, n: int = 1, timeout_s: float | None = None, request_id: str = "r") -> Submit:
         """Connected, one request on its way."""
         message = submit(n, request_id)
         self.do(Connected())
-        assert self.do(Start(message, timeout_s)) == [Send(message)]
+        assert self.do(StartRequest(message, timeout_s)) == [Send(message)]
         return message
 
     def running(self, n: int = 1, timeout_s: float | None = None) -> Submit:
@@ -161,8 +161,8 @@ def attach(*next_index: int) -> Send:
     return Send(Attach(request_id="r", next_index=next_index, again=True))
 
 
-def errors(actions: list[Action]) -> list[ClientError]:
-    return [action.error for action in actions if isinstance(action, Failed | Unanswered)]
+def errors(actions: list[SessionAction]) -> list[ClientError]:
+    return [action.error for action in actions if isinstance(action, FailRequest | ReturnError)]
 
 
 # --- the straight way -------------------------------------------------------------------------------------------------
@@ -174,9 +174,9 @@ def test_a_request_from_start_to_end(driver: Driver) -> None:
     assert driver.get(tokens(0, 2)) == [deliver(0, 2)]
     assert driver.do(Consumed("r", 0, 2)) == []
     assert driver.get(tokens(2, 1)) == [deliver(2, 1)]
-    assert driver.get(finished(3)) == [Ended("r", 0, finished(3))]
+    assert driver.get(finished(3)) == [EndContinuation("r", 0, finished(3))]
     assert driver.do(Consumed("r", 0, 3)) == [ack(3)]
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_acknowledgements_follow_the_consumer(driver: Driver) -> None:
@@ -188,7 +188,7 @@ def test_acknowledgements_follow_the_consumer(driver: Driver) -> None:
     assert driver.do(Consumed("r", 0, 2 * ACK_EVERY - 1)) == []
     assert driver.do(Consumed("r", 0, 90)) == [ack(90)]
     assert driver.do(Consumed("r", 0, 100)) == []
-    assert driver.get(finished(100)) == [Ended("r", 0, finished(100)), ack(100)]
+    assert driver.get(finished(100)) == [EndContinuation("r", 0, finished(100)), ack(100)]
 
 
 def test_the_end_is_acknowledged_even_if_all_tokens_are(driver: Driver) -> None:
@@ -196,28 +196,28 @@ def test_the_end_is_acknowledged_even_if_all_tokens_are(driver: Driver) -> None:
     driver.running()
     driver.get(tokens(0, ACK_EVERY))
     assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
-    assert driver.get(finished(ACK_EVERY)) == [Ended("r", 0, finished(ACK_EVERY)), ack(ACK_EVERY)]
-    assert driver.session.idle
+    assert driver.get(finished(ACK_EVERY)) == [EndContinuation("r", 0, finished(ACK_EVERY)), ack(ACK_EVERY)]
+    assert driver.session.is_idle
 
 
 def test_continuations_end_one_by_one(driver: Driver) -> None:
     """Each has its own positions and its own end; the request ends with the last of them."""
     driver.running(n=2)
     driver.get(tokens(0, 1, index=1))
-    assert driver.get(finished(1, index=1)) == [Ended("r", 1, finished(1, index=1))]
+    assert driver.get(finished(1, index=1)) == [EndContinuation("r", 1, finished(1, index=1))]
     assert driver.do(Consumed("r", 1, 1)) == [ack(1, index=1)]
-    assert not driver.session.idle
+    assert not driver.session.is_idle
     driver.get(tokens(0, 1))
     driver.get(finished(1))
     assert driver.do(Consumed("r", 0, 1)) == [ack(1)]
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_a_request_that_ends_without_tokens(driver: Driver) -> None:
     """Its end is acknowledged all the same: the broker can forget it. Nothing is kept here."""
     driver.running()
-    assert driver.get(finished(0, reason="stop")) == [Ended("r", 0, finished(0, reason="stop")), ack(0)]
-    assert driver.session.idle
+    assert driver.get(finished(0, reason="stop")) == [EndContinuation("r", 0, finished(0, reason="stop")), ack(0)]
+    assert driver.session.is_idle
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_an_end_that_comes_before_the_last_tokens(driver: Driver) -> None:
     driver.get(tokens(0, 2))
     driver.do(Consumed("r", 0, 2))
     assert driver.get(finished(4)) == [attach(2)]
-    assert driver.get(tokens(2, 2)) == [deliver(2, 2), Ended("r", 0, finished(4))]
+    assert driver.get(tokens(2, 2)) == [deliver(2, 2), EndContinuation("r", 0, finished(4))]
     assert driver.get(finished(4)) == []
 
 
@@ -259,7 +259,7 @@ def test_an_end_before_the_last_tokens_while_the_caller_is_behind(driver: Driver
     assert driver.get(finished(4)) == []
     assert driver.do(Consumed("r", 0, 1)) == []
     assert driver.do(Consumed("r", 0, 2)) == [attach(2)]
-    assert driver.get(tokens(2, 2)) == [deliver(2, 2), Ended("r", 0, finished(4))]
+    assert driver.get(tokens(2, 2)) == [deliver(2, 2), EndContinuation("r", 0, finished(4))]
 
 
 def test_a_flood_is_bounded(driver: Driver) -> None:
@@ -291,24 +291,24 @@ def test_a_stop_string(driver: Driver) -> None:
     driver.do(Consumed("r", 0, 5))
     stop = Send(Stop(request_id="r", index=0, at_index=3))
     assert driver.do(StopFound("r", 0, 3)) == [stop]
-    assert driver.get(finished(3, reason="stop")) == [Ended("r", 0, finished(3, reason="stop")), ack(5)]
+    assert driver.get(finished(3, reason="stop")) == [EndContinuation("r", 0, finished(3, reason="stop")), ack(5)]
     assert driver.do(StopFound("r", 0, 3)) == []
 
 
 def test_leaving_cancels_until_the_broker_confirms(driver: Driver) -> None:
     """What still comes is acknowledged, so that the end can come, but delivered no more."""
     driver.running()
-    assert driver.do(Leave("r")) == [Send(Cancel(request_id="r", if_reader=True))]
+    assert driver.do(LeaveRequest("r")) == [Send(Cancel(request_id="r", if_reader=True))]
     assert driver.get(tokens(0, 4)) == [ack(4)]
     assert driver.get(finished(4, reason="cancelled")) == [ack(4)]
-    assert driver.session.idle
-    assert driver.do(Leave("r")) == []
+    assert driver.session.is_idle
+    assert driver.do(LeaveRequest("r")) == []
 
 
 def test_leaving_before_anything_was_sent(driver: Driver) -> None:
     """Nothing to cancel."""
-    assert driver.do(Start(submit())) == []
-    assert driver.do(Leave("r")) == []
+    assert driver.do(StartRequest(submit())) == []
+    assert driver.do(LeaveRequest("r")) == []
     assert driver.do(Connected()) == []
 
 
@@ -316,10 +316,10 @@ def test_leaving_while_the_connection_is_gone(driver: Driver) -> None:
     """The Cancel is said when the broker is back."""
     driver.running()
     driver.do(Disconnected())
-    assert driver.do(Leave("r")) == []
+    assert driver.do(LeaveRequest("r")) == []
     assert driver.do(Connected()) == [Send(Cancel(request_id="r", if_reader=True))]
     assert driver.get(Rejected(request_id="r", code="unknown", reason="")) == []
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_leaving_what_has_ended(driver: Driver) -> None:
@@ -327,18 +327,18 @@ def test_leaving_what_has_ended(driver: Driver) -> None:
     driver.running()
     driver.get(tokens(0, 3))
     driver.get(finished(3))
-    assert driver.do(Leave("r")) == [ack(3)]
-    assert driver.session.idle
+    assert driver.do(LeaveRequest("r")) == [ack(3)]
+    assert driver.session.is_idle
 
 
 def test_a_broker_that_never_confirms_is_not_waited_for(driver: Driver) -> None:
     """A left request is forgotten after a while."""
     driver.running()
-    driver.do(Leave("r"))
+    driver.do(LeaveRequest("r"))
     driver.wait(CONFIRM_CANCEL_S - 1)
-    assert not driver.session.idle
+    assert not driver.session.is_idle
     driver.wait(2)
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_a_time_limit(driver: Driver) -> None:
@@ -346,7 +346,7 @@ def test_a_time_limit(driver: Driver) -> None:
     driver.running(timeout_s=3.0)
     assert errors(driver.wait(2.9)) == []
     failed, cancel = driver.wait(0.2)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert isinstance(failed.error, RequestTimeout)
     assert "3 s" in str(failed.error)
     assert cancel == Send(Cancel(request_id="r", if_reader=True))
@@ -362,8 +362,8 @@ def test_a_time_limit(driver: Driver) -> None:
 
 def test_nothing_is_sent_without_a_connection(driver: Driver) -> None:
     """It is sent when there is one."""
-    assert driver.do(Start(submit())) == []
-    question = Ask(1, Describe(), 10.0)
+    assert driver.do(StartRequest(submit())) == []
+    question = AskQuestion(1, Describe(), 10.0)
     assert driver.do(question) == []
     assert driver.do(Connected()) == [Send(submit()), Send(Describe())]
 
@@ -375,7 +375,7 @@ def test_a_reconnect_goes_on_where_it_was(driver: Driver) -> None:
     driver.do(Consumed("r", 1, 5))
     driver.do(StopFound("r", 1, 4))
     second = submit(request_id="r2")
-    driver.do(Start(second))
+    driver.do(StartRequest(second))
     driver.do(Disconnected())
     stop = Send(Stop(request_id="r", index=1, at_index=4))
     assert driver.do(Connected()) == [attach(0, 5), stop, Send(second)]
@@ -394,15 +394,15 @@ def test_what_has_ended_is_not_told_again(driver: Driver) -> None:
 
 def test_nobody_there(driver: Driver) -> None:
     """After connect_timeout_s from the request's start, with a hint."""
-    driver.do(Start(submit()))
-    driver.do(Ask(1, Describe(), 60.0))
+    driver.do(StartRequest(submit()))
+    driver.do(AskQuestion(1, Describe(), 60.0))
     assert driver.wait(4.9) == []
     failed, unanswered = driver.wait(0.2)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert isinstance(failed.error, Unavailable)
     assert str(failed.error) == f"no broker answers at {URL}: is `swarm up` running there?"
-    assert isinstance(unanswered, Unanswered)
-    assert driver.session.idle
+    assert isinstance(unanswered, ReturnError)
+    assert driver.session.is_idle
 
 
 def test_a_broker_that_stays_away(driver: Driver) -> None:
@@ -410,10 +410,10 @@ def test_a_broker_that_stays_away(driver: Driver) -> None:
     driver.running()
     driver.do(Disconnected())
     assert driver.wait(20) == []
-    driver.do(Ask(1, Describe(), 60.0))
-    assert [type(action) for action in driver.wait(6)] == [Unanswered]
+    driver.do(AskQuestion(1, Describe(), 60.0))
+    assert [type(action) for action in driver.wait(6)] == [ReturnError]
     [failed] = driver.wait(5)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert isinstance(failed.error, Unavailable)
     assert "has not come back" in str(failed.error)
     assert driver.do(Connected()) == [Send(Cancel(request_id="r", if_reader=True))]  # it may still be at work
@@ -436,11 +436,14 @@ def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
     """What the broker has not answered fails after half a minute. What it has answered goes on when the broker does:
     the broker hears no Cancel of it, and is asked for a sign of life less and less often."""
     patient.running()
-    patient.do(Start(submit(request_id="s")))
-    patient.do(Ask(1, Describe(), 60.0))
+    patient.do(StartRequest(submit(request_id="s")))
+    patient.do(AskQuestion(1, Describe(), 60.0))
     actions = patient.wait(590)
-    assert [type(action) for action in actions if isinstance(action, Failed | Unanswered)] == [Failed, Unanswered]
-    assert [action.request_id for action in actions if isinstance(action, Failed)] == ["s"]
+    assert [type(action) for action in actions if isinstance(action, FailRequest | ReturnError)] == [
+        FailRequest,
+        ReturnError,
+    ]
+    assert [action.request_id for action in actions if isinstance(action, FailRequest)] == ["s"]
     assert "has sent nothing for 30 s" in str(errors(actions)[0])
     sent = [action.message for action in actions if isinstance(action, Send)]
     assert [message for message in sent if isinstance(message, Cancel)] == [Cancel(request_id="s", if_reader=True)]
@@ -451,14 +454,14 @@ def test_an_answered_request_outlasts_a_frozen_broker(patient: Driver) -> None:
 def test_a_mute_broker_gets_nothing_new(patient: Driver) -> None:
     """What begins while it is known to stand still fails at once; when it has said something, all is as before."""
     patient.running()
-    patient.do(Leave("r", cancel=True))
-    patient.do(Ask(1, Describe(), 60.0))
+    patient.do(LeaveRequest("r", cancel=True))
+    patient.do(AskQuestion(1, Describe(), 60.0))
     assert len(errors(patient.wait(31))) == 1
     patient.wait(60)
-    patient.do(Start(submit(request_id="s")))
+    patient.do(StartRequest(submit(request_id="s")))
     assert "has sent nothing for 30 s" in str(errors(patient.wait(0.1))[0])
     patient.get(Report(what="status", ok=True, body={}))
-    patient.do(Start(submit(request_id="t")))
+    patient.do(StartRequest(submit(request_id="t")))
     assert errors(patient.wait(29)) == []
 
 
@@ -472,7 +475,7 @@ def test_a_broker_frozen_for_good(patient: Driver) -> None:
 def test_an_answered_request_outlasts_an_absent_broker(patient: Driver) -> None:
     """It is told again when the broker is back; what was not answered fails after half a minute."""
     patient.running()
-    patient.do(Start(submit(request_id="s")))
+    patient.do(StartRequest(submit(request_id="s")))
     patient.do(Disconnected())
     assert errors(patient.wait(29)) == []
     [error] = errors(patient.wait(560))
@@ -501,7 +504,7 @@ def test_silence_counts_only_while_something_is_awaited(driver: Driver) -> None:
     driver.running()
     driver.get(finished(0))
     driver.now += 3600
-    assert driver.do(Start(submit())) == [Send(submit())]
+    assert driver.do(StartRequest(submit())) == [Send(submit())]
     assert driver.wait(1) == []
 
 
@@ -511,7 +514,7 @@ def test_silence_does_not_count_while_only_the_caller_is_slow(driver: Driver) ->
     driver.get(tokens(0, 3))
     driver.get(finished(3))
     assert driver.wait(3600) == []
-    driver.do(Start(submit(request_id="s")))
+    driver.do(StartRequest(submit(request_id="s")))
     assert errors(driver.wait(4)) == []
 
 
@@ -534,7 +537,7 @@ def test_a_quiet_request_is_told_again(driver: Driver) -> None:
 def test_our_own_pause_is_not_the_brokers_silence(driver: Driver) -> None:
     """However long it was, the broker gets the whole time from then on; it is asked for what may have been lost."""
     driver.running()
-    driver.do(Ask(1, Query(what="plan"), 20.0))
+    driver.do(AskQuestion(1, Query(what="plan"), 20.0))
     driver.wait(1)
     assert errors(driver.pause(3600)) == []
     assert errors(driver.wait(18)) == []
@@ -550,12 +553,12 @@ def test_our_own_pause_does_not_count_while_the_broker_is_away(driver: Driver) -
     driver.do(Disconnected())
     driver.wait(20)
     second = submit(request_id="r2")
-    driver.do(Start(second))
+    driver.do(StartRequest(second))
     driver.wait(3)
     assert driver.pause(60) == []
     assert driver.wait(1) == []
-    assert [action.request_id for action in driver.wait(1) if isinstance(action, Failed)] == ["r2"]
-    assert [action.request_id for action in driver.wait(5) if isinstance(action, Failed)] == ["r"]
+    assert [action.request_id for action in driver.wait(1) if isinstance(action, FailRequest)] == ["r2"]
+    assert [action.request_id for action in driver.wait(5) if isinstance(action, FailRequest)] == ["r"]
 
 
 def test_our_own_pause_moves_a_callers_limit(driver: Driver) -> None:
@@ -576,9 +579,9 @@ def test_a_request_that_began_in_a_pause_has_its_own_time_only(driver: Driver) -
     """A caller that blocks the loop, and starts something between: limits move by what each has lost."""
     driver.running()
     driver.now += 40
-    driver.do(Start(submit(request_id="r2"), 3.0))
+    driver.do(StartRequest(submit(request_id="r2"), 3.0))
     driver.now += 2
-    driver.do(Tick())
+    driver.do(SessionTick())
     assert errors(driver.wait(2.9)) == []
     assert [type(error) for error in errors(driver.wait(2.2))] == [RequestTimeout]
 
@@ -588,7 +591,7 @@ def test_an_idle_hour_is_no_pause(driver: Driver) -> None:
     driver.running()
     driver.get(finished(0))
     driver.now += 3600
-    driver.do(Start(submit(), 3.0))
+    driver.do(StartRequest(submit(), 3.0))
     assert errors(driver.wait(2.9)) == []
     assert [type(error) for error in errors(driver.wait(0.1))] == [RequestTimeout]
 
@@ -619,7 +622,7 @@ def test_refusals_have_their_types(driver: Driver, code: str, kind: type[ClientE
         assert error.code == code
     if isinstance(error, Overloaded):
         assert error.retry_after_s == 7.0
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_bad_ends_have_their_types(driver: Driver) -> None:
@@ -633,18 +636,18 @@ def test_bad_ends_have_their_types(driver: Driver) -> None:
         [error] = errors(driver.get(answer))
         assert type(error) is kind
         assert text in str(error)
-        assert driver.session.idle
+        assert driver.session.is_idle
 
 
 def test_one_bad_end_ends_all_continuations(driver: Driver) -> None:
     """The caller is told once; the broker is told that nobody wants the others, and that the end was heard."""
     driver.running(n=2)
     failed, acked, cancel = driver.get(finished(3, reason="failed", detail="lost", index=1))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert acked == ack(3, index=1)
     assert cancel == Send(Cancel(request_id="r", if_reader=True))
     assert driver.get(finished(0, reason="cancelled")) == [ack(0)]
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_a_bad_end_behind_good_ones(driver: Driver) -> None:
@@ -653,44 +656,44 @@ def test_a_bad_end_behind_good_ones(driver: Driver) -> None:
     driver.get(tokens(0, 2))
     driver.get(finished(2))
     failed, acked, other = driver.get(finished(3, reason="failed", detail="lost", index=1))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert (acked, other) == (ack(3, index=1), ack(2))
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_malformed_fails_what_is_unanswered(driver: Driver) -> None:
     """The broker can't say which message it was; accepted requests go on, unless nothing else can have been meant."""
     driver.running()
-    driver.do(Start(submit(request_id="r2")))
-    driver.do(Ask(1, Describe(), 9.0))
+    driver.do(StartRequest(submit(request_id="r2")))
+    driver.do(AskQuestion(1, Describe(), 9.0))
     failed, unanswered = driver.get(Malformed(reason="kind: strange"))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert failed.request_id == "r2"
     assert "can't decode this client's messages: kind: strange" in str(failed.error)
-    assert isinstance(unanswered, Unanswered)
+    assert isinstance(unanswered, ReturnError)
     [failed] = driver.get(Malformed(reason="kind: strange"))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRequest)
     assert failed.request_id == "r"
 
 
 def test_a_broker_of_another_build(driver: Driver) -> None:
     """What is live fails with the reason, whatever comes later is refused; until the connection breaks, for then there
     may be another broker."""
-    driver.do(Start(submit()))
-    driver.do(Ask(1, Describe(), 60.0))
-    assert driver.do(Reached()) == []
-    failed, unanswered = driver.do(Estranged("it is swarm 9"))
-    assert isinstance(failed, Failed)
+    driver.do(StartRequest(submit()))
+    driver.do(AskQuestion(1, Describe(), 60.0))
+    assert driver.do(TcpConnected()) == []
+    failed, unanswered = driver.do(IncompatibleBroker("it is swarm 9"))
+    assert isinstance(failed, FailRequest)
     assert isinstance(failed.error, Unavailable)
     assert str(failed.error) == f"the broker at {URL} can't be used: it is swarm 9"
-    assert isinstance(unanswered, Unanswered)
-    for event in (Start(submit()), Ask(2, Describe(), 60.0)):
+    assert isinstance(unanswered, ReturnError)
+    for event in (StartRequest(submit()), AskQuestion(2, Describe(), 60.0)):
         with pytest.raises(Unavailable, match="it is swarm 9"):
             driver.do(event)
-    assert driver.session.idle
+    assert driver.session.is_idle
     driver.do(Disconnected())
-    driver.do(Start(submit()))
-    driver.do(Reached())
+    driver.do(StartRequest(submit()))
+    driver.do(TcpConnected())
     assert driver.do(Connected()) == [Send(submit())]
 
 
@@ -698,18 +701,18 @@ def test_what_cannot_be_understood_fails_whom_it_is_about(driver: Driver) -> Non
     """The request that it names, or else whoever has asked something; nobody, if nobody waits for it."""
     driver.running()
     second = submit(request_id="r2")
-    driver.do(Start(second))
-    failed, cancel = driver.do(NotUnderstood("finished.cost: unknown field", "r"))
-    assert isinstance(failed, Failed)
+    driver.do(StartRequest(second))
+    failed, cancel = driver.do(UndecodableMessage("finished.cost: unknown field", "r"))
+    assert isinstance(failed, FailRequest)
     assert isinstance(failed.error, Unavailable)
     assert "and this client are incompatible (finished.cost: unknown field): install the same version on both" in str(
         failed.error
     )
     assert cancel == Send(Cancel(request_id="r", if_reader=True))
-    assert driver.do(NotUnderstood("?", "somebody else's")) == []
-    assert driver.do(NotUnderstood("?")) == []
-    driver.do(Ask(1, Describe(), 60.0))
-    assert [type(action) for action in driver.do(NotUnderstood("?"))] == [Unanswered]
+    assert driver.do(UndecodableMessage("?", "somebody else's")) == []
+    assert driver.do(UndecodableMessage("?")) == []
+    driver.do(AskQuestion(1, Describe(), 60.0))
+    assert [type(action) for action in driver.do(UndecodableMessage("?"))] == [ReturnError]
     assert driver.session.request_ids == ("r", "r2")  # the first only to have its Cancel confirmed
 
 
@@ -717,7 +720,7 @@ def test_an_id_in_use(driver: Driver) -> None:
     """Two live requests of one client can't have the same id."""
     driver.submitted()
     with pytest.raises(InvalidRequest, match="in use"):
-        driver.do(Start(submit()))
+        driver.do(StartRequest(submit()))
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -727,62 +730,62 @@ def test_answers_find_their_questions(driver: Driver) -> None:
     """Descriptions answer all who asked, parts of assets go by name and place."""
     driver.do(Connected())
     for key in range(2):
-        assert driver.do(Ask(key, Describe(), 9.0)) == [Send(Describe())]
-    driver.do(Ask(4, GetAsset(name="a", offset=0), 9.0))
+        assert driver.do(AskQuestion(key, Describe(), 9.0)) == [Send(Describe())]
+    driver.do(AskQuestion(4, GetAsset(name="a", offset=0), 9.0))
     description = Description(
         manifest=None, state="waiting", waits_for="", max_context=0, max_queue=1, swarm_version="0"
     )
-    assert driver.get(description) == [Answered(0, description), Answered(1, description)]
+    assert driver.get(description) == [ReturnAnswer(0, description), ReturnAnswer(1, description)]
     missing = Report(what="asset", ok=False, body={})
-    assert driver.get(missing) == [Answered(4, missing)]
-    assert driver.session.idle
+    assert driver.get(missing) == [ReturnAnswer(4, missing)]
+    assert driver.session.is_idle
 
 
 PLAN, NODES = Query(what="plan"), Query(what="nodes")
-SUPPOSED = Query(what="plan", suppose=Suppose(without=("w0",)))
+SUPPOSED = Query(what="plan", suppose=PlanWhatIf(without=("w0",)))
 
 
 def test_questions_of_one_kind_are_asked_one_after_the_other(driver: Driver) -> None:
     """A report tells its kind and no more: so each answers what was asked last. Other kinds don't wait."""
     driver.do(Connected())
-    assert driver.do(Ask(1, PLAN, 9.0)) == [Send(PLAN)]
-    assert driver.do(Ask(2, SUPPOSED, 9.0)) == []
-    assert driver.do(Ask(3, NODES, 9.0)) == [Send(NODES)]
-    assert driver.do(Ask(4, PLAN, 9.0)) == []
-    assert driver.get(report("plan", 1)) == [Answered(1, report("plan", 1)), Send(SUPPOSED)]
-    assert driver.get(report("nodes", 2)) == [Answered(3, report("nodes", 2))]
-    driver.do(Withdraw(4))  # it was not asked yet
-    assert driver.get(report("plan", 3)) == [Answered(2, report("plan", 3))]
+    assert driver.do(AskQuestion(1, PLAN, 9.0)) == [Send(PLAN)]
+    assert driver.do(AskQuestion(2, SUPPOSED, 9.0)) == []
+    assert driver.do(AskQuestion(3, NODES, 9.0)) == [Send(NODES)]
+    assert driver.do(AskQuestion(4, PLAN, 9.0)) == []
+    assert driver.get(report("plan", 1)) == [ReturnAnswer(1, report("plan", 1)), Send(SUPPOSED)]
+    assert driver.get(report("nodes", 2)) == [ReturnAnswer(3, report("nodes", 2))]
+    driver.do(AbandonQuestion(4))  # it was not asked yet
+    assert driver.get(report("plan", 3)) == [ReturnAnswer(2, report("plan", 3))]
     assert driver.get(report("plan", 4)) == []
-    assert driver.session.idle
+    assert driver.session.is_idle
 
 
 def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one_s(driver: Driver) -> None:
     """Whether its asker has left or had no more time. One that never comes holds nobody up for good."""
     driver.do(Connected())
-    driver.do(Ask(1, PLAN, 2.0))
-    driver.do(Ask(2, SUPPOSED, 60.0))
+    driver.do(AskQuestion(1, PLAN, 2.0))
+    driver.do(AskQuestion(2, SUPPOSED, 60.0))
     [late] = driver.wait(2)
-    assert isinstance(late, Unanswered)
+    assert isinstance(late, ReturnError)
     assert late.key == 1
     assert driver.get(report("plan", 1)) == [Send(SUPPOSED)]
-    driver.do(Ask(3, PLAN, 60.0))
-    driver.do(Withdraw(2))
-    assert driver.wait(LEFT_S - TICK_S) == [Send(Describe())]  # is the broker there?
+    driver.do(AskQuestion(3, PLAN, 60.0))
+    driver.do(AbandonQuestion(2))
+    assert driver.wait(ABANDONED_S - TICK_S) == [Send(Describe())]  # is the broker there?
     assert Send(PLAN) in driver.wait(2 * TICK_S)
-    assert driver.get(report("plan", 3)) == [Answered(3, report("plan", 3))]
-    assert driver.session.idle
+    assert driver.get(report("plan", 3)) == [ReturnAnswer(3, report("plan", 3))]
+    assert driver.session.is_idle
 
 
 def test_after_a_reconnect_what_is_waited_for_is_asked_again(driver: Driver) -> None:
     """In its order; what was left is not."""
     driver.do(Connected())
     for key, question in enumerate((PLAN, SUPPOSED, NODES)):
-        driver.do(Ask(key, question, 60.0))
-    driver.do(Withdraw(0))
+        driver.do(AskQuestion(key, question, 60.0))
+    driver.do(AbandonQuestion(0))
     driver.do(Disconnected())
     assert driver.do(Connected()) == [Send(NODES), Send(SUPPOSED)]
-    assert driver.get(report("plan", 1)) == [Answered(1, report("plan", 1))]
+    assert driver.get(report("plan", 1)) == [ReturnAnswer(1, report("plan", 1))]
 
 
 def report(what: str, number: int) -> Report:
@@ -792,11 +795,11 @@ def report(what: str, number: int) -> Report:
 def test_questions_have_time_limits_and_can_be_withdrawn(driver: Driver) -> None:
     """Nobody waits for ever, and nobody is told who waits no more."""
     driver.do(Connected())
-    driver.do(Ask(1, Describe(), 2.0))
-    driver.do(Ask(2, Describe(), 2.0))
-    driver.do(Withdraw(2))
+    driver.do(AskQuestion(1, Describe(), 2.0))
+    driver.do(AskQuestion(2, Describe(), 2.0))
+    driver.do(AbandonQuestion(2))
     [unanswered] = driver.wait(2)
-    assert isinstance(unanswered, Unanswered)
+    assert isinstance(unanswered, ReturnError)
     assert isinstance(unanswered.error, RequestTimeout)
     assert unanswered.key == 1
 
@@ -813,17 +816,17 @@ def test_whatever_happens_tokens_come_once_and_in_order(data: st.DataObject) -> 
     delivered: list[int] = []
     ended = 0
 
-    def collect(actions: list[Action]) -> list[Action]:
+    def collect(actions: list[SessionAction]) -> list[SessionAction]:
         nonlocal ended
         for action in actions:
             if isinstance(action, Deliver):
                 assert action.start == len(delivered)
                 delivered.extend(action.ids)
-            ended += isinstance(action, Ended)
-            assert not isinstance(action, Failed)
+            ended += isinstance(action, EndContinuation)
+            assert not isinstance(action, FailRequest)
         return actions
 
-    driver.do(Start(submit()))
+    driver.do(StartRequest(submit()))
     for step in data.draw(st.lists(st.sampled_from(["up", "down", "tokens", "end", "take", "tick", "accept"]))):
         start = data.draw(st.integers(0, num_tokens))
         match step:
@@ -858,14 +861,14 @@ def test_whatever_happens_tokens_come_once_and_in_order(data: st.DataObject) -> 
 def test_who_is_hung_up_on_while_it_knocks_is_told_what_that_may_be() -> None:
     """Until somebody hears it."""
     driver = Driver()
-    driver.do(Start(submit()))
-    driver.do(Unheard())
+    driver.do(StartRequest(submit()))
+    driver.do(HandshakeFailed())
     driver.do(Disconnected())
-    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, Failed)]
+    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, FailRequest)]
     assert "if its key has changed" in str(failed.error)
     assert "or it is not a broker" in str(failed.error)
-    driver.do(Reached())
+    driver.do(TcpConnected())
     driver.do(Disconnected())
-    driver.do(Start(submit()))
-    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, Failed)]
+    driver.do(StartRequest(submit()))
+    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, FailRequest)]
     assert "another key" not in str(failed.error)

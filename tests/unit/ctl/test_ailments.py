@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.cli.doctor.checks import Finding
-from swarm.ctl.look.ailments import Reports, ailments
+from swarm.ctl.inspect.diagnostics import Reports, diagnose
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json
@@ -50,7 +50,7 @@ STAGE: Json = {"worker": "w0", "seen_steps": 100, "expected_s": 0.010, "seen_s":
 
 def found(status: Json | None = None, worker: Json | None = None, stage: Json | None = None) -> list[Finding]:
     workers = [{**WORKER, **(worker or {})}]
-    return ailments(
+    return diagnose(
         Reports({**STATUS, **(status or {})}, {"workers": workers}, {"stages": [{**STAGE, **(stage or {})}]})
     )
 
@@ -139,7 +139,7 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
 def test_a_worker_that_is_missing_or_held_back_is_told(row: Json, level: str, says: str, remedy: str) -> None:
     """However well the others are: a swarm that lost one is not called well, and who was asked to go is told, too."""
     nodes: Json = {"workers": [WORKER, {**WORKER, "name": "w1", "layers": [4, 8], **row}]}
-    (ill,) = [each for each in ailments(Reports(STATUS, nodes, {"stages": [STAGE]})) if each.level != "ok"]
+    (ill,) = [each for each in diagnose(Reports(STATUS, nodes, {"stages": [STAGE]})) if each.level != "ok"]
     assert (ill.about, ill.level) == ("w1", level)
     assert says in ill.text
     assert remedy in ill.remedy
@@ -149,7 +149,7 @@ def test_who_is_back_under_its_name_is_not_missed() -> None:
     """Of several lives of one that is gone, the last is told."""
     lives = [{**WORKER, "state": "out", "verdict": "dead", "layers": None, "reason": why} for why in ("first", "last")]
     nodes: Json = {"workers": [*lives, WORKER, *({**each, "name": "w1"} for each in lives)]}
-    told = [each for each in ailments(Reports(STATUS, nodes, {})) if each.level != "ok"]
+    told = [each for each in diagnose(Reports(STATUS, nodes, {})) if each.level != "ok"]
     assert [(each.about, each.text) for each in told] == [("w1", "is out: last")]
 
 
@@ -164,7 +164,7 @@ def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
     ]
 
     def told(rows: list[Json]) -> dict[str, tuple[str, str]]:
-        found = ailments(Reports(STATUS, {"workers": rows}, {}))
+        found = diagnose(Reports(STATUS, {"workers": rows}, {}))
         return {each.about: (each.level, each.text) for each in found if each.about in ("a", "b")}
 
     alone = "is out, others have its layers (layers 4–7), and no worker has joined in its place"
@@ -177,7 +177,7 @@ def told(*rows: Json, status: Json | None = None, refused: tuple[Json, ...] = ()
     """What is not as it should be, by what it is about."""
     workers: list[Json] = [{**WORKER, "name": f"w{place}", **row} for place, row in enumerate(rows)]
     reports = Reports({**STATUS, **(status or {})}, {"workers": workers, "refused": list(refused)}, {})
-    return {each.about: each for each in ailments(reports) if each.level != "ok"}
+    return {each.about: each for each in diagnose(reports) if each.level != "ok"}
 
 
 DRAINED: Json = {"steered": "drained", "layers": None}
@@ -260,7 +260,7 @@ def ways(*seen: tuple[float, float, bool]) -> list[Finding]:
         {**WORKER, "name": f"w{place}", "next": {"to": f"w{place + 1}", **dict(zip(keys, each, strict=True))}}
         for place, each in enumerate(seen)
     ]
-    return [each for each in ailments(Reports(STATUS, {"workers": rows}, {})) if each.about == "way"]
+    return [each for each in diagnose(Reports(STATUS, {"workers": rows}, {})) if each.about == "way"]
 
 
 def test_ways_between_workers_are_told_as_they_were_seen() -> None:
@@ -296,10 +296,10 @@ def test_clocks_of_machines_are_told() -> None:
         {**WORKER, "name": "w2", "host": "b", "clock_ahead_s": -2.34},
         {**WORKER, "name": "w3", "host": "c", "clock_ahead_s": None},
     ]
-    told = [each for each in ailments(Reports(STATUS, {"workers": rows}, {})) if each.about == "clock"]
+    told = [each for each in diagnose(Reports(STATUS, {"workers": rows}, {})) if each.about == "clock"]
     assert [(each.level, each.text) for each in told] == [("note", "b is 2.3 s behind the broker's machine")]
     assert "time service" in told[0].remedy
-    right = [each for each in ailments(Reports(STATUS, {"workers": rows[::3]}, {})) if each.about == "clock"]
+    right = [each for each in diagnose(Reports(STATUS, {"workers": rows[::3]}, {})) if each.about == "clock"]
     assert [(each.level, each.text) for each in right] == [("ok", "all machines within 12 ms")]
 
 

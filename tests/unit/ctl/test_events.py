@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from swarm.admin.events import AWAITED_S, NO_SNAPSHOT, SwarmSnapshot, carry_over, diff_events
 from swarm.client.blocking import Client
-from swarm.ctl.look.follow import line, told
+from swarm.ctl.inspect.follow import format_event, poll_events
 from swarm.errors import Unavailable
-from swarm.govern.events import AWAITED_S, NOTHING, Look, happened, remembered
 from swarm.wire.messages import Json
 
 
@@ -38,12 +38,12 @@ def recovery(**more: object) -> Json:
 ENDED = {"resumed_all_at": 4.0, "measured": {"total_s": 0.5}, "sequences": 3}
 
 
-def look(*workers: Json, recoveries: tuple[Json, ...] = (), **of_status: object) -> Look:
-    return Look(status(**of_status), {"workers": list(workers)}, {"recoveries": list(recoveries)})  # type: ignore[arg-type]
+def look(*workers: Json, recoveries: tuple[Json, ...] = (), **of_status: object) -> SwarmSnapshot:
+    return SwarmSnapshot(status(**of_status), {"workers": list(workers)}, {"recoveries": list(recoveries)})  # type: ignore[arg-type]
 
 
-def texts(before: Look, after: Look) -> list[str]:
-    return [event.text for event in happened(before, after)]
+def texts(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
+    return [event.text for event in diff_events(before, after)]
 
 
 W0, W1 = worker("w0"), worker("w1")
@@ -52,7 +52,7 @@ W0, W1 = worker("w0"), worker("w1")
 def test_at_first_all_is_new() -> None:
     """Also what is over, as far as the broker remembers it."""
     gone = worker("w2", state="out", verdict="dead", reason="its connection closed")
-    assert texts(NOTHING, look(W0, gone, recoveries=(recovery(**ENDED),))) == [
+    assert texts(NO_SNAPSHOT, look(W0, gone, recoveries=(recovery(**ENDED),))) == [
         "w0 is here (process 7 on h)",
         "w2 is out: its connection closed",
         "recovery: w1: its connection closed",
@@ -95,16 +95,16 @@ def test_nothing_new_is_nothing_told() -> None:
         (look(uptime_s=9.0), look(uptime_s=1.0), ["broker_started"]),
     ],
 )
-def test_what_is_different_has_happened(before: Look, after: Look, expected: list[str]) -> None:
-    assert [event.name for event in happened(before, after)] == expected
+def test_what_is_different_has_happened(before: SwarmSnapshot, after: SwarmSnapshot, expected: list[str]) -> None:
+    assert [event.name for event in diff_events(before, after)] == expected
 
 
 class Asked:
     """Answers looks as scripted; None: the broker is away."""
 
-    def __init__(self, looks: Iterator[Look | None]) -> None:
+    def __init__(self, looks: Iterator[SwarmSnapshot | None]) -> None:
         self._looks = looks
-        self._current: Look | None = None
+        self._current: SwarmSnapshot | None = None
 
     def query(self, what: str) -> Json:
         if what == "status":
@@ -114,12 +114,12 @@ class Asked:
         return getattr(self._current, what)  # type: ignore[no-any-return]
 
 
-def follow(*looks: Look | None) -> list[str]:
+def follow(*looks: SwarmSnapshot | None) -> list[str]:
     """The names of what is told, until the script ends."""
     names = []
     asked: Client = Asked(iter(looks))  # type: ignore[assignment]
     with contextlib.suppress(RuntimeError):  # what a generator makes of StopIteration, the script's end
-        for event, _ in told(asked, 0.1, pause=lambda _: None):
+        for event, _ in poll_events(asked, 0.1, pause=lambda _: None):
             names.append(event.name)
     return names
 
@@ -175,18 +175,18 @@ def test_workers_that_come_back_to_the_broker_were_not_lost() -> None:
         (look(W0, worker("w1", verdict="slow"), uptime_s=1.0), ["w1 is back (process 7 on h)", "w1 is slow"]),
     ],
 )
-def test_one_that_does_not_come_back_is_lost(later: Look, expected: list[str]) -> None:
+def test_one_that_does_not_come_back_is_lost(later: SwarmSnapshot, expected: list[str]) -> None:
     """When another process has its name, or after a while; once."""
     restarted = look(W0, uptime_s=0.5)
-    before = remembered(look(W0, W1, uptime_s=100.0), restarted)
+    before = carry_over(look(W0, W1, uptime_s=100.0), restarted)
     assert texts(before, later) == expected
-    assert texts(remembered(before, later), later) == []
+    assert texts(carry_over(before, later), later) == []
 
 
 # --- newcomers -------------------------------------------------------------------------------------------------------
 
 
-def refused(*rows: Json, uptime_s: float = 5.0) -> Look:
+def refused(*rows: Json, uptime_s: float = 5.0) -> SwarmSnapshot:
     found = look(W0, uptime_s=uptime_s)
     return found._replace(nodes={**found.nodes, "refused": list(rows)})
 
@@ -205,18 +205,18 @@ def test_who_was_sent_away_is_told_when_the_broker_tells_it() -> None:
 def test_a_broker_that_is_away_from_the_start_is_an_error() -> None:
     asked: Client = Asked(iter([None]))  # type: ignore[assignment]
     with pytest.raises(Unavailable):
-        list(told(asked, 0.1, pause=lambda _: None))
+        list(poll_events(asked, 0.1, pause=lambda _: None))
 
 
 def test_a_line_is_a_line() -> None:
     """For people, whatever the evidence; for programs an object, without a time for what was before."""
-    [event, *_] = happened(NOTHING, look(worker("w0", host="h\nost")))
-    assert line(event, None, as_json=False) == "before    worker_joined   w0 is here (process 7 on h ost)"
-    assert json.loads(line(event, None, as_json=True)) == {
+    [event, *_] = diff_events(NO_SNAPSHOT, look(worker("w0", host="h\nost")))
+    assert format_event(event, None, as_json=False) == "before    worker_joined   w0 is here (process 7 on h ost)"
+    assert json.loads(format_event(event, None, as_json=True)) == {
         "time": None,
         "event": "worker_joined",
         "text": "w0 is here (process 7 on h\nost)",
         "worker": "w0",
         "incarnation": "w0-1",
     }
-    assert json.loads(line(event, 0.5, as_json=True))["time"].partition(".")[2][:3] == "500"
+    assert json.loads(format_event(event, 0.5, as_json=True))["time"].partition(".")[2][:3] == "500"

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from swarm.admin.orders import standby_report
 from swarm.ctl.render import nodes, standby
-from swarm.govern.orders import kept
 
 
 def test_a_table_of_workers_has_room_in_120_columns() -> None:
@@ -74,5 +74,5 @@ def test_standby_says_what_nobody_keeps_and_who_may_load_it(rows: list[dict[str,
     """Who is held back by hand may not take layers, however warm it has them; without stages nothing is kept."""
     workers = [{"name": f"w{place}", "state": "member", "layers": None, **row} for place, row in enumerate(rows)]
     shown = io.StringIO()
-    Console(file=shown, width=400).print(standby(kept({"workers": workers})))
+    Console(file=shown, width=400).print(standby(standby_report({"workers": workers})))
     assert [line.strip()[2:] for line in shown.getvalue().splitlines() if line.startswith("·")] == told

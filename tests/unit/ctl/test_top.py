@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.ctl.top.keys import Order, Screen, pressed, still_there
-from swarm.ctl.top.view import KEYS, Item, Known, Said, bar, items, screen
+from swarm.ctl.top.keys import TopCommand, TopState, drop_missing, handle_key
+from swarm.ctl.top.view import KEYS, StatusLine, TopData, TopItem, render_bar, render_screen, selectable_items
 from swarm.wire.messages import Json
 
-W0, W1, R1 = Item("worker", "w0"), Item("worker", "w1"), Item("request", "r1")
+W0, W1, R1 = TopItem("worker", "w0"), TopItem("worker", "w1"), TopItem("request", "r1")
 
 
-def known(num_requests: int = 1, away_s: float | None = None, **status: object) -> Known:
+def known(num_requests: int = 1, away_s: float | None = None, **status: object) -> TopData:
     """Two stages, which joined in the other order, a worker that is gone, and requests of which one has ended."""
     workers: list[Json] = [
         {"name": "w1", "state": "member", "layers": [4, 8], "verdict": "slow", "resident_bytes": 2 << 20},
@@ -22,7 +22,7 @@ def known(num_requests: int = 1, away_s: float | None = None, **status: object) 
         {"request_id": f"r{i + 1}", "state": "running", "num_tokens": 3, "max_tokens": 9} for i in range(num_requests)
     ]
     requests.append({"request_id": "r0", "state": "ended"})
-    return Known(
+    return TopData(
         {"state": "serving", "model": "village", "epoch": 4, "uptime_s": 90.0, "num_queued": 2, "kv_reserved": 512}
         | {"kv_capacity": 1024}
         | status,
@@ -33,8 +33,8 @@ def known(num_requests: int = 1, away_s: float | None = None, **status: object) 
     )
 
 
-def drawn(of: Known, chosen: Item | None = None, said: str = "", columns: int = 80, lines: int = 24) -> list[str]:
-    return [line.text for line in screen(of, chosen, Said(said), columns, lines)]
+def drawn(of: TopData, chosen: TopItem | None = None, said: str = "", columns: int = 80, lines: int = 24) -> list[str]:
+    return [line.text for line in render_screen(of, chosen, StatusLine(said), columns, lines)]
 
 
 def test_a_screen_of_80_by_24() -> None:
@@ -61,7 +61,7 @@ def test_a_screen_of_80_by_24() -> None:
 def test_nothing_leaves_the_screen(columns: int, lines: int) -> None:
     """Whatever the size, the names and how many there are; and no control character reaches the terminal."""
     many = known(num_requests=500, model="v\x1b[2J" * 50, waits_for="x" * 900)
-    found = drawn(many, Item("request", "r400"), "said\n" * 90, columns, lines)
+    found = drawn(many, TopItem("request", "r400"), "said\n" * 90, columns, lines)
     assert len(found) <= lines
     assert all(len(line) <= columns for line in found)
     assert all(line.isprintable() for line in found)
@@ -71,8 +71,8 @@ def test_what_is_chosen_is_seen() -> None:
     """Among more than fit: at the beginning, in the middle and at the end."""
     many = known(num_requests=500)
     for name in ("r1", "r250", "r500"):
-        lines = screen(many, Item("request", name), Said(), 80, 24)
-        [line] = [line for line in lines if line.is_chosen]
+        lines = render_screen(many, TopItem("request", name), StatusLine(), 80, 24)
+        [line] = [line for line in lines if line.is_selected]
         assert line.text.split()[:2] == [">", name]
         assert len(lines) == 24
 
@@ -84,42 +84,47 @@ def test_an_absence_is_told_with_the_last_figures() -> None:
     assert "serving village" in lines[0]
     assert drawn(known(away_s=7.2), said="cancel r1: done")[-1] == lines[-1]
     assert drawn(known(), said="cancel r1: done")[-1] == "cancel r1: done"
-    [*_, asked] = screen(known(away_s=7.2), W0, Said("drain worker w0?", waits=True), 80, 24)
+    [*_, asked] = render_screen(known(away_s=7.2), W0, StatusLine("drain worker w0?", is_question=True), 80, 24)
     assert asked.text == "drain worker w0?"
 
 
 def test_a_broker_that_tells_nothing_yet() -> None:
     """A waiting swarm, and answers of another version."""
-    assert drawn(Known({"state": "waiting", "waits_for": "a worker"}, {}, {}, {}))[0].startswith(
+    assert drawn(TopData({"state": "waiting", "waits_for": "a worker"}, {}, {}, {}))[0].startswith(
         "swarm  waiting: a worker"
     )
-    assert len(drawn(Known({}, {}, {}, {}))) == 24
+    assert len(drawn(TopData({}, {}, {}, {}))) == 24
 
 
 def test_bars() -> None:
-    assert [bar(used, of, 4) for used, of in ((0, 0), (1, 2), (9, 2), (None, 3))] == ["░░░░", "██░░", "████", "░░░░"]
+    assert [render_bar(used, of, 4) for used, of in ((0, 0), (1, 2), (9, 2), (None, 3))] == [
+        "░░░░",
+        "██░░",
+        "████",
+        "░░░░",
+    ]
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def press(keys: str, start: Screen | None = None) -> tuple[Screen, list[Order]]:
+def press(keys: str, start: TopState | None = None) -> tuple[TopState, list[TopCommand]]:
     """``-`` is down, ``+`` up."""
-    state, orders = still_there(start or Screen(), [W0, W1, R1]), []
+    state, orders = drop_missing(start or TopState(), [W0, W1, R1]), []
     for key in keys:
-        state, order = pressed(state, {"-": "down", "+": "up"}.get(key, key), [W0, W1, R1])
+        state, order = handle_key(state, {"-": "down", "+": "up"}.get(key, key), [W0, W1, R1])
         orders += [order] if order else []
     return state, orders
 
 
 def test_items_are_in_the_order_of_the_screen() -> None:
-    assert items(known()) == [W0, W1, R1]
+    assert selectable_items(known()) == [W0, W1, R1]
 
 
 @pytest.mark.parametrize(
     ("keys", "chosen"), [("", W0), ("-", W1), ("--", R1), ("-----", R1), ("--+", W1), ("+++", W0)], ids=str
 )
-def test_moving_stops_at_the_ends(keys: str, chosen: Item) -> None:
+def test_moving_stops_at_the_ends(keys: str, chosen: TopItem) -> None:
     state, orders = press(keys)
     assert (state.chosen, orders) == (chosen, [])
 
@@ -128,20 +133,20 @@ def test_moving_stops_at_the_ends(keys: str, chosen: Item) -> None:
     ("keys", "orders"),
     [
         ("d", []),
-        ("dy", [Order("drain", W0)]),
+        ("dy", [TopCommand("drain", W0)]),
         ("dn", []),
         ("dny", []),  # a yes belongs to the question before it
         ("dd", []),
         ("dq", []),
-        ("-dy", [Order("drain", W1)]),
-        ("--cy", [Order("cancel", R1)]),
+        ("-dy", [TopCommand("drain", W1)]),
+        ("--cy", [TopCommand("cancel", R1)]),
         ("--dy", []),  # a request is not drained
         ("cy", []),  # nor a worker cancelled
-        ("u", [Order("uncordon", W0)]),  # ends nothing
+        ("u", [TopCommand("uncordon", W0)]),  # ends nothing
         ("yyy", []),
     ],
 )
-def test_what_ends_something_asks_first(keys: str, orders: list[Order]) -> None:
+def test_what_ends_something_asks_first(keys: str, orders: list[TopCommand]) -> None:
     assert press(keys)[1] == orders
 
 
@@ -154,7 +159,7 @@ def test_a_question_names_what_it_is_about() -> None:
 def test_who_goes_while_it_is_asked_about_is_not_replaced_by_the_next() -> None:
     """The yes would be for somebody else."""
     state, _ = press("-d")
-    state, order = pressed(state, "y", [W0, R1])
+    state, order = handle_key(state, "y", [W0, R1])
     assert (order, state.asked, state.chosen) == (None, None, W0)
 
 
@@ -165,4 +170,4 @@ def test_q_ends_it_but_only_answers_a_question() -> None:
 
 
 def test_nothing_to_choose() -> None:
-    assert pressed(Screen(W0), "down", []) == (Screen(None), None)
+    assert handle_key(TopState(W0), "down", []) == (TopState(None), None)

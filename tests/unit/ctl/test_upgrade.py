@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from swarm.client.blocking import Client
-from swarm.ctl.upgrade import Rolling, demand_named, summed_up, told
+from swarm.ctl.upgrade import RollingRestart, check_named, describe_result, describe_total
 from swarm.errors import Unavailable
 
 
@@ -30,8 +30,8 @@ class Broker:
         )
 
 
-def rolling(*workers: dict[str, Any]) -> Rolling:
-    return Rolling(cast(Client, Broker(*workers)))
+def rolling(*workers: dict[str, Any]) -> RollingRestart:
+    return RollingRestart(cast(Client, Broker(*workers)))
 
 
 OUT = {"name": "w0", "incarnation": "w0-1", "build": "0.2.0", "state": "out", "layers": None}
@@ -57,26 +57,26 @@ def test_who_left_is_told_so_and_what_to_do() -> None:
         list(rolling(left, HERE).run(("w0",)))
     with pytest.raises(Unavailable, match=f"^{words}; no worker w7: the workers are w1$"):
         list(rolling(left, HERE).run(("w0", "w7", "w1")))
-    assert summed_up(list(rolling(left | {"name": "w1"}, HERE).run(("w1",)))) == "1 upgraded"
+    assert describe_total(list(rolling(left | {"name": "w1"}, HERE).run(("w1",)))) == "1 upgraded"
 
 
 def test_who_is_out_is_told_and_left_as_it_was() -> None:
     """Also in the end; that is a failure if somebody asked for just that one."""
     frozen = OUT | {"reason": "no beat for 704 ms: frozen or cut off"}
     done = list(rolling(HERE, frozen).run(()))
-    assert [told(each).split(" after")[0] for each in done] == [
+    assert [describe_result(each).split(" after")[0] for each in done] == [
         "w0 is out and was skipped: no beat for 704 ms: frozen or cut off",
         "w1 is back",
     ]
-    assert summed_up(done) == "1 upgraded, 1 out and skipped"
-    demand_named((), done)
-    demand_named(("w1",), done)
+    assert describe_total(done) == "1 upgraded, 1 out and skipped"
+    check_named((), done)
+    check_named(("w1",), done)
     with pytest.raises(Unavailable, match="w0 could not be restarted: swarmctl nodes shows why"):
-        demand_named(("w0", "w1"), done)
+        check_named(("w0", "w1"), done)
 
 
 def test_a_name_of_which_one_process_lives_is_that_ones() -> None:
     """One that is out is remembered for a while; one that has refused layers lives, too."""
     done = list(rolling(HERE, OUT | {"name": "w1", "incarnation": "w1-0"}).run(()))
-    assert (len(done), summed_up(done)) == (1, "1 upgraded")
-    assert not rolling(HERE | {"state": "refused"}).workers()[0].absence
+    assert (len(done), describe_total(done)) == (1, "1 upgraded")
+    assert not rolling(HERE | {"state": "refused"}).list_workers()[0].absence

@@ -7,8 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from swarm.ctl.look import version as command
-from swarm.ctl.look.versions import drawn, versions
+from swarm.ctl.inspect import version as command
+from swarm.ctl.inspect.versions import compare_versions, render_versions
 from swarm.ctl.main import run
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
@@ -24,13 +24,13 @@ def worker(name: str, **more: object) -> Json:
 
 
 def asked(*workers: Json, **status: object) -> Json:
-    return versions({"version": __version__, **OURS, **status}, {"workers": list(workers)})
+    return compare_versions({"version": __version__, **OURS, **status}, {"workers": list(workers)})
 
 
 def shown(body: Json) -> list[str]:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(drawn(body))
+        console.print(render_versions(body))
     return [line.strip() for line in capture.get().splitlines() if line.strip()]
 
 
@@ -77,7 +77,7 @@ def test_this_one_may_be_the_stranger() -> None:
 
 
 def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
-    body = versions({}, {"workers": [{"name": "w0", "state": "member"}]})
+    body = compare_versions({}, {"workers": [{"name": "w0", "state": "member"}]})
     assert unlike(body) == {}
     assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["unknown"] * 3)]]
     assert shown(body)[-1] == "· too old to report their messages: broker and w0"
@@ -85,7 +85,7 @@ def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
 
 def test_gateways_that_were_asked_stand_beside_the_workers() -> None:
     """By their addresses; one that tells its version alone is compared by that."""
-    body = versions(
+    body = compare_versions(
         {"version": __version__, **OURS},
         {"workers": [worker("w0")]},
         {"http://a:8000": {"version": __version__, **OURS}, "http://b:8000": {"version": "0.0.9"}},

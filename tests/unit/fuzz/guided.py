@@ -23,7 +23,7 @@ from typing import Any, Final
 import atheris
 
 with atheris.instrument_imports(
-    include=["swarm.wire", "swarm.lock", "tests.unit.fuzz.planted"], enable_loader_override=False
+    include=["swarm.wire", "swarm.auth", "tests.unit.fuzz.planted"], enable_loader_override=False
 ):
     from tests.unit.fuzz.planted import planted
     from tests.unit.fuzz.seeds import with_other_fields

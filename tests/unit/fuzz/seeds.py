@@ -9,16 +9,16 @@ from typing import Any, Final
 import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 
-from swarm.lock import invitation
-from swarm.lock.file import _Written
-from swarm.lock.known import Known
-from swarm.lock.roll import Invited, Member
-from swarm.wire.codec import Door
-from swarm.wire.door.keys import keyed, new_pair
-from swarm.wire.door.mechanisms import USERNAME, named, told
-from swarm.wire.door.relay.rendezvous import Side, preamble
-from swarm.wire.door.zmtp import as_command, framed, greeting
-from swarm.wire.greeting import greeting as greeting_of
+from swarm.auth import invitation
+from swarm.auth.memberships import JoinedSwarm
+from swarm.auth.registry import Member, OpenInvitation
+from swarm.auth.registry_file import _StoredRegistry
+from swarm.wire.codec import MessageCodec
+from swarm.wire.greeting import encode_greeting as greeting_of
+from swarm.wire.transport.keys import new_pair, with_key
+from swarm.wire.transport.relay.rendezvous import Side, encode_preamble
+from swarm.wire.transport.server_handshake import USERNAME, encode_command, encode_metadata
+from swarm.wire.transport.zmtp import command_frame, encode_greeting, frame_header
 from tests.unit.fuzz.targets import PAYLOAD, TARGETS, WORD, joined, split
 from tests.unit.wire.any_message import DOORS, messages_of
 from tests.unit.wire.test_curve import DOOR, ME
@@ -36,7 +36,7 @@ def seeds(name: str) -> list[bytes]:
     return list(_of_door(door)) if door is not None else list(_SEEDS[name]())
 
 
-def _of_door(door: Door[Any]) -> Iterator[bytes]:
+def _of_door(door: MessageCodec[Any]) -> Iterator[bytes]:
     for struct in door.structs:
         for message, payload in _examples(struct):
             header = msgspec.msgpack.encode(message)
@@ -63,31 +63,33 @@ def _examples(struct: Any) -> list[Any]:
 
 
 def _conversation(mechanism: bytes, *commands: bytes) -> Iterator[bytes]:
-    said = b"\x07" + greeting(mechanism, listens=False) + b"".join(map(as_command, commands))
+    said = b"\x07" + encode_greeting(mechanism, is_server=False) + b"".join(map(command_frame, commands))
     yield said
-    yield said + framed(5, more=False) + b"hello"
-    yield said + framed(5, more=True) + b"hello" + framed(300, more=False) + bytes(300)
-    yield said + framed(1 << 17, more=False) + bytes(40)
-    yield said + (framed(1, more=True) + b"x") * 4
+    yield said + frame_header(5, more=False) + b"hello"
+    yield said + frame_header(5, more=True) + b"hello" + frame_header(300, more=False) + bytes(300)
+    yield said + frame_header(1 << 17, more=False) + bytes(40)
+    yield said + (frame_header(1, more=True) + b"x") * 4
 
 
 def _null() -> Iterator[bytes]:
-    return _conversation(b"NULL", named(b"READY", told(Socket_Type=b"DEALER", Identity=b"me")))
+    return _conversation(b"NULL", encode_command(b"READY", encode_metadata(Socket_Type=b"DEALER", Identity=b"me")))
 
 
 def _plain() -> Iterator[bytes]:
     hello = bytes([len(USERNAME)]) + USERNAME + bytes([len(WORD)]) + WORD
-    return _conversation(b"PLAIN", named(b"HELLO", hello), named(b"INITIATE", told(Socket_Type=b"PUSH")))
+    return _conversation(
+        b"PLAIN", encode_command(b"HELLO", hello), encode_command(b"INITIATE", encode_metadata(Socket_Type=b"PUSH"))
+    )
 
 
 def _curve_handshake() -> Iterator[bytes]:
     yield from (b"\x00", b"\x01", b"\x01\x10\x01", b"\x02", b"\x02\x20\x01\x30", b"\x03" + bytes(64))
-    yield b"\x00" + as_command(named(b"HELLO", b"\x01\x00" + bytes(192)))
-    yield b"\x03" + bytes.fromhex(ME.public) + bytes(96) + told(Socket_Type=b"PUSH", Identity=b"me")
+    yield b"\x00" + command_frame(encode_command(b"HELLO", b"\x01\x00" + bytes(192)))
+    yield b"\x03" + bytes.fromhex(ME.public) + bytes(96) + encode_metadata(Socket_Type=b"PUSH", Identity=b"me")
 
 
 def _curve() -> Iterator[bytes]:
-    says = told(Resource=b"x")
+    says = encode_metadata(Resource=b"x")
     first = bytes([len(says)]) + says
     for recipe in (
         ((4, b"\x00hello"),),
@@ -100,8 +102,8 @@ def _curve() -> Iterator[bytes]:
 
 
 def _metadata() -> Iterator[bytes]:
-    yield told(Socket_Type=b"PUSH", Identity=b"me")
-    yield told(Socket_Type=b"DEALER", Identity=b"x" * 255, Resource=b"")
+    yield encode_metadata(Socket_Type=b"PUSH", Identity=b"me")
+    yield encode_metadata(Socket_Type=b"DEALER", Identity=b"x" * 255, Resource=b"")
 
 
 def _greeting() -> Iterator[bytes]:
@@ -111,20 +113,22 @@ def _greeting() -> Iterator[bytes]:
 
 def _invitation() -> Iterator[bytes]:
     for address in ("tcp://192.0.2.1:5700", "tcp://[2001:db8::1]:5700", "tcp://host.example:1"):
-        line = invitation.text(invitation.Invitation((address,), DOOR.public, ME.secret, "worker"))
+        line = invitation.encode(invitation.Invitation((address,), DOOR.public, ME.secret, "worker"))
         yield line.encode()
-        yield invitation._unpacked(line.removeprefix(invitation.PREFIX))
+        yield invitation._unpack(line.removeprefix(invitation.PREFIX))
 
 
 def _roll() -> Iterator[bytes]:
     yield b'{"version": 2}'
     members = (Member("far", "worker", ME.public, 1.0, "", OTHER.public), Member("me", "admin", DOOR.public, 2.0))
-    yield msgspec.json.encode(_Written(1, members[1:], (Invited(OTHER.public, "client", 2, 9e9, 1.0, "you"),)))
-    yield msgspec.json.encode(_Written(1, members, ()))
+    yield msgspec.json.encode(
+        _StoredRegistry(1, members[1:], (OpenInvitation(OTHER.public, "client", 2, 9e9, 1.0, "you"),))
+    )
+    yield msgspec.json.encode(_StoredRegistry(1, members, ()))
 
 
 def _joined() -> Iterator[bytes]:
-    known = Known("far", "worker", DOOR.public, ("tcp://192.0.2.1:5700",), ME.secret, OTHER.public, 1.0)
+    known = JoinedSwarm("far", "worker", DOOR.public, ("tcp://192.0.2.1:5700",), ME.secret, OTHER.public, 1.0)
     yield msgspec.json.encode(known)
     yield msgspec.json.encode(msgspec.structs.replace(known, version=2))
 
@@ -132,12 +136,12 @@ def _joined() -> Iterator[bytes]:
 def _address() -> Iterator[bytes]:
     for host in ("192.0.2.1", "[2001:db8::1]", "*", "host.example"):
         for key in (b"", WORD, DOOR.public.encode()):
-            yield keyed(f"tcp://{host}:5700", key).encode()
+            yield with_key(f"tcp://{host}:5700", key).encode()
 
 
 def _ticket() -> Iterator[bytes]:
     for side in Side:
-        yield preamble(side, WORD.decode())
+        yield encode_preamble(side, WORD.decode())
 
 
 _SEEDS: Final = {

@@ -18,19 +18,27 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from nacl.bindings import crypto_box, crypto_box_easy_afternm, crypto_box_open
 
+from swarm.auth import invitation, memberships
+from swarm.auth.permissions import deny_reason
+from swarm.auth.registry_file import RegistryFile
 from swarm.errors import ConfigError, WireError
-from swarm.lock import invitation, known
-from swarm.lock.file import RollFile
-from swarm.lock.rights import refusal
 from swarm.wire import addresses, codec, tensors
-from swarm.wire.codec import Door
-from swarm.wire.door import keys
-from swarm.wire.door.curve import Curve
-from swarm.wire.door.mechanisms import PULL, ROUTER, Mechanism, Null, Plain, introduced, named
-from swarm.wire.door.relay.rendezvous import PREAMBLE_BYTES, preamble, read_preamble
-from swarm.wire.door.zmtp import Inlet, as_command, framed, greeting
-from swarm.wire.greeting import read_greeting, why_strangers
+from swarm.wire.codec import MessageCodec
+from swarm.wire.greeting import incompatibility, read_greeting
 from swarm.wire.messages import TensorSpec
+from swarm.wire.transport import keys
+from swarm.wire.transport.curve import CurveServer
+from swarm.wire.transport.relay.rendezvous import PREAMBLE_BYTES, decode_preamble, encode_preamble
+from swarm.wire.transport.server_handshake import (
+    PULL,
+    ROUTER,
+    Mechanism,
+    NullServer,
+    PlainServer,
+    encode_command,
+    parse_metadata,
+)
+from swarm.wire.transport.zmtp import ZmtpDecoder, command_frame, encode_greeting, frame_header
 from tests.unit.wire.test_curve import DOOR, ME, Knocker, mechanism
 
 LIMIT: Final = 1 << 18  # above the first room that a stranger gets
@@ -66,7 +74,7 @@ class Heard(NamedTuple):
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def hear(inlet: Inlet, pieces: Sequence[bytes]) -> Heard:
+def hear(inlet: ZmtpDecoder, pieces: Sequence[bytes]) -> Heard:
     """Feed an inlet as a connection does, and take what it hands out."""
     messages: list[list[bytes]] = []
     fed, refused = 0, ""
@@ -75,29 +83,29 @@ def hear(inlet: Inlet, pieces: Sequence[bytes]) -> Heard:
             _feed(inlet, piece, messages)
             fed += len(piece)
             held = inlet.num_held
-            assert held <= fed + (LIMIT + 64 if inlet.is_believed else 2 * _FIRST_ROOM), f"{held} bytes held"
+            assert held <= fed + (LIMIT + 64 if inlet.is_authenticated else 2 * _FIRST_ROOM), f"{held} bytes held"
     except WireError as error:
         refused = str(error)
         assert 0 < len(refused) < 5000
     return Heard(messages, refused, inlet.identity, inlet.answer)
 
 
-def _feed(inlet: Inlet, piece: bytes, messages: list[list[bytes]]) -> None:
+def _feed(inlet: ZmtpDecoder, piece: bytes, messages: list[list[bytes]]) -> None:
     while piece:
-        room = inlet.room()
+        room = inlet.recv_buffer()
         if room is None:
             inlet.feed(bytearray(piece))
             piece = b""
         else:
             count = min(len(room), len(piece))
             room[:count] = piece[:count]
-            inlet.filled(count)
+            inlet.commit(count)
             piece = piece[count:]
         while (message := inlet.next()) is not None:
             assert 1 <= len(message) <= 2
             assert all(len(frame) <= LIMIT for frame in message)
             messages.append([bytes(frame) for frame in message])
-        inlet.keep()
+        inlet.copy_unread()
 
 
 def cut(data: bytes, how: int) -> list[bytes]:
@@ -109,8 +117,8 @@ def cut(data: bytes, how: int) -> list[bytes]:
 def frames(make: Callable[[], Mechanism], data: bytes) -> None:
     """However the bytes are cut, the same is heard."""
     how, data = data[:1], data[1:]
-    whole = hear(Inlet(LIMIT, make()), [data])
-    assert hear(Inlet(LIMIT, make()), cut(data, how[0] if how else 1)) == whole
+    whole = hear(ZmtpDecoder(LIMIT, make()), [data])
+    assert hear(ZmtpDecoder(LIMIT, make()), cut(data, how[0] if how else 1)) == whole
 
 
 def curve_handshake(data: bytes) -> None:
@@ -120,21 +128,21 @@ def curve_handshake(data: bytes) -> None:
     with contextlib.suppress(WireError):
         match op[0] % 4 if op else 0:
             case 0:
-                inlet = Inlet(LIMIT, curve)
-                hear(inlet, [greeting(b"CURVE", listens=False) + data])
+                inlet = ZmtpDecoder(LIMIT, curve)
+                hear(inlet, [encode_greeting(b"CURVE", is_server=False) + data])
             case 1:
                 hello = knocker.hello()
-                curve.take(changed := _changed(hello, data))
+                curve.handle(changed := _changed(hello, data))
                 assert changed[80:] == hello[80:] or not data
                 return
             case 2:
-                initiate = knocker.initiate(curve.take(knocker.hello()).command)
-                curve.take(changed := _changed(initiate, data))
+                initiate = knocker.initiate(curve.handle(knocker.hello()).command)
+                curve.handle(changed := _changed(initiate, data))
                 assert changed[113:] == initiate[113:]
                 return
             case _:
-                curve.take(_initiate(knocker, curve.take(knocker.hello()).command, data))
-    assert curve.told is None
+                curve.handle(_initiate(knocker, curve.handle(knocker.hello()).command, data))
+    assert curve.metadata is None
     assert not curve.key
 
 
@@ -151,15 +159,15 @@ def _initiate(knocker: Knocker, welcome: bytes, said: bytes) -> bytes:
     plain = crypto_box_open(welcome[24:], b"WELCOME-" + welcome[8:24], knocker.door, knocker.secret)
     number = (2).to_bytes(8, "big")
     box = crypto_box(said, b"CurveZMQINITIATE" + number, plain[:32], knocker.secret)
-    return named(b"INITIATE", plain[32:] + number + box)
+    return encode_command(b"INITIATE", plain[32:] + number + box)
 
 
 def curve(data: bytes) -> None:
     """After the handshake: what was sealed is heard once, in order; with what else came, the conversation ends."""
     says, data = data[1 : 1 + data[0]] if data else b"", data[1 + data[0] :] if data else b""
-    mechanism = Curve(PULL, keys.Lock(DOOR, lambda key: key == ME.public))
-    inlet, knocker = Inlet(LIMIT, mechanism), Knocker(says=says)
-    hello = greeting(b"CURVE", listens=False) + as_command(knocker.hello())
+    mechanism = CurveServer(PULL, keys.AuthPolicy(DOOR, lambda key: key == ME.public))
+    inlet, knocker = ZmtpDecoder(LIMIT, mechanism), Knocker(says=says)
+    hello = encode_greeting(b"CURVE", is_server=False) + command_frame(knocker.hello())
     assert not hear(inlet, [hello]).refused
     _, _, answer = inlet.answer.partition(b"\x07WELCOME")
     initiate = knocker.initiate(b"\x07WELCOME" + answer)
@@ -184,20 +192,20 @@ def _spoken(knocker: Knocker, data: bytes) -> tuple[bytes, list[bytes]]:
             case 1:
                 body = last
             case 2:
-                body = named(b"MESSAGE", content)
+                body = encode_command(b"MESSAGE", content)
             case _:
                 number = knocker._next()
                 box = crypto_box_easy_afternm(content, b"CurveZMQMESSAGEC" + number, knocker.precomputed)
-                body = last = named(b"MESSAGE", number + box)
+                body = last = encode_command(b"MESSAGE", number + box)
                 sealed.append(content[1:])
-        out += framed(len(body), more=False) + body
+        out += frame_header(len(body), more=False) + body
     return out, sealed
 
 
 def metadata(data: bytes) -> None:
     with contextlib.suppress(WireError):
         for kind in (PULL, ROUTER):
-            found = introduced(data, kind)
+            found = parse_metadata(data, kind)
             assert found[b"socket-type"] in kind.peers
             assert sum(map(len, found.values())) <= len(data)
 
@@ -217,10 +225,10 @@ def joined(flags: int, header: bytes, payload: bytes = b"") -> bytes:
     return bytes([flags]) + len(header).to_bytes(2, "big") + header + payload
 
 
-def messages(door: Door[Any], data: bytes) -> None:
+def messages(door: MessageCodec[Any], data: bytes) -> None:
     """A message that is understood is one that the same door would say in the same way, and describes what came."""
     flags, header, payload = split(data)
-    first = header if flags & RAW else door.seal(header)
+    first = header if flags & RAW else door.add_checksum(header)
     came = [first, payload] if flags & PAYLOAD else [first]
     try:
         message, described = door.decode(came)
@@ -234,7 +242,9 @@ def messages(door: Door[Any], data: bytes) -> None:
     if isinstance(spec, TensorSpec) and described is not None:
         assert tensors.unpack(spec, described).shape == spec.shape
     if door is codec.CLIENT:
-        assert all(isinstance(refusal(role, message), str) for role in (None, "invited", "client", "worker", "admin"))
+        assert all(
+            isinstance(deny_reason(role, message), str) for role in (None, "invited", "client", "worker", "admin")
+        )
     read_greeting(came)
 
 
@@ -248,7 +258,7 @@ def greets(data: bytes) -> None:
     found = read_greeting([data])
     if found is not None:
         assert str(found)
-        why_strangers(found, "0" * 16)
+        incompatibility(found, "0" * 16)
 
 
 # --- texts and files --------------------------------------------------------------------------------------------------
@@ -258,16 +268,16 @@ def invitations(data: bytes) -> None:
     """In characters, and with a checksum that fits."""
     for line in (data.decode(errors="replace"), _line(data)):
         try:
-            found = invitation.read(line)
+            found = invitation.decode(line)
         except ConfigError as error:
             _got_to(str(error))
             continue
-        assert invitation.read(invitation.text(found)) == found
+        assert invitation.decode(invitation.encode(found)) == found
         assert all(addresses.host_of(address) for address in found.addresses)
 
 
 def _line(packed: bytes) -> str:
-    encoded = invitation.base64.urlsafe_b64encode(packed + invitation._sum(packed))
+    encoded = invitation.base64.urlsafe_b64encode(packed + invitation._checksum(packed))
     return invitation.PREFIX + encoded.decode().rstrip("=")
 
 
@@ -300,19 +310,19 @@ def roll(data: bytes) -> None:
     """What is in the broker's file decides who comes in: it is a roll, or an error."""
     path = _place().write("roll.json", data)
     try:
-        found = RollFile(path).roll
+        found = RegistryFile(path).registry
     except ConfigError as error:
         _got_to(str(error).replace(str(path), ""))
         return
     for member in found.members:
         assert found.role_of(member.key, 0.0) is not None
-    assert msgspec.json.encode(found.told(0.0))
+    assert msgspec.json.encode(found.report(0.0))
 
 
 def joined_swarms(data: bytes) -> None:
     path = _place().write("joined/a.json", data)
     try:
-        (found,) = known.every(_place().folder)
+        (found,) = memberships.read_all(_place().folder)
     except ConfigError as error:
         _got_to(str(error).replace(str(path), ""))
         return
@@ -324,7 +334,7 @@ def endpoints(data: bytes) -> None:
     text = data.decode(errors="ignore")
     address, key = keys.address_and_key(text)
     keys.public_key_in(key)
-    assert isinstance(keys.reached(text, "::1"), str)
+    assert isinstance(keys.with_host(text, "::1"), str)
     if invitation.is_address(text) or keys.is_address(text):
         assert 0 < addresses.port_of(text) < 1 << 16
         assert addresses.host_of(text) in address
@@ -338,23 +348,23 @@ def tickets(data: bytes) -> None:
     for length in range(1, len(data) + 1):
         assert length <= PREAMBLE_BYTES + 1
         try:
-            asked = read_preamble(data[:length])
+            asked = decode_preamble(data[:length])
         except WireError:
             return
-        assert asked is None or preamble(*asked) == data[:length]
+        assert asked is None or encode_preamble(*asked) == data[:length]
 
 
 TARGETS: Final = {
     target.name: target
     for target in (
-        Target("null", partial(frames, lambda: Null(ROUTER)), weight=4),
-        Target("plain", partial(frames, lambda: Plain(PULL, WORD)), weight=3),
+        Target("null", partial(frames, lambda: NullServer(ROUTER)), weight=4),
+        Target("plain", partial(frames, lambda: PlainServer(PULL, WORD)), weight=3),
         Target("curve-handshake", curve_handshake, weight=3),
         Target("curve", curve, weight=4),
         Target("metadata", metadata),
         *(
             Target(door.name, partial(messages, door), has_header=True, has_parser_in_c=True, weight=4)
-            for door in (codec.CLIENT, codec.SERVER, codec.WORKER, codec.ORDER, codec.BEAT, codec.DATA)
+            for door in (codec.CLIENT, codec.SERVER, codec.WORKER, codec.ORDER, codec.HEARTBEAT, codec.DATA)
         ),
         Target("greeting", greets),
         Target("invitation", invitations, has_parser_in_c=True),

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message
 
 from swarm.config import Settings, load
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.middleware.gateway_app import GatewayApp
 
 PAGE = "https://chat.example"
 
@@ -22,12 +22,12 @@ class NoClient:
         raise AssertionError("nobody asks")
 
 
-def doors(tmp_path: Path, *origins: str) -> Doors:
+def doors(tmp_path: Path, *origins: str) -> GatewayApp:
     settings: Settings = load(overrides={"gateway.cors_origins": list(origins), "state_dir": str(tmp_path)})
-    return Doors(settings, Desk(cast("Any", NoClient())))
+    return GatewayApp(settings, CompletionService(cast("Any", NoClient())))
 
 
-async def asked(made: Doors, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
+async def asked(made: GatewayApp, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
     given = {"host": "127.0.0.1", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
         "type": "http",

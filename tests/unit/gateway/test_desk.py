@@ -10,13 +10,13 @@ import pytest
 
 from swarm.client.results import Piece, Progress
 from swarm.errors import RequestTimeout, Unavailable
-from swarm.gateway.answer import Text
-from swarm.gateway.ask import Ask
-from swarm.gateway.desk import desk as module
-from swarm.gateway.desk.desk import Desk, Order, Owner
-from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import Problem
-from swarm.gateway.memo import Memo
+from swarm.gateway.answer import TextPart
+from swarm.gateway.completion import service as module
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.service import Caller, CompletionService, PreparedRequest
+from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.errors import ApiError
+from swarm.gateway.resume_state import ResumeState
 from swarm.params import SamplingParams
 from tests.integration.fake_broker import manifest_of
 
@@ -53,20 +53,20 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 async def test_nobody_waits_for_what_was_known_a_moment_ago(broker: Broker) -> None:
     """It is asked anew beside, once at a time; and when the broker is gone, the next one is told."""
-    desk = Desk(broker)  # type: ignore[arg-type]
-    await desk.served()
+    desk = CompletionService(broker)  # type: ignore[arg-type]
+    await desk.served_model()
     assert broker.num_asked == 1
     broker.may_answer.clear()
-    await desk.served()
+    await desk.served_model()
     await asyncio.sleep(0)
-    await desk.served()
+    await desk.served_model()
     assert broker.num_asked == 2
     broker.is_there = False
     broker.may_answer.set()
     for _ in range(5):
         await asyncio.sleep(0)
-    with pytest.raises(Problem) as caught:
-        await desk.served()
+    with pytest.raises(ApiError) as caught:
+        await desk.served_model()
     assert caught.value.status == 503
     await desk.aclose()
 
@@ -78,18 +78,18 @@ async def test_a_broker_that_does_not_describe_itself_in_time_is_not_there(broke
         raise RequestTimeout("the broker did not answer within 30 s")
 
     broker.describe = never  # type: ignore[method-assign]
-    with pytest.raises(Problem) as caught:
-        await Desk(broker).description()  # type: ignore[arg-type]
+    with pytest.raises(ApiError) as caught:
+        await CompletionService(broker).description()  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.retry_after_s) == (503, 2.0)
 
 
 async def test_whether_it_is_ready_is_asked_and_not_remembered(broker: Broker) -> None:
-    desk = Desk(broker)  # type: ignore[arg-type]
+    desk = CompletionService(broker)  # type: ignore[arg-type]
     assert (await desk.description()).state == "serving"
     broker.state = "waiting"
     assert (await desk.description()).state == "waiting"
-    await desk.served()
-    await desk.served()
+    await desk.served_model()
+    await desk.served_model()
     assert broker.num_asked >= 4, "what doesn't serve is asked each time"
     await desk.aclose()
 
@@ -99,7 +99,7 @@ class Asked:
 
     def __init__(self, owner: str = "", *, keep_s: float = 0.0) -> None:
         self.fields: dict[str, Any] = {}
-        memo = Memo("chat", 7).text()
+        memo = ResumeState("chat", 7).encode()
         params = SamplingParams(max_tokens=5)
         self._kept = SimpleNamespace(tenant=owner, memo=memo, params=params, detached=False, keep_s=keep_s)
         self.told: list[object] = []  # what is said to the broker about the answer
@@ -123,25 +123,25 @@ class Asked:
 async def test_a_priority_is_no_higher_than_its_owners(wanted: int, most: int, given: int) -> None:
     """And its owner is the tenant, whose share it takes."""
     client = Asked()
-    ask = Ask(params=SamplingParams(max_tokens=5), prompt="x", priority=wanted)
-    served = Served.of(manifest_of({}), None, 100, ())
-    Desk(client).begin(Order(ask, (1,), ask.params, served), Owner("alice", most), "r", None)  # type: ignore[arg-type]
+    ask = CompletionRequest(params=SamplingParams(max_tokens=5), prompt="x", priority=wanted)
+    served = ServedModel.create(manifest_of({}), None, 100, ())
+    CompletionService(client).begin(PreparedRequest(ask, (1,), ask.params, served), Caller("alice", most), "r", None)  # type: ignore[arg-type]
     assert (client.fields["priority"], client.fields["tenant"]) == (given, "alice")
 
 
 async def test_an_answer_is_read_on_by_its_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """To anybody else it is one that nobody knows."""
 
-    async def served(_: Desk) -> Served:
-        return Served.of(manifest_of({}), None, 100, ())
+    async def served(_: CompletionService) -> ServedModel:
+        return ServedModel.create(manifest_of({}), None, 100, ())
 
-    monkeypatch.setattr(Desk, "served", served)
-    desk = Desk(Asked("alice"))  # type: ignore[arg-type]
-    memo, reading = await desk.resume("r", Owner("alice"))
+    monkeypatch.setattr(CompletionService, "served_model", served)
+    desk = CompletionService(Asked("alice"))  # type: ignore[arg-type]
+    memo, reading = await desk.resume("r", Caller("alice"))
     assert (memo.api, reading.num_choices) == ("chat", 1)
     for other in ("bob", "http", ""):
-        with pytest.raises(Problem) as caught:
-            await desk.resume("r", Owner(other))
+        with pytest.raises(ApiError) as caught:
+            await desk.resume("r", Caller(other))
         assert (caught.value.status, caught.value.code) == (404, "not_found")
 
 
@@ -149,25 +149,25 @@ async def test_an_answer_is_read_on_by_its_owner_alone(monkeypatch: pytest.Monke
 async def test_how_long_an_answer_is_kept_is_the_brokers_to_know(keep_s: float) -> None:
     """It is told with the request, whatever becomes of this gateway."""
     client = Asked()
-    ask = Ask(params=SamplingParams(max_tokens=5), prompt="x", keep_s=keep_s)
-    served = Served.of(manifest_of({}), None, 100, ())
-    Desk(client).begin(Order(ask, (1,), ask.params, served), Owner("alice"), "r", None)  # type: ignore[arg-type]
+    ask = CompletionRequest(params=SamplingParams(max_tokens=5), prompt="x", keep_s=keep_s)
+    served = ServedModel.create(manifest_of({}), None, 100, ())
+    CompletionService(client).begin(PreparedRequest(ask, (1,), ask.params, served), Caller("alice"), "r", None)  # type: ignore[arg-type]
     assert (client.fields["keep_s"], client.fields["detached"]) == (keep_s, False)
 
 
 @pytest.fixture
 def knows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def served(_: Desk) -> Served:
-        return Served.of(manifest_of({}), None, 100, ())
+    async def served(_: CompletionService) -> ServedModel:
+        return ServedModel.create(manifest_of({}), None, 100, ())
 
-    monkeypatch.setattr(Desk, "served", served)
+    monkeypatch.setattr(CompletionService, "served_model", served)
 
 
 @pytest.mark.usefixtures("knows_the_model")
 @pytest.mark.parametrize(("keep_s", "cancels"), [(0.0, True), (5.0, False)])
 async def test_who_read_on_and_leaves_ends_it_unless_it_is_kept(keep_s: float, cancels: bool) -> None:
     client = Asked("alice", keep_s=keep_s)
-    _, reading = await Desk(client).resume("r", Owner("alice"))  # type: ignore[arg-type]
+    _, reading = await CompletionService(client).resume("r", Caller("alice"))  # type: ignore[arg-type]
     reading.close()
     assert client.told == [cancels]
 
@@ -176,12 +176,12 @@ async def test_who_read_on_and_leaves_ends_it_unless_it_is_kept(keep_s: float, c
 async def test_an_answer_is_looked_up_beside_its_reader() -> None:
     """As far as it has come, by its owner, if it may be; nobody attaches to it."""
     client = Asked("alice")
-    desk = Desk(client)  # type: ignore[arg-type]
-    seen = await desk.look_up("r", Owner("alice"), lambda _: True)
-    assert ("".join(part.text for part in seen.parts if isinstance(part, Text))) == "once upon"
+    desk = CompletionService(client)  # type: ignore[arg-type]
+    seen = await desk.look_up("r", Caller("alice"), lambda _: True)
+    assert ("".join(part.text for part in seen.parts if isinstance(part, TextPart))) == "once upon"
     assert (seen.counts.answer, seen.has_ended) == (2, False)
     for owner, may in (("bob", True), ("alice", False)):
-        with pytest.raises(Problem) as caught:
-            await desk.look_up("r", Owner(owner), lambda _, may=may: may)  # type: ignore[misc]
+        with pytest.raises(ApiError) as caught:
+            await desk.look_up("r", Caller(owner), lambda _, may=may: may)  # type: ignore[misc]
         assert caught.value.status == 404
     assert client.told == []

@@ -15,8 +15,8 @@ import pytest
 from swarm.client.results import Completion, Piece, Usage
 from swarm.config import GatewaySettings, Settings
 from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.middleware.gateway_app import GatewayApp
 from tests.unit.gateway.apis.feeding import served
 
 Json = dict[str, Any]
@@ -89,7 +89,7 @@ class Gateway:
     def __init__(self) -> None:
         self.client = Client()
         settings = Settings(gateway=GatewaySettings(cors_origins=[ORIGIN]))
-        self.doors = Doors(settings, Desk(self.client))  # type: ignore[arg-type]
+        self.doors = GatewayApp(settings, CompletionService(self.client))  # type: ignore[arg-type]
         transport = httpx.ASGITransport(self.doors.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -99,8 +99,8 @@ class Gateway:
     @property
     def counted(self) -> tuple[Json, Json, int]:
         """What was refused, what ended how, and how many are open."""
-        numbers = self.doors.numbers
-        return dict(numbers.turned_away), dict(numbers.ended), sum(numbers.open_requests.values())
+        numbers = self.doors.metrics
+        return dict(numbers.refused_counts), dict(numbers.ended_counts), sum(numbers.open_requests.values())
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ class Tracer:
 
 async def test_each_prompt_of_several_has_its_trace(gateway: Gateway) -> None:
     tracer = Tracer()
-    gateway.doors._inner.state.counter._accounts._tracer = tracer
+    gateway.doors._routes_app.state.counter._accounts._tracer = tracer
     await gateway.ask("/v1/completions", prompt=["a", "b"])
     await asyncio.sleep(0)
     assert tracer.told == gateway.client.asked

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from swarm.api_keys.file import ReloadingKeyFile, update_keys
+from swarm.api_keys.keys import KeyLimits, make_key
 from swarm.config import GatewaySettings
-from swarm.gateway.answer import Counts
-from swarm.gateway.doors.body import MAX_DEPTH
-from swarm.gateway.doors.guard import Guard
-from swarm.keys.file import Watched, change
-from swarm.keys.keys import Limits, make
+from swarm.gateway.answer import TokenCounts
+from swarm.gateway.middleware.auth import AuthMiddleware
+from swarm.gateway.middleware.body import MAX_DEPTH
 
 SETTINGS = GatewaySettings(max_body=1000, body_timeout_s=0.2)  # type: ignore[arg-type]
 ROOMY = GatewaySettings()
@@ -85,13 +85,13 @@ class Keyed:
         self.routes = Routes()
         self.shown = self.add("alice")
 
-    def add(self, name: str, limits: Limits | None = None) -> str:
-        key, shown = make(name, limits or Limits(), "")
-        change(self.path, lambda ring: ring.add(key))
+    def add(self, name: str, limits: KeyLimits | None = None) -> str:
+        key, shown = make_key(name, limits or KeyLimits(), "")
+        update_keys(self.path, lambda ring: ring.add(key))
         return shown
 
-    def guard(self) -> Guard:
-        return Guard(self.routes, Watched(self.path), SETTINGS, lambda: self.now)
+    def guard(self) -> AuthMiddleware:
+        return AuthMiddleware(self.routes, ReloadingKeyFile(self.path), SETTINGS, lambda: self.now)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def keyed(tmp_path: Path) -> Keyed:
 
 async def test_the_body_is_not_looked_at_where_a_stream_goes_on() -> None:
     """Anywhere else, and where no event is named, it must be JSON."""
-    guard = Guard(Routes(), Watched(None), SETTINGS)
+    guard = AuthMiddleware(Routes(), ReloadingKeyFile(None), SETTINGS)
     assert (await ask(guard, body=b"no JSON", last_event_id="abc:1.0")).status == 200
     assert (await ask(guard, body=b"no JSON", last_event_id="")).status == 400
     assert (await ask(guard, "/tokenize", body=b"no JSON", last_event_id="abc:1.0")).status == 400
@@ -109,7 +109,7 @@ async def test_the_body_is_not_looked_at_where_a_stream_goes_on() -> None:
 
 
 async def test_without_keys_only_this_machine_is_served() -> None:
-    guard = Guard(Routes(), Watched(None), SETTINGS)
+    guard = AuthMiddleware(Routes(), ReloadingKeyFile(None), SETTINGS)
     assert (await ask(guard)).status == 200
     assert (await ask(guard, host="localhost:8000")).status == 200
     assert (await ask(guard, host="[::1]:8000")).status == 200
@@ -161,20 +161,20 @@ async def test_health_needs_no_key_and_metrics_only_from_elsewhere(keyed: Keyed)
 
 
 async def test_keys_come_and_go_without_a_restart(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.gateway.doors.guard.LOOK_S", 0.0)
+    monkeypatch.setattr("swarm.gateway.middleware.auth.LOOK_S", 0.0)
     guard = keyed.guard()
     second = keyed.add("bob")
     assert (await ask(guard, x_api_key=second)).status == 200
-    change(keyed.path, lambda ring: ring.remove("bob"))
+    update_keys(keyed.path, lambda ring: ring.remove("bob"))
     assert (await ask(guard, x_api_key=second)).status == 401
-    change(keyed.path, lambda ring: ring.remove("alice"))
+    update_keys(keyed.path, lambda ring: ring.remove("alice"))
     assert (await ask(guard)).status == 401  # the last key gone opens nothing
     keyed.path.unlink()
     assert (await ask(guard)).status == 401
 
 
 async def test_limits_are_answered_with_429_and_a_time_to_come_back(keyed: Keyed) -> None:
-    shown = keyed.add("slow", Limits(rate_per_min=1))
+    shown = keyed.add("slow", KeyLimits(rate_per_min=1))
     guard = keyed.guard()
     assert (await ask(guard, x_api_key=shown)).status == 200
     answer = await ask(guard, x_api_key=shown)
@@ -185,17 +185,17 @@ async def test_limits_are_answered_with_429_and_a_time_to_come_back(keyed: Keyed
 
 
 async def test_tokens_are_written_to_the_key(keyed: Keyed) -> None:
-    shown = keyed.add("thrifty", Limits(tokens_per_day=10))
+    shown = keyed.add("thrifty", KeyLimits(tokens_per_day=10))
     guard = keyed.guard()
     assert (await ask(guard, x_api_key=shown)).status == 200
 
-    guard.ended(keyed.routes.seen[0][0]["owner"], Counts(4, 6))
+    guard.record_usage(keyed.routes.seen[0][0]["owner"], TokenCounts(4, 6))
     assert (await ask(guard, x_api_key=shown)).json["error"]["code"] == "tokens_per_day"
     assert (await ask(guard, x_api_key=keyed.shown)).status == 200
 
 
 async def test_what_fails_behind_it_gives_its_place_back(keyed: Keyed) -> None:
-    shown = keyed.add("one", Limits(concurrency=1))
+    shown = keyed.add("one", KeyLimits(concurrency=1))
     guard = keyed.guard()
 
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,20 +221,20 @@ async def test_what_fails_behind_it_gives_its_place_back(keyed: Keyed) -> None:
     ],
 )
 async def test_what_is_no_json_is_refused_before_anybody_looks(body: bytes) -> None:
-    guard = Guard(routes := Routes(), Watched(None), SETTINGS)
+    guard = AuthMiddleware(routes := Routes(), ReloadingKeyFile(None), SETTINGS)
     answer = await ask(guard, body=body)
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_json")
     assert not routes.seen
 
 
 async def test_brackets_in_texts_are_no_nesting() -> None:
-    guard = Guard(Routes(), Watched(None), SETTINGS)
+    guard = AuthMiddleware(Routes(), ReloadingKeyFile(None), SETTINGS)
     assert (await ask(guard, body=json.dumps({"a": '[{\\"' * 120}).encode())).status == 200
     assert (await ask(guard, body=json.dumps([[] for _ in range(200)]).encode())).status == 200
 
 
 async def test_bodies_are_bounded_in_size_and_time() -> None:
-    guard = Guard(routes := Routes(), Watched(None), SETTINGS)
+    guard = AuthMiddleware(routes := Routes(), ReloadingKeyFile(None), SETTINGS)
     assert (await ask(guard, body=b"", content_length="1001")).status == 413
     assert (await ask(guard, body=[b"x" * 600, b"x" * 600])).status == 413
     answer = await ask(guard, body=[b"{"])
@@ -251,7 +251,7 @@ async def test_bodies_are_bounded_in_size_and_time() -> None:
     ],
 )
 async def test_what_would_take_long_to_look_at_is_refused_at_once(body: bytes) -> None:
-    guard = Guard(routes := Routes(), Watched(None), ROOMY)
+    guard = AuthMiddleware(routes := Routes(), ReloadingKeyFile(None), ROOMY)
     began = time.process_time()
     answer = await ask(guard, body=body)
     assert answer.status == 400
@@ -260,7 +260,7 @@ async def test_what_would_take_long_to_look_at_is_refused_at_once(body: bytes) -
 
 
 async def test_a_million_token_ids_pass_where_a_model_holds_them() -> None:
-    guard = Guard(Routes(), Watched(None), ROOMY)
+    guard = AuthMiddleware(Routes(), ReloadingKeyFile(None), ROOMY)
     body = b'{"prompt": [' + b"7," * 1_000_000 + b"7]}"
     assert (await ask(guard, body=body)).status == 400
     guard.context = lambda: 1 << 20

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import Unavailable
 from swarm.gateway.app import make_app
-from swarm.gateway.aside import LONG_BODY
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.lane import BODY, JSON, ROUTES, Lane
+from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.http.sse import RESUMABLE
+from swarm.gateway.middleware.fast_path import BODY, JSON, ROUTES, FastPath
+from swarm.gateway.thread_pool import LONG_BODY
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
@@ -55,7 +55,7 @@ class Ordinary:
     """Stands for the routes; counts what comes that way."""
 
     def __init__(self, error: Exception) -> None:
-        self.app: FastAPI = make_app(Desk(Client(error)))  # type: ignore[arg-type]
+        self.app: FastAPI = make_app(CompletionService(Client(error)))  # type: ignore[arg-type]
         self.num = 0
         self.state = self.app.state
 
@@ -64,9 +64,9 @@ class Ordinary:
         await self.app(scope, receive, send)
 
 
-def make(error: Exception) -> tuple[Lane, Ordinary]:
+def make(error: Exception) -> tuple[FastPath, Ordinary]:
     ordinary = Ordinary(error)
-    return Lane(ordinary), ordinary  # type: ignore[arg-type]
+    return FastPath(ordinary), ordinary  # type: ignore[arg-type]
 
 
 async def ask(

@@ -41,7 +41,7 @@ def test_copied_python_asks_for_the_same(path: str, monkeypatch: pytest.MonkeyPa
 
 
 def _run(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run a program whose ``openai`` notes what it is asked for."""
+    """Run a program whose ``to_openai`` notes what it is asked for."""
     asked: dict[str, Any] = {}
 
     def create(**given: Any) -> list[Any]:

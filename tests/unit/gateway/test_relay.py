@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from swarm.config import UpstreamSettings
-from swarm.gateway.desk.served import Served
-from swarm.gateway.upstream.choice import Target
-from swarm.gateway.upstream.relay import Upstreams
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.upstream.pool import UpstreamTarget
+from swarm.gateway.upstream.proxy import UpstreamProxy
 from tests.unit.gateway.apis.feeding import served
 
 
@@ -35,22 +35,22 @@ class Answer:
         self.closed = True
 
 
-class Relay(Upstreams):
+class Relay(UpstreamProxy):
     """Upstreams whose servers are made up: each post takes the next of ``answers``."""
 
     def __init__(self, ours: int, when: Literal["never", "busy", "down"], answers: list[Answer | Exception]) -> None:
         self.ours, self.answers, self.asked = ours, answers, 0
-        self.last: Served | None = served()
+        self.last: ServedModel | None = served()
         settings = [UpstreamSettings(url=f"http://127.0.0.1:{port}/v1", when=when) for port in (1, 2)]
         self.named, self.asked_for = "toy", list[str]()
-        super().__init__(self._swarm, settings, served=lambda: self.last)
+        super().__init__(self._swarm, settings, get_served=lambda: self.last)
 
     async def _swarm(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.ours, "headers": []})
         await send({"type": "http.response.body", "body": b"data: ours\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _post(self, target: Target, path: str, fields: dict[str, Any]) -> Any:
+    async def _post(self, target: UpstreamTarget, path: str, fields: dict[str, Any]) -> Any:
         self.asked += 1
         self.asked_for.append(target.model)
         answer = self.answers.pop(0)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.doors.body import decode
-from swarm.gateway.errors import Problem
-from swarm.gateway.scan import MODEST, Scanner, is_modest
+from swarm.gateway.errors import ApiError
+from swarm.gateway.json_scanner import FEW_VALUES, ValueScanner, has_few_values
+from swarm.gateway.middleware.body import decode_body
 
 
 def values_of(decoded: Any) -> int:
@@ -36,20 +36,20 @@ def test_no_value_is_missed_however_the_text_is_cut(seed: int) -> None:
     value = [made(source) for _ in range(30)]
     body = json.dumps(value, ensure_ascii=bool(seed % 2)).encode()
     for size in (1, 2, 3, 7, len(body)):
-        scanner = Scanner()
+        scanner = ValueScanner()
         for start in range(0, len(body), size):
             scanner.feed(body[start : start + size])
         assert values_of(value) <= scanner.num_values <= 2 * values_of(value)
 
 
 def test_too_many_values_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.gateway.doors.body.msgspec", None)
-    with pytest.raises(Problem, match="more than 10 values") as told:
-        decode(b"[" + b"[]," * 20 + b"1]", most=10)
+    monkeypatch.setattr("swarm.gateway.middleware.body.msgspec", None)
+    with pytest.raises(ApiError, match="more than 10 values") as told:
+        decode_body(b"[" + b"[]," * 20 + b"1]", max_values=10)
     assert (told.value.status, told.value.code) == (400, "too_large")
 
 
 def test_json_in_a_string_is_decoded_if_it_is_modest() -> None:
-    assert is_modest("[" * 100)
-    assert is_modest(json.dumps(["a,b" * 10_000]))
-    assert not is_modest("[" + "[]," * MODEST + "1]")
+    assert has_few_values("[" * 100)
+    assert has_few_values(json.dumps(["a,b" * 10_000]))
+    assert not has_few_values("[" + "[]," * FEW_VALUES + "1]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.govern.orders import plain_id
+from swarm.admin.orders import parse_request_id
 
 ID = "0123456789abcdef" * 2
 
@@ -12,10 +12,10 @@ ID = "0123456789abcdef" * 2
 @pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "resp_", "msg_"])
 @pytest.mark.parametrize("number", ["", "-0", "-255"])
 def test_an_answers_id_is_its_requests(prefix: str, number: str) -> None:
-    assert plain_id(f"{prefix}{ID}{number}") == ID + number
+    assert parse_request_id(f"{prefix}{ID}{number}") == ID + number
 
 
 @pytest.mark.parametrize("text", ["", "3f2a", "cmpl-3f2a", "resp_mine", f"x-{ID}", f"cmpl-{ID}-", f"cmpl-{ID}x"])
 def test_other_ids_are_what_they_are(text: str) -> None:
     """A program may have chosen them."""
-    assert plain_id(text) == text
+    assert parse_request_id(text) == text

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from swarm.auth import discovery
+from swarm.auth.discovery import SERVICE, Announcement, parse_announcement
 from swarm.errors import ConfigError
-from swarm.lock import discovery
-from swarm.lock.discovery import SERVICE, Found, read
 
 zeroconf = pytest.importorskip("zeroconf", reason="no zeroconf (swarm[discover])")
 KEY = "ab" * 32
@@ -21,9 +21,9 @@ def said(
     port: int = 5700,
     key: bytes | None = KEY.encode(),
     addresses: Sequence[str] = ("192.0.2.1", "2001:db8::1"),
-) -> Found | None:
+) -> Announcement | None:
     properties = {} if key is None else {b"key": key}
-    return read(
+    return parse_announcement(
         zeroconf.ServiceInfo(
             SERVICE, f"{name}.{SERVICE}", port=port, properties=properties, parsed_addresses=list(addresses)
         )
@@ -31,7 +31,7 @@ def said(
 
 
 def test_what_is_said_of_a_broker() -> None:
-    assert said() == Found("office-abababab", KEY, ("tcp://192.0.2.1:5700", "tcp://[2001:db8::1]:5700"))
+    assert said() == Announcement("office-abababab", KEY, ("tcp://192.0.2.1:5700", "tcp://[2001:db8::1]:5700"))
 
 
 @pytest.mark.parametrize("key", [None, b"", b"ab", KEY.upper().encode(), KEY.encode() + b"0", b"\xff" * 64])

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from swarm.auth import memberships
+from swarm.auth.broker_keys import BrokerKeys
+from swarm.auth.identity import load_or_make
+from swarm.auth.invitation import Invitation
+from swarm.auth.memberships import JoinedSwarm
+from swarm.auth.registry import KeyRegistry, RegistryRefusal
+from swarm.auth.registry_file import RegistryFile
 from swarm.errors import ConfigError
-from swarm.lock import known
-from swarm.lock.file import RollFile
-from swarm.lock.identity import load_or_make
-from swarm.lock.invitation import Invitation
-from swarm.lock.known import Known
-from swarm.lock.ownkeys import OwnKeys
-from swarm.lock.roll import Refusal, Roll
-from swarm.wire.door.keys import KeyPair, new_pair, public_of
 from swarm.wire.messages import Enrol, Enrolled, Invite, Role
+from swarm.wire.transport.keys import KeyPair, new_pair, public_of
 
 NOW = 1_000_000.0
 BROKER = "ab" * 32
@@ -28,8 +28,8 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
 
 
-def a_roll() -> Roll:
-    roll = Roll().invite(Invite(key="11" * 32, role="worker", uses=2, name="far"), NOW)
+def a_roll() -> KeyRegistry:
+    roll = KeyRegistry().invite(Invite(key="11" * 32, role="worker", uses=2, name="far"), NOW)
     roll, _ = roll.enrol("11" * 32, Enrol(key="22" * 32), NOW)
     return roll.rotate("22" * 32, "33" * 32)
 
@@ -111,47 +111,47 @@ def test_systemd_lets_roots_group_read_a_credential_and_no_other_file(
 
 def test_the_brokers_key_is_changed_without_a_gap(tmp_path: Path) -> None:
     """Both count until the old one is put away; a start at any step finds what counted."""
-    own = OwnKeys(tmp_path / "locked")
+    own = BrokerKeys(tmp_path / "locked")
     (old,) = own.pairs
     assert (own.public, own.former) == (old.public, None)
-    own.begin()
+    own.begin_rotation()
     new, second = own.pairs
     assert (second, own.public, own.former) == (old, new.public, old.public)
-    own.begin()
-    again = OwnKeys(tmp_path / "locked")
+    own.begin_rotation()
+    again = BrokerKeys(tmp_path / "locked")
     assert again.pairs == own.pairs == (new, old)
     assert {each.name: mode_of(each) for each in (tmp_path / "locked").iterdir()} == {
         "broker.key": 0o600,
         "broker.next": 0o600,
     }
-    again.finish()
-    assert again.pairs == OwnKeys(tmp_path / "locked").pairs == (new,)
+    again.finish_rotation()
+    assert again.pairs == BrokerKeys(tmp_path / "locked").pairs == (new,)
     assert [each.name for each in (tmp_path / "locked").iterdir()] == ["broker.key"]
-    again.finish()
+    again.finish_rotation()
     assert again.pairs == (new,)
 
 
 def test_a_disk_that_refuses_leaves_the_brokers_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At both steps, with words, in memory and on disk; the next attempt succeeds."""
-    own = OwnKeys(tmp_path / "locked")
+    own = BrokerKeys(tmp_path / "locked")
     before = own.pairs
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.private.os.fsync", full)
+        patch.setattr("swarm.private_files.os.fsync", full)
         with pytest.raises(ConfigError, match="No space left"):
-            own.begin()
-    assert own.pairs == OwnKeys(tmp_path / "locked").pairs == before
-    own.begin()
+            own.begin_rotation()
+    assert own.pairs == BrokerKeys(tmp_path / "locked").pairs == before
+    own.begin_rotation()
     both = own.pairs
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(ConfigError, match=r"No space left.*both stay valid"):
-            own.finish()
-    assert own.pairs == OwnKeys(tmp_path / "locked").pairs == both
-    own.finish()
+            own.finish_rotation()
+    assert own.pairs == BrokerKeys(tmp_path / "locked").pairs == both
+    own.finish_rotation()
     assert own.pairs == both[:1]
 
 
@@ -162,7 +162,7 @@ def test_a_brokers_key_that_was_handed_over_is_not_changed_here(
     (tmp_path / "swarm.key").chmod(0o400)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     with pytest.raises(ConfigError, match="change it there"):
-        OwnKeys(tmp_path / "locked").demand_own()
+        BrokerKeys(tmp_path / "locked").check_changeable()
 
 
 # --- the roll ---------------------------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ def test_a_brokers_key_that_was_handed_over_is_not_changed_here(
 def test_a_roll_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Members, announced keys, invitations and their uses."""
     path = tmp_path / "locked" / "roll.json"
-    file, roll = RollFile(path), a_roll()
-    assert file.roll.keys == set()
+    file, roll = RegistryFile(path), a_roll()
+    assert file.registry.keys == set()
     file.write(roll)
-    again = RollFile(path).roll
+    again = RegistryFile(path).registry
     assert (again.members, again.invited) == (roll.members, roll.invited)
     assert (mode_of(path), mode_of(path.parent)) == (0o600, 0o700)
 
@@ -182,7 +182,7 @@ def test_a_roll_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_old_roll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On disk and in memory; who asked is told; the next one may succeed."""
     path = tmp_path / "roll.json"
-    file, old = RollFile(path), a_roll()
+    file, old = RegistryFile(path), a_roll()
     file.write(old)
     before = path.read_bytes()
 
@@ -190,10 +190,10 @@ def test_a_full_disk_leaves_the_old_roll(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.private.os.fsync", full)
-        with pytest.raises(Refusal, match=r"No space left .* nothing has changed"):
+        patch.setattr("swarm.private_files.os.fsync", full)
+        with pytest.raises(RegistryRefusal, match=r"No space left .* nothing has changed"):
             file.write(old.revoke("22" * 8, NOW))
-    assert file.roll is old
+    assert file.registry is old
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["roll.json"]
 
@@ -201,12 +201,12 @@ def test_a_full_disk_leaves_the_old_roll(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_half_written_roll_is_refused(tmp_path: Path) -> None:
     """Wherever it ends: an empty roll would forget who was revoked, and who is known."""
     path = tmp_path / "roll.json"
-    RollFile(path).write(a_roll())
+    RegistryFile(path).write(a_roll())
     whole = path.read_bytes().rstrip()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
         with pytest.raises(ConfigError, match="is not a key registry"):
-            RollFile(path)
+            RegistryFile(path)
 
 
 @pytest.mark.parametrize(
@@ -227,55 +227,57 @@ def test_what_is_no_roll_is_refused(tmp_path: Path, content: bytes, words: str) 
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(ConfigError, match=words):
-        RollFile(path)
+        RegistryFile(path)
 
 
 def test_a_roll_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "roll.json"
-    RollFile(path).write(a_roll())
+    RegistryFile(path).write(a_roll())
     path.write_text(path.read_text().replace("33" * 32, "11" * 32))
     with pytest.raises(ConfigError, match=r"roll\.json: .* twice"):
-        RollFile(path)
+        RegistryFile(path)
 
 
 def test_a_roll_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "roll.json"
-    RollFile(path).write(a_roll())
+    RegistryFile(path).write(a_roll())
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="others may read"):
-        RollFile(path)
+        RegistryFile(path)
 
 
 # --- what was joined --------------------------------------------------------------------------------------------------
 
 
-def join(state: Path, name: str, role: Role = "client", host: str = "h") -> tuple[Invitation, Known]:
+def join(state: Path, name: str, role: Role = "client", host: str = "h") -> tuple[Invitation, JoinedSwarm]:
     invitation = Invitation((f"tcp://{host}:5700",), BROKER, new_pair().secret, role)
-    return invitation, known.keep(state, invitation, new_pair(), invitation.addresses, Enrolled(name=name, role=role))
+    return invitation, memberships.add(
+        state, invitation, new_pair(), invitation.addresses, Enrolled(name=name, role=role)
+    )
 
 
 def test_what_was_joined_is_found(tmp_path: Path) -> None:
     """The last one, or by address or name; in the roles that are asked for."""
-    assert known.find(tmp_path) is None
+    assert memberships.find(tmp_path) is None
     _, a = join(tmp_path, "a", "worker", host="x")
     _, b = join(tmp_path, "b", "client", host="y")
-    assert known.find(tmp_path) == b
-    assert known.find(tmp_path, roles=("worker",)) == a
-    assert known.find(tmp_path, roles=("admin",)) is None
+    assert memberships.find(tmp_path) == b
+    assert memberships.find(tmp_path, roles=("worker",)) == a
+    assert memberships.find(tmp_path, roles=("admin",)) is None
     for url in ("tcp://x:5700", "a", a.endpoint):
-        assert known.find(tmp_path, url) == a
+        assert memberships.find(tmp_path, url) == a
     assert a.endpoint == f"tcp://{BROKER}@x:5700"
     assert a.pair == KeyPair(public_of(a.secret), a.secret)
     for url in ("tcp://127.0.0.1:5700", "tcp://x:5701", "c", f"tcp://{'cd' * 32}@x:5700"):
-        assert known.find(tmp_path, url) is None
+        assert memberships.find(tmp_path, url) is None
 
 
 def test_an_invitation_that_was_used_here_is_known(tmp_path: Path) -> None:
     """And another one is not."""
     invitation, own = join(tmp_path, "a")
     join(tmp_path, "b")
-    assert known.by_invitation(tmp_path, invitation) == own
-    assert known.by_invitation(tmp_path, invitation._replace(secret=new_pair().secret)) is None
+    assert memberships.find_by_invitation(tmp_path, invitation) == own
+    assert memberships.find_by_invitation(tmp_path, invitation._replace(secret=new_pair().secret)) is None
 
 
 def test_keys_that_were_joined_with_are_their_owners_alone(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_keys_that_were_joined_with_are_their_owners_alone(tmp_path: Path) -> No
     assert (mode_of(path), mode_of(path.parent)) == (0o600, 0o700)
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"others may read .* join again"):
-        known.find(tmp_path)
+        memberships.find(tmp_path)
 
 
 def test_a_broker_names_no_path(tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_what_does_not_say_what_was_joined_is_refused(tmp_path: Path, content: s
     [path] = (tmp_path / "joined").iterdir()
     path.write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match="is not a valid membership"):
-        known.find(tmp_path, own.name)
+        memberships.find(tmp_path, own.name)
 
 
 def test_what_systemd_hands_over_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,15 +311,15 @@ def test_what_systemd_hands_over_goes_first(tmp_path: Path, monkeypatch: pytest.
     [path] = (tmp_path / "joined").iterdir()
     path.rename(tmp_path / "swarm.joined")
     _, b = join(tmp_path, "b")
-    assert known.find(tmp_path) == b
+    assert memberships.find(tmp_path) == b
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert known.find(tmp_path) == a
-    assert known.find(tmp_path, "b") == b
+    assert memberships.find(tmp_path) == a
+    assert memberships.find(tmp_path, "b") == b
 
 
 def test_the_state_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/var/x")
-    assert known.default_state_dir() == Path("/var/x/swarm")
+    assert memberships.default_state_dir() == Path("/var/x/swarm")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/u")
-    assert known.default_state_dir() == Path("/home/u/.local/state/swarm")
+    assert memberships.default_state_dir() == Path("/home/u/.local/state/swarm")

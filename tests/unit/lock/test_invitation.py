@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from swarm.auth.invitation import PREFIX, Invitation, decode, encode, is_address
 from swarm.errors import ConfigError
-from swarm.lock.invitation import PREFIX, Invitation, is_address, read, text
-from swarm.wire.door.keys import new_pair, public_of
+from swarm.wire.transport.keys import new_pair, public_of
 
 HEX = "0123456789abcdef"
 A = Invitation(("tcp://192.0.2.1:5700", "tcp://[2001:db8::1]:5700"), "ab" * 32, "cd" * 32, "worker")
-LINE = text(A)
+LINE = encode(A)
 
 invitations = st.builds(
     Invitation,
@@ -31,16 +31,16 @@ invitations = st.builds(
 
 def refused(line: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        read(line)
+        decode(line)
     return str(caught.value)
 
 
 @given(invitations)
 def test_what_is_written_is_read(invitation: Invitation) -> None:
     """In one line, also with blanks around it, as they are copied."""
-    line = text(invitation)
+    line = encode(invitation)
     assert "\n" not in line
-    assert read(f" {line}\n") == invitation
+    assert decode(f" {line}\n") == invitation
 
 
 @given(st.integers(0, len(LINE) - 1))
@@ -85,14 +85,14 @@ def test_an_address_must_be_one(address: str) -> None:
     """Neither written nor read."""
     assert not is_address(address)
     with pytest.raises(ConfigError, match="no address"):
-        text(A._replace(addresses=(address,)))
+        encode(A._replace(addresses=(address,)))
     assert "no address" in refused(summed([[address], b"a" * 32, b"b" * 32, "worker"]))
 
 
 def test_an_invitation_names_some_addresses_and_not_too_many() -> None:
     for addresses in ((), A.addresses * 9):
         with pytest.raises(ConfigError, match="1 to 16 addresses"):
-            text(A._replace(addresses=addresses))
+            encode(A._replace(addresses=addresses))
 
 
 def test_a_drawn_pair_belongs_together() -> None:

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from swarm.auth import registry as rolls
+from swarm.auth.permissions import deny_reason
+from swarm.auth.registry import KeyRegistry, Member, OpenInvitation, RegistryRefusal
 from swarm.errors import ConfigError
-from swarm.lock import roll as rolls
-from swarm.lock.rights import refusal
-from swarm.lock.roll import Invited, Member, Refusal, Roll
 from swarm.wire.messages import ClientMessage, Describe, Enrol, Invite, Query, Revoke, Role, Rotate
 
 NOW = 1_000_000.0
@@ -20,11 +20,11 @@ def key(number: int) -> str:
     return f"{number:08x}" * 8
 
 
-def invited(number: int = 1, role: Role = "worker", **more: Any) -> Roll:
-    return Roll().invite(Invite(key=key(number), role=role, **more), NOW)
+def invited(number: int = 1, role: Role = "worker", **more: Any) -> KeyRegistry:
+    return KeyRegistry().invite(Invite(key=key(number), role=role, **more), NOW)
 
 
-def joined(*names: str) -> Roll:
+def joined(*names: str) -> KeyRegistry:
     """Members with keys 1, 2, 3, …"""
     roll = invited(1000, uses=len(names))
     for number, name in enumerate(names, 1):
@@ -32,7 +32,7 @@ def joined(*names: str) -> Roll:
     return roll
 
 
-def names(roll: Roll) -> list[str]:
+def names(roll: KeyRegistry) -> list[str]:
     return [member.name for member in roll.members]
 
 
@@ -46,7 +46,7 @@ def test_an_invitation_lets_in_as_often_as_it_says() -> None:
         assert (roll.role_of(key(number), NOW), enrolled.role) == ("worker", "worker")
         assert roll.name_of(key(number)) == enrolled.name
     assert roll.role_of(key(1), NOW) is None
-    with pytest.raises(Refusal, match="has been used"):
+    with pytest.raises(RegistryRefusal, match="has been used"):
         roll.enrol(key(1), Enrol(key=key(4)), NOW)
 
 
@@ -55,13 +55,13 @@ def test_an_invitation_expires() -> None:
     roll = invited(valid_s=60)
     assert roll.role_of(key(1), NOW + 59) == "invited"
     assert roll.role_of(key(1), NOW + 60) is None
-    with pytest.raises(Refusal, match="has expired"):
+    with pytest.raises(RegistryRefusal, match="has expired"):
         roll.enrol(key(1), Enrol(key=key(2)), NOW + 60)
 
 
-def shown(roll: Roll, now: float) -> dict[object, object]:
+def shown(roll: KeyRegistry, now: float) -> dict[object, object]:
     """The invitations that are listed: the beginning of the key, and whether it has expired."""
-    rows = roll.told(now)["invitations"]
+    rows = roll.report(now)["invitations"]
     assert isinstance(rows, list)
     return {row["key"]: row["expired"] for row in rows if isinstance(row, dict)}
 
@@ -84,7 +84,7 @@ def test_what_has_expired_is_shown_for_a_day() -> None:
 def test_few_that_have_expired_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest ones."""
     monkeypatch.setattr(rolls, "MAX_EXPIRED", 2)
-    roll = Roll()
+    roll = KeyRegistry()
     for number in range(1, 6):
         roll = roll.invite(Invite(key=key(number), role="client", valid_s=number), NOW)
     roll = roll.invite(Invite(key=key(9), role="client"), NOW + 5)
@@ -97,16 +97,16 @@ def test_who_says_it_again_uses_nothing_up() -> None:
     roll, first = roll.enrol(key(1), Enrol(key=key(2), name="b"), NOW)
     again, second = roll.enrol(key(1), Enrol(key=key(2), name="b"), NOW)
     assert (again, second) == (roll, first)
-    with pytest.raises(Refusal, match="in use"):
+    with pytest.raises(RegistryRefusal, match="in use"):
         roll.enrol(key(5), Enrol(key=key(2)), NOW)
-    with pytest.raises(Refusal, match="one of your own"):
+    with pytest.raises(RegistryRefusal, match="one of your own"):
         roll.enrol(key(1), Enrol(key=key(5)), NOW)
 
 
 def test_only_an_invitation_enrols() -> None:
     """Not a member's key, none, or an unknown one."""
     for with_key in ("", key(1), key(9)):
-        with pytest.raises(Refusal):
+        with pytest.raises(RegistryRefusal):
             joined("a").enrol(with_key, Enrol(key=key(5)), NOW)
 
 
@@ -123,7 +123,7 @@ def test_the_inviter_names_who_comes() -> None:
     roll, enrolled = invited(name="far").enrol(key(1), Enrol(key=key(2), name="near"), NOW)
     assert enrolled.name == "far"
     for wrong in ("a/b", "-a", "a b", "key:x"):
-        with pytest.raises(Refusal, match="a name is"):
+        with pytest.raises(RegistryRefusal, match="a name is"):
             roll.invite(Invite(key=key(3), role="worker", name=wrong), NOW)
 
 
@@ -141,17 +141,19 @@ def test_revoked_by_name_or_by_how_the_key_begins() -> None:
 def test_what_may_mean_several_is_refused_with_words() -> None:
     """They are listed with their keys; nobody is taken at random."""
     roll = joined("a").invite(Invite(key=key(7), role="client", name="a"), NOW)
-    with pytest.raises(Refusal, match=f"2 keys: worker a {key(1)[:16]}, an invitation for a client, a {key(7)[:16]}"):
+    with pytest.raises(
+        RegistryRefusal, match=f"2 keys: worker a {key(1)[:16]}, an invitation for a client, a {key(7)[:16]}"
+    ):
         roll.revoke("a", NOW)
     for nobody in ("z", "", key(1)[:7]):
-        with pytest.raises(Refusal, match="there is no"):
+        with pytest.raises(RegistryRefusal, match="there is no"):
             roll.revoke(nobody, NOW)
 
 
 def test_a_name_like_anothers_key_does_not_protect_it() -> None:
     """Whoever calls itself by how another's key begins makes it ambiguous, and more digits settle it."""
     roll = joined("a", key(1)[:8])
-    with pytest.raises(Refusal, match="2 keys"):
+    with pytest.raises(RegistryRefusal, match="2 keys"):
         roll.revoke(key(1)[:8], NOW)
     assert names(roll.revoke(key(1)[:9], NOW)) == [key(1)[:8]]
 
@@ -163,10 +165,10 @@ def test_a_key_is_changed_without_a_gap() -> None:
     assert both.role_of(key(1), NOW) == both.role_of(key(5), NOW) == "worker"
     assert both.name_of(key(5)) == "a"
     assert both.rotate(key(1), key(5)) is both
-    assert both.knocked(key(1)) is both
-    done = both.knocked(key(5))
+    assert both.record_use(key(1)) is both
+    done = both.record_use(key(5))
     assert (done.role_of(key(1), NOW), done.role_of(key(5), NOW)) == (None, "worker")
-    assert done.knocked(key(5)) is done
+    assert done.record_use(key(5)) is done
     assert both.keys - done.keys == {key(1)}
 
 
@@ -194,23 +196,23 @@ def test_nobody_takes_anothers_key() -> None:
     roll = joined("a", "b").rotate(key(2), key(5)).invite(Invite(key=key(6), role="admin"), NOW)
     assert roll.rotate(key(1), key(1)) is roll  # said again
     for taken in (key(2), key(5), key(6)):
-        with pytest.raises(Refusal, match="in use"):
+        with pytest.raises(RegistryRefusal, match="in use"):
             roll.rotate(key(1), taken)
-        with pytest.raises(Refusal, match="in use"):
+        with pytest.raises(RegistryRefusal, match="in use"):
             roll.invite(Invite(key=taken, role="client"), NOW)
     for nobody in ("", key(6), key(9)):
-        with pytest.raises(Refusal, match="no key that could be changed"):
+        with pytest.raises(RegistryRefusal, match="no key that could be changed"):
             roll.rotate(nobody, key(8))
 
 
 def test_a_key_that_was_revoked_stays_so() -> None:
     """It is taken neither as another member's next one, nor as an invitation's, nor by another invitation."""
     roll = joined("a", "b").revoke("b", NOW).invite(Invite(key=key(7), role="worker"), NOW)
-    with pytest.raises(Refusal, match="was revoked"):
+    with pytest.raises(RegistryRefusal, match="was revoked"):
         roll.rotate(key(1), key(2))
-    with pytest.raises(Refusal, match="was revoked"):
+    with pytest.raises(RegistryRefusal, match="was revoked"):
         roll.invite(Invite(key=key(2), role="admin"), NOW)
-    with pytest.raises(Refusal, match="was revoked"):
+    with pytest.raises(RegistryRefusal, match="was revoked"):
         roll.enrol(key(7), Enrol(key=key(2)), NOW)
 
 
@@ -219,10 +221,10 @@ def test_there_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolls, "MAX_MEMBERS", 2)
     monkeypatch.setattr(rolls, "MAX_INVITED", 2)
     roll = joined("a", "b").invite(Invite(key=key(7), role="client", valid_s=10), NOW)
-    with pytest.raises(Refusal, match="2 keys are registered"):
+    with pytest.raises(RegistryRefusal, match="2 keys are registered"):
         roll.enrol(key(7), Enrol(key=key(5)), NOW)
     roll = roll.invite(Invite(key=key(8), role="client"), NOW)
-    with pytest.raises(Refusal, match="2 invitations"):
+    with pytest.raises(RegistryRefusal, match="2 invitations"):
         roll.invite(Invite(key=key(9), role="client"), NOW)
     assert shown(roll.invite(Invite(key=key(9), role="client"), NOW + 10), NOW + 10) == {
         key(7)[:16]: True,
@@ -233,7 +235,7 @@ def test_there_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lists_show_no_whole_key() -> None:
     roll = joined("a").rotate(key(1), key(5)).invite(Invite(key=key(7), role="client", name="d", uses=3), NOW)
-    assert roll.told(NOW + 1) == {
+    assert roll.report(NOW + 1) == {
         "members": [
             {
                 "name": "a",
@@ -267,43 +269,46 @@ def test_a_roll_has_each_name_and_key_once() -> None:
         ([a, Member("b", "admin", key(1), NOW)], []),
         ([a, Member("a", "admin", key(2), NOW)], []),
         ([a, Member("b", "admin", key(2), NOW, "", key(1))], []),
-        ([a], [Invited(key(1), "admin", 1, NOW, NOW)]),
+        ([a], [OpenInvitation(key(1), "admin", 1, NOW, NOW)]),
     ):
         with pytest.raises(ConfigError, match="twice"):
-            Roll(members, open_)
+            KeyRegistry(members, open_)
 
 
 def test_who_knows_the_broker_by_which_key() -> None:
     """Who came before it had another one, knows the old one; until it has shown otherwise. Invitations never do."""
     roll = joined("a", "b").invite(Invite(key=key(7), role="client", name="c"), NOW)
-    assert roll.behind(key(51), NOW) == []  # it never had another one
-    roll = roll.known_as(key(50))
-    assert roll.behind(key(50), NOW) == []
-    assert roll.behind(key(51), NOW) == ["a (worker)", "b (worker)", "the invitation c (for a client)"]
-    roll = roll.keeps(key(1), key(51)).known_as(key(50))
-    assert roll.keeps(key(1), key(51)) is roll.keeps(key(9), key(51)) is roll
-    assert roll.behind(key(51), NOW) == ["b (worker)", "the invitation c (for a client)"]
-    assert roll.behind(key(51), NOW + 3600) == ["b (worker)"]
-    members, _ = roll.told(NOW, key(51)).values()
+    assert roll.members_without_key(key(51), NOW) == []  # it never had another one
+    roll = roll.set_default_broker_key(key(50))
+    assert roll.members_without_key(key(50), NOW) == []
+    assert roll.members_without_key(key(51), NOW) == ["a (worker)", "b (worker)", "the invitation c (for a client)"]
+    roll = roll.record_broker_key(key(1), key(51)).set_default_broker_key(key(50))
+    assert roll.record_broker_key(key(1), key(51)) is roll.record_broker_key(key(9), key(51)) is roll
+    assert roll.members_without_key(key(51), NOW) == ["b (worker)", "the invitation c (for a client)"]
+    assert roll.members_without_key(key(51), NOW + 3600) == ["b (worker)"]
+    members, _ = roll.report(NOW, key(51)).values()
     assert isinstance(members, list)
     assert [row["knows_broker"] for row in members if isinstance(row, dict)] == [True, False]
     both = roll.rotate(key(1), key(5))
-    assert both.knocked(key(5)).behind(key(51), NOW) == ["b (worker)", "the invitation c (for a client)"]
+    assert both.record_use(key(5)).members_without_key(key(51), NOW) == [
+        "b (worker)",
+        "the invitation c (for a client)",
+    ]
 
 
 def test_a_member_is_told_to_change_its_key_until_it_has() -> None:
     """By its name or how its key begins; it counts meanwhile."""
     roll = joined("a", "b").invite(Invite(key=key(7), role="client", name="c"), NOW)
-    ordered = roll.order("b")
-    assert ordered.order(key(2)[:8]) is ordered
+    ordered = roll.request_rotation("b")
+    assert ordered.request_rotation(key(2)[:8]) is ordered
     assert [ordered.must_rotate(key(number)) for number in (1, 2, 7, 9)] == [False, True, False, False]
     announced = ordered.rotate(key(2), key(5))
     assert announced.must_rotate(key(5))
     assert announced.role_of(key(2), NOW) == "worker"
-    assert not announced.knocked(key(5)).must_rotate(key(5))
+    assert not announced.record_use(key(5)).must_rotate(key(5))
     for nobody in ("c", key(7)[:16], "z"):
-        with pytest.raises(Refusal, match="there is no"):
-            roll.order(nobody)
+        with pytest.raises(RegistryRefusal, match="there is no"):
+            roll.request_rotation(nobody)
 
 
 # --- rights ----------------------------------------------------------------------------------------------------------
@@ -311,7 +316,7 @@ def test_a_member_is_told_to_change_its_key_until_it_has() -> None:
 CLIENTS = {
     "Submit",
     "LookUp",
-    "Recall",
+    "GetRequest",
     "Attach",
     "Ack",
     "Stop",
@@ -343,7 +348,7 @@ def any_of(kind: type[Any]) -> Any:
 @pytest.mark.parametrize("role", MAY)
 def test_who_may_say_what(role: str | None) -> None:
     """Every message there is; who is refused is told why."""
-    assert {kind.__name__ for kind in EVERY if not refusal(role, any_of(kind))} == MAY[role]
+    assert {kind.__name__ for kind in EVERY if not deny_reason(role, any_of(kind))} == MAY[role]
 
 
 def test_questions_that_are_an_admins() -> None:
@@ -351,14 +356,14 @@ def test_questions_that_are_an_admins() -> None:
     every = get_args(get_type_hints(Query)["what"])
     assert len(every) > len(ASKED)
     for role in ("client", "gateway"):
-        assert {what for what in every if not refusal(role, Query(what=what))} == ASKED
-    assert not [what for what in every if refusal("admin", Query(what=what))]
-    assert "ask for keys: that takes an admin" in refusal("client", Query(what="keys"))
+        assert {what for what in every if not deny_reason(role, Query(what=what))} == ASKED
+    assert not [what for what in every if deny_reason("admin", Query(what=what))]
+    assert "ask for keys: that takes an admin" in deny_reason("client", Query(what="keys"))
 
 
 def test_refusals_say_what_helps() -> None:
-    assert "--join" in refusal("invited", Describe())
-    assert "swarmctl invite" in refusal(None, Describe())
-    assert "admin" in refusal("client", Revoke(name="x"))
-    assert "admin" in refusal("worker", Invite(key=key(1), role="admin"))
-    assert not refusal("worker", Rotate(key=key(1)))
+    assert "--join" in deny_reason("invited", Describe())
+    assert "swarmctl invite" in deny_reason(None, Describe())
+    assert "admin" in deny_reason("client", Revoke(name="x"))
+    assert "admin" in deny_reason("worker", Invite(key=key(1), role="admin"))
+    assert not deny_reason("worker", Rotate(key=key(1)))

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from swarm.lock.whereabouts import why_not_at
+from swarm.auth.worker_address import address_error
 
 KEY = "1f" * 32
 NETWORKS = (ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("2001:db8:1::/48"))
@@ -25,7 +25,7 @@ NETWORKS = (ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("2001:db8:
     ],
 )
 def test_at_the_address_that_it_comes_from_or_in_a_network_that_is_allowed(endpoint: str, comes_from: str) -> None:
-    assert why_not_at(endpoint, comes_from, NETWORKS) == ""
+    assert address_error(endpoint, comes_from, NETWORKS) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_at_the_address_that_it_comes_from_or_in_a_network_that_is_allowed(endpo
 )
 def test_nowhere_else(endpoint: str, comes_from: str, words: str) -> None:
     """What would be shown to others is named with the setting that may allow it, and never with a key."""
-    reason = why_not_at(endpoint, comes_from, NETWORKS)
+    reason = address_error(endpoint, comes_from, NETWORKS)
     assert words in reason
     assert "broker.worker_networks" in reason
     assert KEY not in reason

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.errors import Unavailable
-from swarm.numbers.exposition import render
-from swarm.numbers.http import HttpNumbers
+from swarm.metrics.exposition import render
+from swarm.metrics.http import HttpMetrics
 
 ANSWERS = {
     "stats": {"pipeline": {"tokens": 7}, "stages": {"w0": {"log_bytes": 12.0}}},
@@ -27,8 +27,8 @@ async def test_the_broker_and_the_gateway_are_told_together() -> None:
     async def query(what: str) -> dict:
         return ANSWERS[what]
 
-    numbers = HttpNumbers()
-    numbers.refused("chat", 429)
+    numbers = HttpMetrics()
+    numbers.count_refused("chat", 429)
     text, content_type = await render(query, numbers)
     assert content_type.startswith("text/plain; version=0.0.4")
     found = parsed(text)
@@ -52,7 +52,7 @@ async def test_a_broker_that_is_away_is_a_zero_within_the_deadline(how: str) -> 
         return await never
 
     async with asyncio.timeout(5):
-        text, _ = await render(query, HttpNumbers(), deadline_s=0.05)
+        text, _ = await render(query, HttpMetrics(), deadline_s=0.05)
     found = parsed(text)
     assert found["swarm_up",] == 0
     assert ("swarm_epoch",) not in found

@@ -7,8 +7,8 @@ import re
 import pytest
 from prometheus_client.core import Metric
 
-from swarm.numbers.catalogue import FIGURES, UP, VERDICTS, reports
-from swarm.numbers.families import Figure, Source, family
+from swarm.metrics.catalogue import FIGURES, UP, VERDICTS, combine_reports
+from swarm.metrics.collectors import MetricSpec, ReportPath, build_metric
 from swarm.series import Histogram
 
 
@@ -19,33 +19,33 @@ def values(metric: Metric | None) -> dict[tuple[str, ...], float]:
 
 def test_a_star_is_a_label() -> None:
     """Of a whole key, or of a part of one; two stars are two labels."""
-    whole = Figure("swarm_a_total", "counter", "A", (Source("stages.*.steps", ("*",)),), ("worker",))
-    assert values(family(whole, {"stages": {"w0": {"steps": 3}, "w1": {"steps": 4}}})) == {("w0",): 3, ("w1",): 4}
-    part = Figure("swarm_b_total", "counter", "B", (Source("rejected_*", ("*",)),), ("reason",))
-    assert values(family(part, {"rejected_overloaded": 2, "rejected_": 5, "other": 1})) == {("overloaded",): 2}
-    two = Figure("swarm_c", "gauge", "C", (Source("w.*.*", ("*", "*")),), ("worker", "verdict"))
-    assert values(family(two, {"w": {"w0": {"well": 1}}})) == {("w0", "well"): 1}
+    whole = MetricSpec("swarm_a_total", "counter", "A", (ReportPath("stages.*.steps", ("*",)),), ("worker",))
+    assert values(build_metric(whole, {"stages": {"w0": {"steps": 3}, "w1": {"steps": 4}}})) == {("w0",): 3, ("w1",): 4}
+    part = MetricSpec("swarm_b_total", "counter", "B", (ReportPath("rejected_*", ("*",)),), ("reason",))
+    assert values(build_metric(part, {"rejected_overloaded": 2, "rejected_": 5, "other": 1})) == {("overloaded",): 2}
+    two = MetricSpec("swarm_c", "gauge", "C", (ReportPath("w.*.*", ("*", "*")),), ("worker", "verdict"))
+    assert values(build_metric(two, {"w": {"w0": {"well": 1}}})) == {("w0", "well"): 1}
 
 
 def test_what_was_never_counted_is_zero_and_what_is_not_known_is_left_out() -> None:
-    counter = Figure("swarm_a_total", "counter", "A", (Source("pipeline.tokens"),))
-    gauge = Figure("swarm_b", "gauge", "B", (Source("pipeline.pace"),))
-    assert values(family(counter, {"pipeline": {}})) == {(): 0}
-    assert family(gauge, {"pipeline": {}}) is None
-    assert family(gauge, {"pipeline": {"pace": None}}) is None
-    assert family(counter, {}) is None  # nothing is known of what it belongs to
+    counter = MetricSpec("swarm_a_total", "counter", "A", (ReportPath("pipeline.tokens"),))
+    gauge = MetricSpec("swarm_b", "gauge", "B", (ReportPath("pipeline.pace"),))
+    assert values(build_metric(counter, {"pipeline": {}})) == {(): 0}
+    assert build_metric(gauge, {"pipeline": {}}) is None
+    assert build_metric(gauge, {"pipeline": {"pace": None}}) is None
+    assert build_metric(counter, {}) is None  # nothing is known of what it belongs to
 
 
 def test_units_are_base_units() -> None:
-    figure = Figure("swarm_a_seconds_total", "counter", "A", (Source("us"),), (), 1e-6)
-    assert values(family(figure, {"us": 2_500_000})) == {(): 2.5}
+    figure = MetricSpec("swarm_a_seconds_total", "counter", "A", (ReportPath("us"),), (), 1e-6)
+    assert values(build_metric(figure, {"us": 2_500_000})) == {(): 2.5}
 
 
 def test_a_bucket_holds_all_below_it() -> None:
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.5, 0.6, 7.0):
         histogram.add(value)
-    made = family(Figure("swarm_a_seconds", "histogram", "A", (Source("a"),)), {"a": histogram.body()})
+    made = build_metric(MetricSpec("swarm_a_seconds", "histogram", "A", (ReportPath("a"),)), {"a": histogram.report()})
     assert made is not None
     found = {(s.name, s.labels.get("le")): s.value for s in made.samples}
     assert found["swarm_a_seconds_bucket", "0.1"] == 1
@@ -59,15 +59,15 @@ def test_of_two_workers_with_one_name_the_living_one_is_told() -> None:
     dead = {"name": "w0", "state": "out", "verdict": "dead", "layers": None, "lies": 3}
     alive = {"name": "w0", "state": "member", "verdict": "well", "layers": [2, 5], "lies": 0}
     for rows in ([dead, alive], [alive, dead]):
-        worker = reports({"nodes": {"workers": rows}})["workers"]["w0"]  # type: ignore[index]
+        worker = combine_reports({"nodes": {"workers": rows}})["workers"]["w0"]  # type: ignore[index]
         assert (worker["up"], worker["num_layers"], worker["first_layer"], worker["lies"]) == (1, 3, 2, 0)
         assert [name for name in VERDICTS if worker["verdicts"][name]] == ["well"]
-    gone = reports({"nodes": {"workers": [dead]}})["workers"]["w0"]  # type: ignore[index]
+    gone = combine_reports({"nodes": {"workers": [dead]}})["workers"]["w0"]  # type: ignore[index]
     assert (gone["up"], "lies" in gone) == (0, False)
 
 
 @pytest.mark.parametrize("figure", [UP, *FIGURES], ids=lambda figure: figure.name)
-def test_names_follow_the_rules(figure: Figure) -> None:
+def test_names_follow_the_rules(figure: MetricSpec) -> None:
     """Prometheus' own: a prefix, base units, ``_total`` for counters alone, a text; and bounded labels."""
     assert re.fullmatch(r"swarm_[a-z][a-z_]*", figure.name)
     assert figure.name.endswith("_total") == (figure.kind == "counter")
@@ -86,7 +86,7 @@ def unit_of(path: str) -> float:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_a_figures_scale_is_its_places_unit(figure: Figure) -> None:
+def test_a_figures_scale_is_its_places_unit(figure: MetricSpec) -> None:
     """What the broker reports in microseconds is told in seconds, and all that is called seconds is some."""
     units = {unit_of(source.path) for source in figure.sources}
     assert len(units) == 1

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm.numbers.http import CONNECTION, MOST_NAMES, HttpNumbers
+from swarm.metrics.http import CONNECTION, MAX_NAMES, HttpMetrics
 
 
 class HandClock:
@@ -27,27 +27,27 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def numbers(clock: HandClock) -> HttpNumbers:
-    return HttpNumbers(clock)
+def numbers(clock: HandClock) -> HttpMetrics:
+    return HttpMetrics(clock)
 
 
-def samples(numbers: HttpNumbers, name: str) -> dict[tuple[str, ...], float]:
+def samples(numbers: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     """Values by their labels, in the order of their names, as a scrape finds them."""
     text = generate_latest(numbers.registry).decode()
     found = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {tuple(s.labels.values()): s.value for s in found if s.name == name}
 
 
-def test_a_request_is_counted_from_its_beginning_to_its_end(numbers: HttpNumbers, clock: HandClock) -> None:
-    watch = numbers.began("chat", "village")
+def test_a_request_is_counted_from_its_beginning_to_its_end(numbers: HttpMetrics, clock: HandClock) -> None:
+    watch = numbers.start_request("chat", "village")
     assert samples(numbers, "swarm_http_open_requests") == {("chat",): 1}
     clock.time += 0.5
-    watch.first()
+    watch.on_first_token()
     for _ in range(3):
         clock.time += 0.01
-        watch.token()
+        watch.on_tokens()
     clock.time += 0.1
-    watch.ended("stop", prompt=10, cached=8, answer=4)
+    watch.finish("stop", prompt=10, cached=8, answer=4)
     assert samples(numbers, "swarm_http_open_requests") == {("chat",): 0}
     assert samples(numbers, "swarm_http_requests_total") == {("chat", "village", "stop"): 1}
     assert samples(numbers, "swarm_http_tokens_total") == {
@@ -61,72 +61,72 @@ def test_a_request_is_counted_from_its_beginning_to_its_end(numbers: HttpNumbers
     assert samples(numbers, "swarm_http_request_seconds_sum")[("chat",)] == pytest.approx(0.63)
 
 
-def test_an_end_counts_once(numbers: HttpNumbers) -> None:
+def test_an_end_counts_once(numbers: HttpMetrics) -> None:
     """It may be said again where a request is cleaned up."""
-    watch = numbers.began("chat", "village")
-    watch.ended("stop", 1, 0, 1)
-    watch.ended("failed", 1, 0, 1)
+    watch = numbers.start_request("chat", "village")
+    watch.finish("stop", 1, 0, 1)
+    watch.finish("failed", 1, 0, 1)
     assert samples(numbers, "swarm_http_requests_total") == {("chat", "village", "stop"): 1}
     assert samples(numbers, "swarm_http_open_requests") == {("chat",): 0}
 
 
-def test_tokens_that_come_together_have_one_gap(numbers: HttpNumbers, clock: HandClock) -> None:
+def test_tokens_that_come_together_have_one_gap(numbers: HttpMetrics, clock: HandClock) -> None:
     """The first may be among them: nobody waited for it between two tokens."""
-    watch = numbers.began("chat", "village")
+    watch = numbers.start_request("chat", "village")
     clock.time += 1.0
-    watch.token(3)
+    watch.on_tokens(3)
     assert samples(numbers, "swarm_http_first_token_seconds_sum") == {("chat",): 1.0}
     assert samples(numbers, "swarm_http_inter_token_seconds_count") == {("chat",): 2}
     clock.time += 0.2
-    watch.token(2)
+    watch.on_tokens(2)
     assert samples(numbers, "swarm_http_inter_token_seconds_count") == {("chat",): 4}
     assert samples(numbers, "swarm_http_inter_token_seconds_sum")[("chat",)] == pytest.approx(0.2)
 
 
-def test_the_first_token_is_said_once(numbers: HttpNumbers, clock: HandClock) -> None:
-    watch = numbers.began("chat", "village")
-    watch.first()
+def test_the_first_token_is_said_once(numbers: HttpMetrics, clock: HandClock) -> None:
+    watch = numbers.start_request("chat", "village")
+    watch.on_first_token()
     clock.time += 1.0
-    watch.first()
+    watch.on_first_token()
     assert samples(numbers, "swarm_http_first_token_seconds_count") == {("chat",): 1}
 
 
-def test_names_are_bounded(numbers: HttpNumbers) -> None:
+def test_names_are_bounded(numbers: HttpMetrics) -> None:
     """Whoever invents models or APIs makes no more series: they are counted as "other"."""
-    for number in range(MOST_NAMES + 10):
-        numbers.began("chat", f"model-{number}").ended("stop", 0, 0, 0)
-        numbers.refused(f"api-{number}", 404)
+    for number in range(MAX_NAMES + 10):
+        numbers.start_request("chat", f"model-{number}").finish("stop", 0, 0, 0)
+        numbers.count_refused(f"api-{number}", 404)
     found = samples(numbers, "swarm_http_requests_total")
-    assert len(found) == MOST_NAMES + 1
+    assert len(found) == MAX_NAMES + 1
     assert found["chat", "other", "stop"] == 10
     refused = samples(numbers, "swarm_http_refused_total")
-    assert len(refused) <= MOST_NAMES + 1
-    assert sum(refused.values()) == MOST_NAMES + 10
+    assert len(refused) <= MAX_NAMES + 1
+    assert sum(refused.values()) == MAX_NAMES + 10
 
 
-def test_what_was_no_request_has_a_name_of_its_own(numbers: HttpNumbers) -> None:
+def test_what_was_no_request_has_a_name_of_its_own(numbers: HttpMetrics) -> None:
     """However many APIs there are."""
-    for number in range(MOST_NAMES + 1):
-        numbers.refused(f"api-{number}", 404)
-    numbers.refused_connection(408)
+    for number in range(MAX_NAMES + 1):
+        numbers.count_refused(f"api-{number}", 404)
+    numbers.count_bad_connection(408)
     assert samples(numbers, "swarm_http_refused_total")[CONNECTION, "408"] == 1
 
 
-def test_a_request_that_is_refused_after_all_is_none_that_was_answered(numbers: HttpNumbers) -> None:
+def test_a_request_that_is_refused_after_all_is_none_that_was_answered(numbers: HttpMetrics) -> None:
     """It is not open any more, and has no outcome, whatever is said of it afterwards."""
-    watch = numbers.began("chat", "village")
-    watch.refused()
-    watch.ended("failed")
+    watch = numbers.start_request("chat", "village")
+    watch.mark_refused()
+    watch.finish("failed")
     assert samples(numbers, "swarm_http_open_requests") == {("chat",): 0}
     assert samples(numbers, "swarm_http_requests_total") == {}
 
 
-def test_how_other_servers_did_is_told(numbers: HttpNumbers) -> None:
-    numbers.upstream["other:8000", "failed"] += 2
+def test_how_other_servers_did_is_told(numbers: HttpMetrics) -> None:
+    numbers.upstream_counts["other:8000", "failed"] += 2
     assert samples(numbers, "swarm_http_upstream_requests_total") == {("failed", "other:8000"): 2}
 
 
-def test_what_the_process_takes_is_told(numbers: HttpNumbers) -> None:
+def test_what_the_process_takes_is_told(numbers: HttpMetrics) -> None:
     assert samples(numbers, "swarm_gateway_resident_bytes")[()] > 1e6
     assert (
         0 < samples(numbers, "swarm_gateway_descriptors")[()] < samples(numbers, "swarm_gateway_descriptor_limit")[()]
@@ -135,11 +135,11 @@ def test_what_the_process_takes_is_told(numbers: HttpNumbers) -> None:
 
 def test_a_token_costs_next_to_nothing() -> None:
     """Streams run at over 10,000 tokens a second: measured 0.4 µs, and ten times that is still bearable."""
-    watch = HttpNumbers().began("chat", "village")
+    watch = HttpMetrics().start_request("chat", "village")
     times = []
     for _ in range(5):
         began = time.perf_counter()
         for _ in range(10_000):
-            watch.token()
+            watch.on_tokens()
         times.append((time.perf_counter() - began) / 10_000)
     assert min(times) < 10e-6

@@ -9,7 +9,7 @@ import sys
 
 CODE = """
 import os, socket
-from swarm.service import handed
+from swarm.systemd import handed
 from swarm.wire.sockets import bind
 os.environ["LISTEN_PID"] = str(os.getpid())
 print(handed.take_all(os.environ), "LISTEN_FDS" in os.environ)
@@ -47,8 +47,8 @@ def test_a_door_is_taken_by_where_it_listens() -> None:
 
 
 def test_what_is_for_another_process_is_left() -> None:
-    from swarm.service import handed
+    from swarm.systemd import socket_activation
 
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": "1", "LISTEN_FDNAMES": "x"}
-    assert handed.take_all(environment) == []
+    assert socket_activation.adopt_sockets(environment) == []
     assert environment == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.service.manager import Manager, Progress
+from swarm.systemd.manager import ProgressDetector, ServiceManager
 from swarm.testing import ManualClock
 
 
@@ -32,47 +32,51 @@ def said(heard: socket.socket) -> list[str]:
 
 
 @pytest.fixture
-def made() -> Iterator[list[Manager]]:
-    found: list[Manager] = []
+def made() -> Iterator[list[ServiceManager]]:
+    found: list[ServiceManager] = []
     yield found
     for each in found:
         each.close()
 
 
-def manager(made: list[Manager], heard: socket.socket, clock: ManualClock, watchdog_us: str = "") -> Manager:
+def manager(
+    made: list[ServiceManager], heard: socket.socket, clock: ManualClock, watchdog_us: str = ""
+) -> ServiceManager:
     environment = {"NOTIFY_SOCKET": heard.getsockname()} | ({"WATCHDOG_USEC": watchdog_us} if watchdog_us else {})
-    made.append(Manager.of(environment, clock))
+    made.append(ServiceManager.from_environment(environment, clock))
     assert not environment  # children are not this process
     return made[-1]
 
 
-def test_ready_is_said_once_and_a_status_when_it_changes(made: list[Manager], heard: socket.socket) -> None:
+def test_ready_is_said_once_and_a_status_when_it_changes(made: list[ServiceManager], heard: socket.socket) -> None:
     own = manager(made, heard, ManualClock())
-    own.status("loading")
-    own.ready("serving\non two stages")
-    own.ready("serving on two stages")
-    own.status("serving on two stages")
-    own.stopping("leaving")
+    own.send_status("loading")
+    own.send_ready("serving\non two stages")
+    own.send_ready("serving on two stages")
+    own.send_status("serving on two stages")
+    own.send_stopping("leaving")
     assert said(heard) == ["STATUS=loading", "READY=1\nSTATUS=serving on two stages", "STOPPING=1\nSTATUS=leaving"]
 
 
-def test_reading_settings_again_ends_with_ready(made: list[Manager], heard: socket.socket) -> None:
+def test_reading_settings_again_ends_with_ready(made: list[ServiceManager], heard: socket.socket) -> None:
     clock = ManualClock()
     own = manager(made, heard, clock)
-    own.ready()
+    own.send_ready()
     clock.advance(2.5)
-    own.reloading()
-    own.ready()
+    own.send_reloading()
+    own.send_ready()
     _, reloading, ready = said(heard)
     assert reloading == f"RELOADING=1\nMONOTONIC_USEC={int(clock.now() * 1e6)}"
     assert ready == "READY=1"
 
 
-def test_signs_of_life_are_four_within_the_watchdog_s_patience(made: list[Manager], heard: socket.socket) -> None:
+def test_signs_of_life_are_four_within_the_watchdog_s_patience(
+    made: list[ServiceManager], heard: socket.socket
+) -> None:
     clock = ManualClock()
     own = manager(made, heard, clock, watchdog_us="4000000")
     for _ in range(80):
-        own.alive()
+        own.send_alive()
         clock.advance(0.05)
     assert said(heard) == ["WATCHDOG=1"] * 4
 
@@ -82,11 +86,11 @@ def test_signs_of_life_are_four_within_the_watchdog_s_patience(made: list[Manage
     [{}, {"NOTIFY_SOCKET": "nonsense"}, {"NOTIFY_SOCKET": "/nobody/listens", "WATCHDOG_USEC": "x"}],
 )
 def test_without_a_manager_nothing_is_said_and_nothing_fails(environment: dict[str, str]) -> None:
-    own = Manager.of(dict(environment))
-    own.ready("serving")
-    own.alive()
-    own.reloading()
-    own.stopping()
+    own = ServiceManager.from_environment(dict(environment))
+    own.send_ready("serving")
+    own.send_alive()
+    own.send_reloading()
+    own.send_stopping()
     own.close()
 
 
@@ -97,15 +101,15 @@ def test_the_watchdog_of_another_process_is_not_ours(heard: socket.socket) -> No
         "WATCHDOG_USEC": "4000000",
         "WATCHDOG_PID": str(os.getpid() + 1),
     }
-    own = Manager.of(environment, clock)
-    own.alive()
+    own = ServiceManager.from_environment(environment, clock)
+    own.send_alive()
     own.close()
     assert said(heard) == []
 
 
 def test_progress_is_what_changed_since_the_last_look() -> None:
-    progress = Progress()
-    assert progress.is_made(1.0, 5)
-    assert not progress.is_made(1.0, 5)
-    assert progress.is_made(1.0, 6)
-    assert progress.is_made(2.0, 6)
+    progress = ProgressDetector()
+    assert progress.update(1.0, 5)
+    assert not progress.update(1.0, 5)
+    assert progress.update(1.0, 6)
+    assert progress.update(2.0, 6)

@@ -10,9 +10,9 @@ import structlog
 
 from swarm import log
 from swarm.config import Settings, load, origins
-from swarm.config.shown import ITSELF, Process, shown
-from swarm.service.unit import Unit
-from swarm.stage.shell.control import as_told
+from swarm.config.display import FROM_PROCESS, Process, describe_settings
+from swarm.stage.shell.control import settings_message
+from swarm.systemd.service_context import ServiceContext
 from swarm.wire.messages import MAX_TEXT
 
 
@@ -30,14 +30,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def unit_of(file: Path) -> Unit:
-    unit = Unit(load(file), lambda: load(file), origins=lambda: origins(file))
+def unit_of(file: Path) -> ServiceContext:
+    unit = ServiceContext(load(file), lambda: load(file), origins=lambda: origins(file))
     unit._live = unit._live | {"plan"}
     return unit
 
 
-def told(unit: Unit, process: Process, settings: Settings | None = None) -> dict[str, tuple[object, str]]:
-    return {each.name: (each.value, each.origin) for each in unit.shown(process, settings)}
+def told(unit: ServiceContext, process: Process, settings: Settings | None = None) -> dict[str, tuple[object, str]]:
+    return {each.name: (each.value, each.origin) for each in unit.describe_settings(process, settings)}
 
 
 def test_each_process_tells_what_it_reads(file: Path) -> None:
@@ -57,7 +57,7 @@ def test_no_password_is_told(file: Path) -> None:
 def test_what_the_process_found_out_itself_is_told_so(file: Path) -> None:
     unit = unit_of(file)
     own = unit.settings.model_copy(update={"worker": unit.settings.worker.model_copy(update={"name": "machine-7"})})
-    assert told(unit, "worker", own)["worker.name"] == ("machine-7", ITSELF)
+    assert told(unit, "worker", own)["worker.name"] == ("machine-7", FROM_PROCESS)
 
 
 def test_after_a_reload_what_is_in_force_is_told(file: Path) -> None:
@@ -74,5 +74,5 @@ def test_after_a_reload_what_is_in_force_is_told(file: Path) -> None:
 def test_a_value_that_is_too_long_for_a_message_is_left_out(file: Path) -> None:
     """A worker whose Hello is rejected because of its settings would be useless."""
     settings = Settings(model="m" * 2 * MAX_TEXT)
-    (told,) = [each for each in as_told(shown(settings, {}, "worker")) if each.name == "model"]
+    (told,) = [each for each in settings_message(describe_settings(settings, {}, "worker")) if each.name == "model"]
     assert told.value == '"…"'

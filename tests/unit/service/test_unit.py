@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from swarm import log
 from swarm.config import Settings
 from swarm.errors import ConfigError
-from swarm.service.unit import AT_ONCE, Unit, changes, sorted_out
+from swarm.systemd.service_context import ALWAYS_LIVE, ServiceContext, changed_names, split_changes
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,13 @@ def told_from_info_on() -> Iterator[None]:
 def test_changes_are_named_by_their_keys() -> None:
     old = Settings().model_dump()
     new = Settings(log={"level": "debug"}, broker={"port": 5800}, model="x").model_dump()  # type: ignore[arg-type]
-    assert sorted(changes(old, new)) == ["broker.port", "log.level", "model"]
-    assert list(changes(old, old)) == []
+    assert sorted(changed_names(old, new)) == ["broker.port", "log.level", "model"]
+    assert list(changed_names(old, old)) == []
 
 
 def test_what_can_be_is_in_force_and_the_rest_is_told() -> None:
     new = Settings(log={"level": "warning"}, broker={"port": 5800})  # type: ignore[arg-type]
-    unit = Unit(Settings(), lambda: new)
+    unit = ServiceContext(Settings(), lambda: new)
     with capture_logs() as told:
         unit.reload()
     assert told[-1] | {"module": ""} == {
@@ -54,9 +54,9 @@ def test_what_a_process_can_take_it_takes_at_once_and_is_told() -> None:
         Settings(),
     ]
     told: list[Settings] = []
-    unit = Unit(Settings(), lambda: read[0])
+    unit = ServiceContext(Settings(), lambda: read[0])
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        unit.listen(loop, frozenset({"plan"}), told.append)
+        unit.enable_reload(loop, frozenset({"plan"}), told.append)
     lines: list[MutableMapping[str, Any]] = []
     for _ in range(3):
         with capture_logs() as said:
@@ -74,8 +74,8 @@ def test_what_a_process_can_take_it_takes_at_once_and_is_told() -> None:
 
 
 def test_what_only_a_broker_reads_concerns_nobody_else() -> None:
-    news = sorted_out(Settings(), Settings(plan={"margin": 0.5}), AT_ONCE)  # type: ignore[arg-type]
-    assert (news.at_once, news.need_a_restart) == ((), ())
+    news = split_changes(Settings(), Settings(plan={"margin": 0.5}), ALWAYS_LIVE)  # type: ignore[arg-type]
+    assert (news.immediate, news.need_a_restart) == ((), ())
     assert news.settings == Settings()
 
 
@@ -83,7 +83,7 @@ def test_what_is_wrong_changes_nothing() -> None:
     def load() -> Settings:
         raise ConfigError("nonsense is no setting")
 
-    unit = Unit(Settings(), load)
+    unit = ServiceContext(Settings(), load)
     with capture_logs() as told:
         unit.reload()
     assert told[0]["event"] == "settings_refused"

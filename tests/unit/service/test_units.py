@@ -11,14 +11,22 @@ from pathlib import Path
 
 import pytest
 
-import swarm.service
+import swarm.systemd
 from swarm.cli.main import run
 from swarm.cli.output import EXIT_USAGE
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.config import load
-from swarm.service.install import UNITS, USERS, Target, Wanted, doors, may_be_there, planned
+from swarm.systemd.install import (
+    UNITS,
+    USERS,
+    InstallOptions,
+    InstallTarget,
+    listen_addresses,
+    plan_files,
+    possible_files,
+)
 
-SHIPPED = Path(swarm.service.__file__).with_name("units")
+SHIPPED = Path(swarm.systemd.__file__).with_name("units")
 SERVICES = ("swarm-broker.service", "swarm-gateway.service", "swarm-worker@.service")
 PROGRAM = Path("/opt/a place/swarm")
 HOPELESS = (str(EXIT_USAGE), str(EX_CONFIG))  # exit codes after which it would end the same way again
@@ -106,7 +114,7 @@ def test_systemd_would_have_found_it(tmp_path: Path) -> None:
 
 
 def test_what_is_installed_starts_this_installation() -> None:
-    found = planned(Target(Path("/image")), Wanted(PROGRAM, 252))
+    found = plan_files(InstallTarget(Path("/image")), InstallOptions(PROGRAM, 252))
     unit = found[Path("/image/etc/systemd/system/swarm-worker@.service")]
     assert 'ExecStart="/opt/a place/swarm" worker ' in unit
     assert Path("/image/etc/sysusers.d/swarm.conf") in found
@@ -114,48 +122,51 @@ def test_what_is_installed_starts_this_installation() -> None:
 
 
 def test_options_are_drop_ins() -> None:
-    found = planned(Target(), Wanted(PROGRAM, 255, memory_bytes=8 << 30, gpu=True))
+    found = plan_files(InstallTarget(), InstallOptions(PROGRAM, 255, memory_bytes=8 << 30, gpu=True))
     place = Path("/etc/systemd/system/swarm-worker@.service.d")
     assert f"MemoryMax={(8 << 30) + (512 << 20)}" in found[place / "10-memory.conf"]
     assert f"MEMORY_LIMIT={8 << 30}" in found[place / "10-memory.conf"]
     assert "DeviceAllow=char-nvidia" in found[place / "10-gpu.conf"]
     assert "Type=notify-reload" in found[Path("/etc/systemd/system/swarm-broker.service.d/10-reload.conf")]
-    assert set(found) <= set(may_be_there(Target()))
+    assert set(found) <= set(possible_files(InstallTarget()))
 
 
 def test_what_a_systemd_can_is_by_its_version() -> None:
     """Reloads that wait from 253 on; from 254 on a pause that grows, and is short again after a good start."""
     for version, names in ((252, set()), (253, {"10-reload.conf"}), (254, {"10-reload.conf", "10-backoff.conf"})):
-        found = planned(Target(), Wanted(PROGRAM, version))
+        found = plan_files(InstallTarget(), InstallOptions(PROGRAM, version))
         drop_ins = {path for path in found if path.parent.name.endswith(".service.d")}
         assert {(path.parent.name, path.name) for path in drop_ins} == {
             (f"{unit}.d", name) for unit in SERVICES for name in names
         }
     lines = found[Path("/etc/systemd/system/swarm-broker.service.d/10-backoff.conf")].splitlines()
     assert {"RestartSteps=6", "RestartMaxDelaySec=30", "ExecStartPost=+-systemctl reset-failed %n"} <= set(lines)
-    assert drop_ins <= set(may_be_there(Target()))
+    assert drop_ins <= set(possible_files(InstallTarget()))
 
 
 def test_a_broker_that_can_not_work_has_its_doors_shut_by_its_own_systemd() -> None:
     """They would start it again; a user's systemd is asked by another word."""
-    for target, word in (Target(), "systemctl"), (Target(is_user=True, home=Path("/home/ann")), "systemctl --user"):
-        found = planned(target, Wanted(PROGRAM, 254))
+    for target, word in (
+        (InstallTarget(), "systemctl"),
+        (InstallTarget(is_user=True, home=Path("/home/ann")), "systemctl --user"),
+    ):
+        found = plan_files(target, InstallOptions(PROGRAM, 254))
         assert f" {word} stop --no-block swarm-broker.socket" in found[target.units / "swarm-broker.service"]
         backoff = found[target.units / "swarm-broker.service.d/10-backoff.conf"]
         assert f"ExecStartPost=+-{word} reset-failed %n" in backoff
 
 
 BOTH_KINDS = pytest.mark.parametrize(
-    "target", [Target(), Target(is_user=True, home=Path("/home/ann"))], ids=["of the system", "of a user"]
+    "target", [InstallTarget(), InstallTarget(is_user=True, home=Path("/home/ann"))], ids=["of the system", "of a user"]
 )
 
 
 @BOTH_KINDS
 @pytest.mark.parametrize("name", SERVICES)
-def test_settings_that_can_not_work_are_not_tried_again(name: str, target: Target) -> None:
+def test_settings_that_can_not_work_are_not_tried_again(name: str, target: InstallTarget) -> None:
     """All else is, however often: only the exit codes are left out by which a service says that it won't help, since
     its settings are wrong, or its options."""
-    lines = planned(target, Wanted(PROGRAM, 252))[target.units / name].splitlines()
+    lines = plan_files(target, InstallOptions(PROGRAM, 252))[target.units / name].splitlines()
     assert {"Restart=on-failure", "StartLimitIntervalSec=0"} <= set(lines)
     assert [line for line in lines if line.startswith("RestartPrevent")] == [
         f"RestartPreventExitStatus={' '.join(HOPELESS)}"
@@ -166,13 +177,13 @@ def test_settings_that_can_not_work_are_not_tried_again(name: str, target: Targe
 
 @BOTH_KINDS
 @pytest.mark.parametrize("status", [*HOPELESS, "0", "1", "KILL", ""])
-def test_a_broker_shuts_its_doors_only_if_it_can_not_work(target: Target, status: str, tmp_path: Path) -> None:
+def test_a_broker_shuts_its_doors_only_if_it_can_not_work(target: InstallTarget, status: str, tmp_path: Path) -> None:
     """The line of its unit is run, with somebody else in systemctl's place. EXIT_STATUS: as systemd sets it; a signal's
     name if one has ended it."""
     told = tmp_path / "told"
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$*" > {shlex.quote(str(told))}\n')
     (tmp_path / "systemctl").chmod(0o755)
-    unit = planned(target, Wanted(PROGRAM, 252))[target.units / "swarm-broker.service"]
+    unit = plan_files(target, InstallOptions(PROGRAM, 252))[target.units / "swarm-broker.service"]
     (line,) = re.findall(r"^ExecStopPost=\+-(.*)$", unit, re.MULTILINE)
     path = f"{tmp_path}:{os.defpath}"
     done = subprocess.run(
@@ -191,8 +202,12 @@ def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.Monkey
     """What a worker is told is read by it as that; it is slowed before it is ended; without a limit there is none."""
     monkeypatch.chdir(tmp_path)
     name = Path("/etc/systemd/system/swarm-worker@.service.d/10-memory.conf")
-    assert name not in planned(Target(), Wanted(PROGRAM, 252))
-    lines = dict(re.findall(r"^(\w+)=(.*)$", planned(Target(), Wanted(PROGRAM, 252, memory_bytes=8 << 30))[name], re.M))
+    assert name not in plan_files(InstallTarget(), InstallOptions(PROGRAM, 252))
+    lines = dict(
+        re.findall(
+            r"^(\w+)=(.*)$", plan_files(InstallTarget(), InstallOptions(PROGRAM, 252, memory_bytes=8 << 30))[name], re.M
+        )
+    )
     variable, _, value = lines["Environment"].partition("=")
     monkeypatch.setenv(variable, value)
     told = load().worker.memory_limit
@@ -202,15 +217,19 @@ def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.Monkey
 
 def test_doors_are_held_open_where_the_settings_have_them() -> None:
     place = Path("/etc/systemd/system/swarm-broker.socket.d/10-doors.conf")
-    assert place not in planned(Target(), Wanted(PROGRAM, 252, doors=doors("127.0.0.1", 5700, ())))
-    moved = planned(Target(), Wanted(PROGRAM, 252, doors=doors("127.0.0.1", 5800, ())))[place]
+    assert place not in plan_files(
+        InstallTarget(), InstallOptions(PROGRAM, 252, addresses=listen_addresses("127.0.0.1", 5700, ()))
+    )
+    moved = plan_files(
+        InstallTarget(), InstallOptions(PROGRAM, 252, addresses=listen_addresses("127.0.0.1", 5800, ()))
+    )[place]
     assert re.findall("^ListenStream=(.*)$", moved, re.MULTILINE) == ["", "127.0.0.1:5800", "127.0.0.1:5801"]
-    others = doors("::1", 5700, ("192.0.2.1", "2001:db8::1"))
+    others = listen_addresses("::1", 5700, ("192.0.2.1", "2001:db8::1"))
     assert others == tuple(
         f"{address}:{port}" for address in ("[::1]", "192.0.2.1", "[2001:db8::1]") for port in range(5700, 5705)
     )
-    assert "FreeBind=yes" in planned(Target(), Wanted(PROGRAM, 252, doors=others))[place]
-    assert place in may_be_there(Target())
+    assert "FreeBind=yes" in plan_files(InstallTarget(), InstallOptions(PROGRAM, 252, addresses=others))[place]
+    assert place in possible_files(InstallTarget())
 
 
 @pytest.fixture
@@ -251,17 +270,19 @@ def test_settings_with_a_mistake_are_told_and_nothing_is_installed(
 
 @needs_systemd
 def test_a_users_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    target = Target(is_user=True, home=tmp_path)
-    wanted = Wanted(Path("/bin/true"), 252, memory_bytes=8 << 30, doors=doors("127.0.0.1", 5800, ()))
-    for path, text in planned(target, wanted).items():
+    target = InstallTarget(is_user=True, home=tmp_path)
+    wanted = InstallOptions(
+        Path("/bin/true"), 252, memory_bytes=8 << 30, addresses=listen_addresses("127.0.0.1", 5800, ())
+    )
+    for path, text in plan_files(target, wanted).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert found_wrong(target.units, "--user", HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) == ""
 
 
 def test_for_one_user_nothing_asks_for_root() -> None:
-    target = Target(is_user=True, home=Path("/home/ann"))
-    found = planned(target, Wanted(PROGRAM, 252))
+    target = InstallTarget(is_user=True, home=Path("/home/ann"))
+    found = plan_files(target, InstallOptions(PROGRAM, 252))
     assert {path.parent for path in found} == {Path("/home/ann/.config/systemd/user")}
     unit = found[target.units / "swarm-broker.service"]
     for key in ("User=", "OOMScoreAdjust=", "CapabilityBoundingSet=", "PrivateDevices=", "ProtectSystem="):

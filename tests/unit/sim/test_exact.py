@@ -27,7 +27,7 @@ WAYS = [
 def expectation(stop_at: int | None = None, submit: Submit = SUBMIT) -> Expectation:
     case = Expectation(submit, DRAWS, MANIFEST, stop_at)
     for index, way in enumerate(WAYS):
-        case.drawn(index, way)
+        case.add_route(index, way)
     return case
 
 
@@ -51,10 +51,10 @@ def test_the_oracles_agree() -> None:
 
 def test_what_is_right_passes() -> None:
     """In parts too, and by each of the ways by which a token came that was lost and computed again."""
-    assert expectation().astray(told(0, 6)) == expectation().astray(told(2, 4)) == ""
+    assert expectation().delivery_error(told(0, 6)) == expectation().delivery_error(told(2, 4)) == ""
     case = expectation()
-    case.drawn(1, WAYS[5])
-    assert case.astray(replace(told(1, 2), hops=(WAYS[5],))) == ""
+    case.add_route(1, WAYS[5])
+    assert case.delivery_error(replace(told(1, 2), hops=(WAYS[5],))) == ""
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,23 @@ def test_what_is_right_passes() -> None:
 )
 def test_what_is_wrong_is_named(wrong: Deliver, what: str) -> None:
     """Another token, another one's logprob, none, another one's way, a part of it, too few."""
-    assert what in expectation().astray(wrong)
+    assert what in expectation().delivery_error(wrong)
 
 
 def test_who_asked_for_nothing_gets_nothing() -> None:
     """No logprobs and no ways."""
     submit = msgspec.structs.replace(SUBMIT, hops=False, params=msgspec.structs.replace(PARAMS, logprobs=None))
-    assert "logprobs" in expectation(submit=submit).astray(told(0, 1))
-    assert "ways" in expectation(submit=submit).astray(replace(told(0, 1), logprobs=()))
+    assert "logprobs" in expectation(submit=submit).delivery_error(told(0, 1))
+    assert "ways" in expectation(submit=submit).delivery_error(replace(told(0, 1), logprobs=()))
 
 
 def test_only_the_end_that_was_due_is_right() -> None:
     """The natural one, or that of the stop string: by its own reason, with its own number of tokens."""
-    assert expectation().wrong_end(finished(6, "length")) == ""
-    assert expectation(stop_at=2).wrong_end(finished(2, "stop")) == ""
-    assert expectation(stop_at=2).wrong_end(finished(6, "length")) == ""
-    assert "6 tokens by stop" in expectation().wrong_end(finished(6, "stop"))
-    assert "2 tokens by stop" in expectation().wrong_end(finished(2, "stop"))
-    assert "2 tokens by length" in expectation(stop_at=2).wrong_end(finished(2, "length"))
-    assert "3 tokens by stop" in expectation(stop_at=2).wrong_end(finished(3, "stop"))
-    assert "its prompt" in expectation().wrong_end(finished(6, "length", num_prompt=4))
+    assert expectation().end_error(finished(6, "length")) == ""
+    assert expectation(stop_at=2).end_error(finished(2, "stop")) == ""
+    assert expectation(stop_at=2).end_error(finished(6, "length")) == ""
+    assert "6 tokens by stop" in expectation().end_error(finished(6, "stop"))
+    assert "2 tokens by stop" in expectation().end_error(finished(2, "stop"))
+    assert "2 tokens by length" in expectation(stop_at=2).end_error(finished(2, "length"))
+    assert "3 tokens by stop" in expectation(stop_at=2).end_error(finished(3, "stop"))
+    assert "its prompt" in expectation().end_error(finished(6, "length", num_prompt=4))

@@ -7,20 +7,20 @@ from collections import Counter
 import pytest
 
 from swarm.broker.state import Request
-from swarm.client.contact import UNANSWERED_S
+from swarm.client.connection_state import UNANSWERED_S
 from swarm.client.events import Reply
 from swarm.errors import Overloaded
 from swarm.sim.actors import client
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
-from swarm.sim.actors.onlooker import Onlooker
-from swarm.sim.actors.reader import Reader
-from swarm.sim.checks.fates import Keeping
+from swarm.sim.actors.lookup_client import LookupClient
+from swarm.sim.actors.reader import AttachedReader
+from swarm.sim.checks.fates import RetentionCheck
 from swarm.sim.run import Outcome, run
-from swarm.sim.schedules import habits
+from swarm.sim.schedules import variations
 from swarm.sim.schedules.draw import OTHER_FAULTS
-from swarm.sim.schedules.habits import whole_schedule
-from swarm.wire.messages import Snapshot
+from swarm.sim.schedules.variations import make_full_schedule
+from swarm.wire.messages import TokensSnapshot
 
 CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN", "LOOKED_UP", "KEPT")
 
@@ -28,13 +28,13 @@ CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN", "LOOKED_UP", "KEP
 def play_only(patch: pytest.MonkeyPatch, chance: str, count: int, *, first: int = 0) -> list[Outcome]:
     """Schedules each of which has this habit and no other."""
     for name in CHANCES:
-        patch.setattr(habits, name, float(name == chance))
+        patch.setattr(variations, name, float(name == chance))
     return [run(seed) for seed in range(first, first + count)]
 
 
 def test_they_are_seldom_and_all_there() -> None:
     """Most schedules have none of them, so that many can be played; of a few hundred, some have each."""
-    schedules = [whole_schedule(seed) for seed in range(400)]
+    schedules = [make_full_schedule(seed) for seed in range(400)]
     kinds = Counter(fault.kind for schedule in schedules for fault in schedule.faults if fault.kind in OTHER_FAULTS)
     assert kinds.keys() == set(OTHER_FAULTS)
     assert all(8 < count < 60 for count in kinds.values())
@@ -48,7 +48,7 @@ def test_they_are_seldom_and_all_there() -> None:
 @pytest.mark.parametrize("kind", OTHER_FAULTS)
 def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that die for good, doors that close, reads and computations that fail: nobody minds who need not."""
-    monkeypatch.setattr(habits, "OTHER_FAULTS", (kind,))
+    monkeypatch.setattr(variations, "OTHER_FAULTS", (kind,))
     played = play_only(monkeypatch, "OFTEN", 8, first=60)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert all(o.faults.get(kind) for o in played)
@@ -56,7 +56,7 @@ def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_broker_that_sleeps_for_long_ends_no_request_that_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not count its own sleep as others' silence. Without the clients' patience some would end by it."""
-    monkeypatch.setattr(habits, "BROKER_SLEEPS", 1.0)
+    monkeypatch.setattr(variations, "BROKER_SLEEPS", 1.0)
     played = [run(seed) for seed in range(12)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert all(o.faults.get("broker_sleeps") for o in played)
@@ -67,14 +67,14 @@ def test_a_broker_that_sleeps_for_long_ends_no_request_that_it_has_answered(monk
 def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue without places sends requests away, for a while; they come back then, and are done in the end."""
     sent_away: list[float] = []
-    real = ClientNode._failed
+    real = ClientNode._on_failed
 
     def watched(self: ClientNode, request_id: str, error: Exception) -> None:
         if isinstance(error, Overloaded):
             sent_away.append(error.retry_after_s)
         real(self, request_id, error)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ClientNode, "_failed", watched)
+    monkeypatch.setattr(ClientNode, "_on_failed", watched)
     played = play_only(monkeypatch, "SHORT_QUEUE", 12)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert len(sent_away) > 3
@@ -83,15 +83,15 @@ def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_dead_left_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """By others, from the first token on."""
     read: list[str] = []
-    real = Reader.check_end
+    real = AttachedReader.check_end
 
-    def watched(self: Reader) -> None:
+    def watched(self: AttachedReader) -> None:
         real(self)
-        if self.name.startswith("o-") and self.read_all:
+        if self.name.startswith("o-") and self.has_read_all:
             read.append(self.name)
 
-    monkeypatch.setattr(Reader, "check_end", watched)
-    monkeypatch.setattr(habits, "OTHER_FAULTS", ("client_dies",))
+    monkeypatch.setattr(AttachedReader, "check_end", watched)
+    monkeypatch.setattr(variations, "OTHER_FAULTS", ("client_dies",))
     played = play_only(monkeypatch, "OFTEN", 12)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert len(read) > 2
@@ -107,7 +107,7 @@ def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append(door)
 
     monkeypatch.setattr(BrokerNode, "open_door", watched)
-    monkeypatch.setattr(habits, "OTHER_FAULTS", ("door_shut",))
+    monkeypatch.setattr(variations, "OTHER_FAULTS", ("door_shut",))
     play_only(monkeypatch, "OFTEN", 8)
     assert set(opened) == {"client", "worker"}
 
@@ -115,15 +115,15 @@ def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they come, after their ends, from the journal; also what nobody knows."""
     told: Counter[str] = Counter()
-    real = Onlooker._take_answer
+    real = LookupClient._take_answer
 
-    def watched(self: Onlooker, key: int, answer: Reply) -> None:
+    def watched(self: LookupClient, key: int, answer: Reply) -> None:
         real(self, key, answer)
         told[type(answer).__name__] += 1
-        told["in part"] += isinstance(answer, Snapshot) and bool(answer.ids) and answer.finished is None
-        told["whole"] += isinstance(answer, Snapshot) and answer.finished is not None
+        told["in part"] += isinstance(answer, TokensSnapshot) and bool(answer.ids) and answer.finished is None
+        told["whole"] += isinstance(answer, TokensSnapshot) and answer.finished is not None
 
-    monkeypatch.setattr(Onlooker, "_take_answer", watched)
+    monkeypatch.setattr(LookupClient, "_take_answer", watched)
     played = play_only(monkeypatch, "LOOKED_UP", 12)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert all(told[kind] > 10 for kind in ("Snapshot", "Recalled", "Report", "in part", "whole")), told
@@ -132,13 +132,13 @@ def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPa
 def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of it; the rest ended before."""
     given_up: list[float] = []
-    real = Keeping.given_up
+    real = RetentionCheck.check_given_up
 
-    def watched(self: Keeping, request: Request, now: float, went_on_at: float) -> None:
+    def watched(self: RetentionCheck, request: Request, now: float, went_on_at: float) -> None:
         real(self, request, now, went_on_at)
         given_up.append(request.submit.keep_s)
 
-    monkeypatch.setattr(Keeping, "given_up", watched)
+    monkeypatch.setattr(RetentionCheck, "given_up", watched)
     played = play_only(monkeypatch, "KEPT", 30)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(keep_s > 0 for keep_s in given_up) > 2

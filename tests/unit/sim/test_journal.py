@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.broker.actions import NewTokens, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import FinishJournalRewrite, NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.events import (
     AcceptanceWritten,
     EpochWritten,
@@ -19,13 +19,13 @@ from swarm.broker.events import (
     JournalRewritten,
     TokensWritten,
 )
-from swarm.broker.journal import Write
-from swarm.broker.journal.store import Moment, Store
-from swarm.broker.reports.ended import row_of
+from swarm.broker.journal import JournalWrite
+from swarm.broker.journal.store import JournalStore, Timestamp
+from swarm.broker.reports.ended_requests import build_row
 from swarm.sim.checks.ledger import Ledger
-from swarm.sim.journal import LOOK_S, MAX_TOGETHER, RETRY_S, Disk, Fact, Journal
+from swarm.sim.journal import CHECK_S, MAX_BATCH, RETRY_S, SimDisk, SimJournal, SimJournalFact
 from swarm.sim.network import Network
-from swarm.sim.world import Pace, World
+from swarm.sim.world import Durations, World
 from swarm.testing import fake_manifest
 from swarm.wire.messages import TokenLogprob
 from tests.unit.broker.bench import submit
@@ -47,13 +47,13 @@ def tokens(sequence: int, first: int, *ids: int) -> WriteTokens:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[list[Write]]:
+def histories(draw: st.DrawFn) -> list[list[JournalWrite]]:
     """Transactions: ids are used again, tokens come with gaps and twice, ends for what is not there or has ended. What
     is drawn twice is the same token, and no sequence has a number that was heard of before."""
     next_sequence = 1
-    transactions: list[list[Write]] = []
+    transactions: list[list[JournalWrite]] = []
     for _ in range(draw(st.integers(1, 6))):
-        writes: list[Write] = []
+        writes: list[JournalWrite] = []
         for _ in range(draw(st.integers(1, 6))):
             known = st.sampled_from([*range(1, next_sequence), UNKNOWN])
             what = draw(st.sampled_from(["accept", "tokens", "tokens", "tokens", "end", "epoch"]))
@@ -78,21 +78,21 @@ def histories(draw: st.DrawFn) -> list[list[Write]]:
 
 @settings(max_examples=60, deadline=None)
 @given(history=histories(), retained_s=st.sampled_from([0.0, 2.5, 100.0]))
-def test_the_ledger_tells_what_the_file_tells(history: list[list[Write]], retained_s: float) -> None:
+def test_the_ledger_tells_what_the_file_tells(history: list[list[JournalWrite]], retained_s: float) -> None:
     """Whatever was written in whatever order: the same past, the same requests, the same list of ended ones."""
     with tempfile.TemporaryDirectory() as directory:
-        store, ledger = Store(Path(directory)), Ledger()
+        store, ledger = JournalStore(Path(directory)), Ledger()
         for second, writes in enumerate(history):
-            store.write(writes, Moment(float(second), float(second), "boot"))
+            store.write(writes, Timestamp(float(second), float(second), "boot"))
             ledger.write(writes, float(second))
         now = float(len(history))
-        moment = Moment(now, now, "boot")
-        assert ledger.past(now, retained_s) == store.past(moment, retained_s=retained_s)
+        moment = Timestamp(now, now, "boot")
+        assert ledger.snapshot(now, retained_s) == store.read_snapshot(moment, retained_s=retained_s)
         for request_id in "abc":
-            assert ledger.request(request_id, now) == store.request(request_id, moment)
-        ended = list(ledger.ended(now, 10))
-        rows = [row_of(record) for record in sorted(store.ended(moment, 10), key=_name)]
-        assert [row_of(record) for record in sorted(ended, key=_name)] == rows
+            assert ledger.request(request_id, now) == store.read_request(request_id, moment)
+        ended = list(ledger.ended_requests(now, 10))
+        rows = [build_row(record) for record in sorted(store.list_ended(moment, 10), key=_name)]
+        assert [build_row(record) for record in sorted(ended, key=_name)] == rows
         store.close()
 
 
@@ -107,11 +107,11 @@ class Bench:
     """A journal alone, and what it told."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.world = World(seed, Pace())
-        self.disk = Disk(self.world)
-        self.facts: list[Fact] = []
+        self.world = World(seed, Durations())
+        self.disk = SimDisk(self.world)
+        self.facts: list[SimJournalFact] = []
         news = Network(self.world).link("broker", "disk", "client", (0.0, 0.001))
-        self.journal = Journal(self.disk, news, self.facts.extend, lambda when, kind: False)
+        self.journal = SimJournal(self.disk, news, self.facts.extend, lambda when, kind: False)
 
     def run(self, until: float = 1e9) -> None:
         while self.world.now < until and self.world.step():
@@ -172,7 +172,7 @@ def test_epochs_overtake_what_a_full_disk_refuses(is_known: bool) -> None:
     """In their order, however many writes wait."""
     bench = Bench()
     bench.disk.is_full = True
-    for number in range(3 * MAX_TOGETHER):
+    for number in range(3 * MAX_BATCH):
         bench.journal.write(tokens(1, number, number))
     if is_known:
         bench.run(until=RETRY_S / 2)
@@ -212,18 +212,18 @@ def test_a_lost_file_is_begun_anew(how: str) -> None:
     """It is noticed without a write; told is that it broke, that there is a new one, and at last that this is whole."""
     bench = Bench()
     settled(bench)
-    bench.disk.lose(how)
-    bench.world.now += LOOK_S
-    bench.journal.look()
+    bench.disk.lose_file(how)
+    bench.world.now += CHECK_S
+    bench.journal.poll()
     bench.run()
     assert [type(fact) for fact in bench.facts] == [JournalBroke, JournalRenewed]
-    assert bench.disk.is_hurt
-    for write in (accept("a", 1), accept("b", 2), tokens(1, 0, 5), WriteAnew(EPOCH, 3)):
+    assert bench.disk.is_damaged
+    for write in (accept("a", 1), accept("b", 2), tokens(1, 0, 5), FinishJournalRewrite(EPOCH, 3)):
         bench.journal.write(write)
     bench.run()
     told = {type(fact) for fact in bench.facts[2:]}
     assert told == {AcceptanceWritten, TokensWritten, JournalMended, JournalRewritten}
-    assert not bench.disk.is_hurt
+    assert not bench.disk.is_damaged
     bench.journal.kill()
     bench.disk.lose_power()
     past = bench.disk.open(60.0)
@@ -235,8 +235,8 @@ def test_what_a_lost_file_still_gives() -> None:
     for how, num in (("deleted", 2), ("garbled", 0)):
         bench = Bench()
         settled(bench)
-        bench.disk.lose(how)
-        bench.disk.renew()
+        bench.disk.lose_file(how)
+        bench.disk.start_new_file()
         assert len(bench.disk.ledger.requests) == num
 
 
@@ -255,7 +255,7 @@ def test_who_dies_before_it_is_noticed_finds_the_file_as_it_was() -> None:
     """No more is promised than that it is noticed."""
     bench = Bench()
     settled(bench)
-    bench.disk.lose("garbled")
+    bench.disk.lose_file("garbled")
     bench.journal.kill()
     assert len(bench.disk.open(60.0).requests) == 2
-    assert not bench.disk.is_hurt
+    assert not bench.disk.is_damaged

@@ -7,10 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from swarm.sim.garble import garbled
-from swarm.sim.network import ANYBODY, Link, Network, Weather
+from swarm.sim.garble import garble_step
+from swarm.sim.network import ANY_NODE, Network, SimLink, Weather
 from swarm.sim.schedules.draw import BROKER_POINTS, FAULT_KINDS, make_schedule
-from swarm.sim.world import Pace, World
+from swarm.sim.world import Durations, World
 from swarm.wire.messages import Row, Step
 
 
@@ -19,22 +19,22 @@ def _run(world: World, until: float = 1e9) -> None:
         pass
 
 
-def _sender(link: Link, arrived: list[int]) -> list[int]:
+def _sender(link: SimLink, arrived: list[int]) -> list[int]:
     for number in range(8):
-        link.carry(lambda n=number: arrived.append(n))  # type: ignore[misc]
+        link.send(lambda n=number: arrived.append(n))  # type: ignore[misc]
     return list(range(8))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_blocked_way_holds_everything_back(seed: int) -> None:
     """Nothing arrives while the way is blocked, all of it in order afterwards; the other way is free."""
-    world, arrived, back = World(seed, Pace()), [], []
+    world, arrived, back = World(seed, Durations()), [], []
     network = Network(world)
     link = network.link("a", "b", "data", (0.0, 0.1))
-    network.block("a", ANYBODY)
+    network.block("a", ANY_NODE)
     sent = _sender(link, arrived)
-    network.link("b", "a", "data", (0.0, 0.1)).carry(lambda: back.append(1))
-    world.at(5.0, lambda: network.unblock("a", ANYBODY))
+    network.link("b", "a", "data", (0.0, 0.1)).send(lambda: back.append(1))
+    world.schedule(5.0, lambda: network.unblock("a", ANY_NODE))
     _run(world, until=4.0)
     assert (arrived, back) == ([], [1])
     _run(world)
@@ -43,13 +43,13 @@ def test_a_blocked_way_holds_everything_back(seed: int) -> None:
 
 def test_who_connects_over_a_blocked_way_notices() -> None:
     """A connection that stood before does not: what it took is under way for all that its sender knows."""
-    world = World(1, Pace())
+    world = World(1, Durations())
     network = Network(world)
     before = network.link("a", "b", "data", (0.0, 0.1))
     network.block("a", "b")
     after = network.link("a", "b", "data", (0.0, 0.1))
     for link in (before, after):
-        link.carry(lambda: None)
+        link.send(lambda: None)
     assert (before.is_stuck, after.is_stuck) == (False, True)
     network.heal()
     _run(world)
@@ -60,12 +60,12 @@ def test_who_connects_over_a_blocked_way_notices() -> None:
 def test_a_connection_that_drops_loses_the_last_and_comes_back(keeps: bool, later: list[int]) -> None:
     """A beginning of what was under way arrives, then what was given to it meanwhile if that is kept, then the rest."""
     for seed in range(20):
-        world, arrived = World(seed, Pace()), []
+        world, arrived = World(seed, Durations()), []
         link = Network(world).link("a", "b", "data", (0.0, 0.1))
         _sender(link, arrived)
         link.drop(1.0, keeps=keeps)
-        link.carry(lambda: arrived.append(98))  # noqa: B023
-        world.at(2.0, lambda: link.carry(lambda: arrived.append(99)))  # noqa: B023
+        link.send(lambda: arrived.append(98))  # noqa: B023
+        world.schedule(2.0, lambda: link.send(lambda: arrived.append(99)))  # noqa: B023
         _run(world)
         first = arrived[: len(arrived) - len(later)]
         assert first == list(range(len(first)))
@@ -75,13 +75,13 @@ def test_a_connection_that_drops_loses_the_last_and_comes_back(keeps: bool, late
 def test_who_lost_the_other_end_says_nothing_until_it_is_back() -> None:
     """The other end died with all that it had not read; what is said meanwhile is lost, too, later words arrive."""
     for seed in range(20):
-        world, arrived = World(seed, Pace()), []
+        world, arrived = World(seed, Durations()), []
         link = Network(world).link("a", "b", "control", (0.0, 0.1))
         _sender(link, arrived)
-        link.break_off()
-        link.carry(lambda: arrived.append(98))  # noqa: B023
-        world.at(1.0, link.reconnect)
-        world.at(2.0, lambda: link.carry(lambda: arrived.append(99)))  # noqa: B023
+        link.kill()
+        link.send(lambda: arrived.append(98))  # noqa: B023
+        world.schedule(1.0, link.reconnect)
+        world.schedule(2.0, lambda: link.send(lambda: arrived.append(99)))  # noqa: B023
         _run(world)
         assert arrived == [99]
 
@@ -89,15 +89,15 @@ def test_who_lost_the_other_end_says_nothing_until_it_is_back() -> None:
 def test_whoever_keeps_what_he_cannot_send() -> None:
     """The other end died: a beginning of what was under way, and what is given to the connection meanwhile, waits."""
     for seed in range(20):
-        world, arrived = World(seed, Pace()), []
+        world, arrived = World(seed, Durations()), []
         link = Network(world).link("a", "b", "data", (0.0, 0.1))
         _sender(link, arrived)
         link.go_down()
-        link.carry(lambda: arrived.append(98))  # noqa: B023
+        link.send(lambda: arrived.append(98))  # noqa: B023
         _run(world, until=0.5)
         assert arrived == []
         assert link.is_stuck
-        link.come_back()
+        link.restore()
         _run(world)
         assert arrived == [*range(len(arrived) - 1), 98]
 
@@ -107,7 +107,7 @@ def test_bad_weather_repeats_and_overtakes_but_loses_nothing() -> None:
     weather = Weather(late=0.5, jitter_s=0.2, twice=0.5, overtaken=0.5)
     orders, repeats = set(), 0
     for seed in range(10):
-        world, arrived = World(seed, Pace()), []
+        world, arrived = World(seed, Durations()), []
         _sender(Network(world, weather).link("a", "b", "data", (0.0, 0.01)), arrived)
         _run(world)
         assert set(arrived) == set(range(8))
@@ -121,7 +121,7 @@ def test_bad_weather_repeats_and_overtakes_but_loses_nothing() -> None:
 def test_what_flips_or_is_cut_off_is_refused(seed: int) -> None:
     """By the codec of production, in words."""
     step = Step(epoch=1, step=1, rows=(Row(1, 0, 2, False),), tokens=(1, 2))
-    assert isinstance(garbled(step, np.ones((2, 2), np.float32), Random(seed)), str)
+    assert isinstance(garble_step(step, np.ones((2, 2), np.float32), Random(seed)), str)
 
 
 def test_every_kind_of_fault_strikes() -> None:
@@ -139,7 +139,7 @@ def test_every_kind_of_fault_strikes() -> None:
 
 def test_who_is_not_heard_keeps_what_it_sends_and_knocks_again() -> None:
     """It comes in order once the door opens. Who is hung up on loses of it what was on its way, the first of it."""
-    world, arrived, is_open = World(1, Pace()), [], [False]
+    world, arrived, is_open = World(1, Durations()), [], [False]
     link = Network(world).link("a", "b", "data", (0.0, 0.1), opens=lambda: is_open[0])
     sent = _sender(link, arrived)
     _run(world, until=1.0)
@@ -150,7 +150,7 @@ def test_who_is_not_heard_keeps_what_it_sends_and_knocks_again() -> None:
     is_open[0] = False
     again = [number + 8 for number in sent]
     for number in again:
-        link.carry(lambda n=number: arrived.append(n))  # type: ignore[misc]
-    world.at(0.5, lambda: is_open.__setitem__(0, True))
+        link.send(lambda n=number: arrived.append(n))  # type: ignore[misc]
+    world.schedule(0.5, lambda: is_open.__setitem__(0, True))
     _run(world)
     assert arrived[8:] == again[16 - len(arrived) :] if len(arrived) < 16 else arrived[8:] == again

@@ -16,27 +16,27 @@ import msgspec
 import pytest
 
 from swarm.broker.actions import WriteEnd
-from swarm.broker.recovery.procedure import Procedure
-from swarm.broker.requests import intake
-from swarm.broker.requests.endings import Ends
-from swarm.broker.requests.requests import Requests
-from swarm.broker.requests.tokens import Delivery, Growth
+from swarm.broker.recovery.reconfiguration import Reconfiguration
+from swarm.broker.requests import admission
+from swarm.broker.requests.completion import Completer
+from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.requests.tokens import TokenCollector, TokenDelivery
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
 from swarm.broker.steps import scheduler
-from swarm.cli.sim import play
+from swarm.cli.sim import run_seeds
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
 from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS, STEP_FAULTS
-from swarm.sim.schedules.habits import whole_schedule
 from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
-from swarm.sim.world import Pace, World
+from swarm.sim.schedules.variations import make_full_schedule
+from swarm.sim.world import Durations, World
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch
 from swarm.stage.log import ActivationLog
-from swarm.stage.sequences import HeldTokens, Holdings
+from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.wire.messages import Step, Tokens, num_blocks
 
 MANY = 200
@@ -60,7 +60,7 @@ def test_accidents(first_seed: int) -> None:
 def test_many_accidents(first_seed: int) -> None:
     """A thousand schedules more, on all cores: nothing of what must hold is ever broken, and nearly all kinds of
     faults are among any few hundred."""
-    played = [o for part in play(first_seed, MANY, True) for o in part]
+    played = [o for part in run_seeds(first_seed, MANY, True) for o in part]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert len({kind for o in played for kind in o.faults}) > len(FAULT_KINDS) - 4
 
@@ -83,7 +83,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_too_large for o in played) > 0
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
-    kinds = {fault.kind for seed in range(400) for fault in whole_schedule(seed).faults}
+    kinds = {fault.kind for seed in range(400) for fault in make_full_schedule(seed).faults}
     assert kinds == {
         *FAULT_KINDS,
         *JOURNAL_FAULTS,
@@ -101,9 +101,9 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     none of them is ever counted as lost."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("terminate",))
     monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.habits.BROKER_SLEEPS", 0.0)  # it hears no goodbye then
-    monkeypatch.setattr("swarm.sim.schedules.habits.STEP_FAULTS", ())  # they put workers out
+    monkeypatch.setattr("swarm.sim.schedules.variations.KEY_REVOKED", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.variations.BROKER_SLEEPS", 0.0)  # it hears no goodbye then
+    monkeypatch.setattr("swarm.sim.schedules.variations.STEP_FAULTS", ())  # they put workers out
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -136,11 +136,11 @@ def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     to all stages."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("broker_crash",))
     monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.variations.KEY_REVOKED", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.draw.BAD_WEATHER", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.draw.SMALL_LOG", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.habits.STEP_FAULTS", ())
-    monkeypatch.setattr("swarm.sim.schedules.habits.BROKER_SLEEPS", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.variations.STEP_FAULTS", ())
+    monkeypatch.setattr("swarm.sim.schedules.variations.BROKER_SLEEPS", 0.0)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     kept = sum(o.num_kept for o in played)
@@ -176,18 +176,18 @@ def first_failure(*, faults: bool, first_seed: int = 0) -> Outcome:
 
 def ignore_truncation(patch: pytest.MonkeyPatch) -> None:
     """A stage goes on counting positions that it was told to cut."""
-    patch.setattr(HeldTokens, "truncate", lambda self, position: None)
+    patch.setattr(StoredSequence, "truncate", lambda self, position: None)
 
 
 def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
     """A message repeats its last token as if it were the next."""
-    real = Delivery._next_tokens
+    real = TokenDelivery._next_tokens
 
-    def doubled(self: Delivery, sequence: BrokerSequence) -> Tokens:
+    def doubled(self: TokenDelivery, sequence: BrokerSequence) -> Tokens:
         message = real(self, sequence)
         return msgspec.structs.replace(message, ids=(*message.ids, message.ids[-1]))
 
-    patch.setattr(Delivery, "_next_tokens", doubled)
+    patch.setattr(TokenDelivery, "_next_tokens", doubled)
 
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
     """Two rows of a step get each other's draws."""
-    real = Holdings.batch
+    real = SequenceStore.batch
 
-    def swapped(self: Holdings, arrived: StepArrived, *, is_last: bool) -> Batch:
+    def swapped(self: SequenceStore, arrived: StepArrived, *, is_last: bool) -> Batch:
         batch = real(self, arrived, is_last=is_last)
         jobs = batch.samples
         if len(jobs) > 1:
@@ -207,7 +207,7 @@ def confuse_rows(patch: pytest.MonkeyPatch) -> None:
             jobs = tuple(type(j)(r, j.params, j.seed, j.history, j.num_prompt) for j, r in zip(jobs, rows, strict=True))
         return Batch(batch.rows, batch.tokens, batch.hidden, jobs)
 
-    patch.setattr(Holdings, "batch", swapped)
+    patch.setattr(SequenceStore, "batch", swapped)
 
 
 def shuffle_positions(patch: pytest.MonkeyPatch) -> None:
@@ -228,24 +228,24 @@ def send_rows_again(patch: pytest.MonkeyPatch) -> None:
 
 def keep_what_was_released(patch: pytest.MonkeyPatch) -> None:
     """A stage forgets to give room back."""
-    patch.setattr(Holdings, "release", lambda self, sequence: None)
+    patch.setattr(SequenceStore, "release", lambda self, sequence: None)
 
 
 def never_release(patch: pytest.MonkeyPatch) -> None:
     """The broker forgets to say that a sequence has ended."""
-    real = Ends.end
+    real = Completer.end
 
-    def silent(self: Ends, *arguments: object) -> None:
+    def silent(self: Completer, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
         self._state.to_release.clear()
 
-    patch.setattr(Ends, "end", silent)
+    patch.setattr(Completer, "end", silent)
 
 
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
-    patch.setattr("swarm.broker.recovery.rebuild.runs_to_rebuild", lambda *_, **__: [])
-    patch.setattr("swarm.stage.order.wrong_row", lambda sequences, rows: None)
+    patch.setattr("swarm.broker.recovery.rebuild.find_rebuild_runs", lambda *_, **__: [])
+    patch.setattr("swarm.stage.step_order.wrong_row", lambda sequences, rows: None)
 
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -255,69 +255,73 @@ def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """The number of the epoch falls at a change of plan."""
-    real = Procedure._serve
+    real = Reconfiguration._serve
 
-    def fall(self: Procedure, now: float) -> None:
+    def fall(self: Reconfiguration, now: float) -> None:
         real(self, now)
-        self._state.book.epoch -= 1
+        self._state.plans.epoch -= 1
 
-    patch.setattr(Procedure, "_serve", fall)
+    patch.setattr(Reconfiguration, "_serve", fall)
 
 
 def end_without_tokens(patch: pytest.MonkeyPatch) -> None:
     """A request waits for ever: its tokens are never told to be in the journal."""
-    patch.setattr(Growth, "committed", lambda self, committed: None)
+    patch.setattr(TokenCollector, "on_committed", lambda self, committed: None)
 
 
 def never_give_up(patch: pytest.MonkeyPatch) -> None:
     """The broker lets a request that fits nowhere wait for ever."""
-    patch.setattr(Ends, "_end_the_too_large", lambda self, now: None)
+    patch.setattr(Completer, "_fail_too_large", lambda self, now: None)
 
 
 def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
-    real = intake.too_large
+    real = admission.refuse_too_large
     for door in ("intake", "endings"):
-        patch.setattr(f"swarm.broker.requests.{door}.too_large", lambda limit, blocks: real(limit, blocks - 12))
+        patch.setattr(f"swarm.broker.requests.{door}.refuse_too_large", lambda limit, blocks: real(limit, blocks - 12))
 
 
 def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
     """A sequence that gives its room back forgets its newest token, but not what stands beside it."""
-    real = State.give_way
+    real = State.preempt
 
     def forgetful(self: State, sequence: BrokerSequence) -> None:
         real(self, sequence)
         if sequence.num_generated:
             del sequence.tokens[-1:]
 
-    patch.setattr(State, "give_way", forgetful)
+    patch.setattr(State, "preempt", forgetful)
 
 
 def give_way_without_release(patch: pytest.MonkeyPatch) -> None:
     """The stages are not told that a sequence has given its room back."""
-    real = State.give_way
+    real = State.preempt
 
     def silent(self: State, sequence: BrokerSequence) -> None:
         real(self, sequence)
         self.to_release.remove(sequence.id)
 
-    patch.setattr(State, "give_way", silent)
+    patch.setattr(State, "preempt", silent)
 
 
 def give_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The same sequence may be made to give way over and over."""
-    patch.setattr("swarm.broker.steps.room.MAX_PREEMPTED", 1 << 10)
-    patch.setattr("swarm.broker.steps.room.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled))
+    patch.setattr("swarm.broker.steps.kv_capacity.MAX_PREEMPTED", 1 << 10)
+    patch.setattr(
+        "swarm.broker.steps.kv_capacity.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled)
+    )
 
 
 def take_more_than_there_is(patch: pytest.MonkeyPatch) -> None:
     """A sequence that grows takes room that others have."""
-    patch.setattr("swarm.broker.steps.room.Room.grow", lambda self, sequence, position: True)
+    patch.setattr("swarm.broker.steps.kv_capacity.Room.grow", lambda self, sequence, position: True)
 
 
 def give_up_too_early(patch: pytest.MonkeyPatch) -> None:
     """Whoever has a deadline is told that it can't be kept."""
-    patch.setattr(scheduler, "_is_hopeless", lambda state, sequence, now: sequence.request.deadline_at is not None)
+    patch.setattr(
+        scheduler, "_is_deadline_unreachable", lambda state, sequence, now: sequence.request.deadline_at is not None
+    )
 
 
 def log_without_bound(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +383,7 @@ def test_a_core_that_raises_is_a_failure_with_a_story(monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise KeyError("nobody")
 
-    monkeypatch.setattr(Requests, "ack", broken)
+    monkeypatch.setattr(RequestHandler, "ack", broken)
     broke = run(0, faults=False)
     assert broke.failure == "a core broke: KeyError('nobody')"
     assert broke.story
@@ -390,9 +394,9 @@ def test_a_core_that_raises_is_a_failure_with_a_story(monkeypatch: pytest.Monkey
 
 def test_things_happen_in_the_order_of_time() -> None:
     """What is due earlier happens earlier; what is due at once happens in the order in which it was asked for."""
-    world, seen = World(1, Pace()), []
+    world, seen = World(1, Durations()), []
     for delay, name in ((2.0, "late"), (1.0, "a"), (1.0, "b")):
-        world.at(delay, lambda n=name: seen.append((world.now, n)))  # type: ignore[misc]
+        world.schedule(delay, lambda n=name: seen.append((world.now, n)))  # type: ignore[misc]
     while world.step():
         pass
     assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "late")]
@@ -401,12 +405,12 @@ def test_things_happen_in_the_order_of_time() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_link_keeps_the_order_and_loses_only_the_last(seed: int) -> None:
     """Whatever the delays, nothing overtakes; a cut link delivers a beginning of what was on its way, nothing else."""
-    world, arrived = World(seed, Pace()), []
+    world, arrived = World(seed, Durations()), []
     link = Network(world).link("a", "b", "data", (0.0, 1.0))
     for number in range(10):
-        link.carry(lambda n=number: arrived.append(n))  # type: ignore[misc]
-    link.cut()
-    link.carry(lambda: arrived.append(99))
+        link.send(lambda n=number: arrived.append(n))  # type: ignore[misc]
+    link.close()
+    link.send(lambda: arrived.append(99))
     while world.step():
         pass
     assert arrived == list(range(len(arrived)))
@@ -422,7 +426,7 @@ def test_an_end_that_is_written_once_more_says_nothing_of_the_room_of_now(again:
     audit = SimpleNamespace(ends=lambda _: None, refused_for_size=lambda request_id, _: seen.append(request_id))
     node._cluster = SimpleNamespace(audit=audit, promises=SimpleNamespace(performs=lambda _: None))  # type: ignore[assignment]
     node.core = SimpleNamespace(state=SimpleNamespace(sequences={8: sequence}))  # type: ignore[assignment]
-    node._writes_again = again
+    node._repeats_writes = again
     node._audit(WriteEnd(8, "failed", 0, sequence.detail))
     assert seen == ([] if again else ["r0"])
 

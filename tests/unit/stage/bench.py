@@ -101,7 +101,7 @@ class StageBench:
 
     def _perform(self, action: act.Action) -> None:
         match action:
-            case act.Load(_, layers, standby, max_sequences):
+            case act.LoadLayers(_, layers, standby, max_sequences):
                 self.executor.prepare(layers, standby, max_sequences, lambda done, total: None)
             case act.UseLayers(layers, kept):
                 self.executor.activate(layers, kept)
@@ -113,7 +113,7 @@ class StageBench:
                 self.executor.truncate(sequence, position)
             case act.ReleaseSequence(sequence):
                 self.executor.release(sequence)
-            case act.DropSpare():
+            case act.FreeSpareMemory():
                 self.executor.drop_spare()
             case act.Compute():
                 assert self.computing is None, "two steps at once"

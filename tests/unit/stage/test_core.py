@@ -18,22 +18,22 @@ from swarm.stage.events import (
     Loaded,
     LoadFailed,
     OrderArrived,
-    Tick,
+    StageTick,
 )
-from swarm.stage.executor import Forwarded
-from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
+from swarm.stage.executor import ForwardResult
 from swarm.stage.replay import MAX_WAITING
+from swarm.stage.step_order import GAP_PATIENCE_S, MAX_EARLY
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
     Activated,
-    Alive,
+    DataPathError,
     Denied,
-    Dismiss,
     Fence,
     HeldSequence,
     Hop,
     LayerRange,
+    LeaseRenewed,
     LogRange,
     Prepare,
     Prepared,
@@ -47,7 +47,7 @@ from swarm.wire.messages import (
     SequencePosition,
     Step,
     StepDone,
-    Trouble,
+    Unassign,
     Welcome,
 )
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench, hidden_of, opened, step_of
@@ -56,7 +56,9 @@ MakeStage = Callable[..., StageBench]
 
 
 def troubles(actions: list[act.Action]) -> list[str]:
-    return [a.message.reason for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Trouble)]
+    return [
+        a.message.reason for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, DataPathError)
+    ]
 
 
 def sent(actions: list[act.Action]) -> list[int]:
@@ -76,16 +78,16 @@ def position(stage: StageBench, sequence: int = 1) -> int | None:
 def test_hello_welcome_and_release(make_stage: MakeStage) -> None:
     """Connected: it introduces itself. Welcomed: it beats, and sends the wanted files. Released: it ends in order."""
     stage = make_stage()
-    assert stage.feed(BrokerConnected()) == [act.Introduce()]
-    assert stage.order(WELCOME) == [act.StartBeats("beats", 0.1), act.SendAssets(("tokenizer.json",))]
-    assert stage.order(Alive()) == []
+    assert stage.feed(BrokerConnected()) == [act.SendHello()]
+    assert stage.order(WELCOME) == [act.StartHeartbeats("beats", 0.1), act.SendAssets(("tokenizer.json",))]
+    assert stage.order(LeaseRenewed()) == []
     assert stage.order(Release(reason="thank you")) == [act.Exit(0, "thank you")]
 
 
 def test_nothing_wanted_nothing_sent(make_stage: MakeStage) -> None:
     """A broker that has all files asks for none."""
     welcome = Welcome(beat_endpoint="b", data_endpoint="d", beat_interval_s=0.1, lease_s=10.0, wants=())
-    assert make_stage().order(welcome) == [act.StartBeats("b", 0.1)]
+    assert make_stage().order(welcome) == [act.StartHeartbeats("b", 0.1)]
 
 
 def test_denied_ends_with_the_code_that_means_never(make_stage: MakeStage) -> None:
@@ -99,7 +101,7 @@ def test_a_worker_comes_back_in_the_dtype_of_the_swarm() -> None:
     """If its settings and its device allow that; else it ends, and says why."""
     core = StageCore(StageSettings("w0", "w0.1", 6, dtypes=("float32", "bfloat16")))
     assert core.handle(OrderArrived(Denied(reason="another", dtype="bfloat16")), 0.0) == [
-        act.Recast("bfloat16", "another")
+        act.RestartWithDtype("bfloat16", "another")
     ]
     assert core.handle(OrderArrived(Denied(reason="another", dtype="float16")), 0.0) == [
         act.Exit(EX_CONFIG, "the broker does not take this worker: another; this device can't compute in float16")
@@ -116,7 +118,7 @@ def test_a_worker_set_to_one_dtype_keeps_it() -> None:
 def test_rejoin_is_a_hello_with_all_it_holds(stage: StageBench) -> None:
     """Asked to come back, it introduces itself again; the inventory is what it really holds."""
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    assert act.Introduce() in stage.order(Rejoin(reason="no beat for 900 ms"))
+    assert act.SendHello() in stage.order(Rejoin(reason="no beat for 900 ms"))
     assert stage.core.inventory() == (HeldSequence(1, (RangePosition(LayerRange(0, 3), 3),)),)
 
 
@@ -128,11 +130,13 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     inventory, in this order."""
     stage = make_stage()
     prepare = Prepare(epoch=3, layers=LayerRange(0, 3), standby=(LayerRange(4, 5),), edge=EDGE, max_sequences=4)
-    assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4, prepare.edge, gently=True)]
+    assert stage.order(prepare) == [
+        act.LoadLayers(3, LayerRange(0, 3), (LayerRange(4, 5),), 4, prepare.edge, gently=True)
+    ]
     note, told = stage.feed(Loaded(3, CAPACITY))
-    assert isinstance(note, act.Note)
+    assert isinstance(note, act.WriteStageLog)
     assert (note.event, note.fields["epoch"], note.fields["layers"]) == ("plan_prepared", 3, "0–2")
-    assert told == act.Tell(
+    assert told == act.SendToBroker(
         Prepared(
             epoch=3,
             incarnation="w0.1",
@@ -148,8 +152,8 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     assert stage.order(Activate(epoch=3, first_step=17, live=())) == [
         act.UseLayers(LayerRange(0, 3), ()),
         act.OpenEdge(3, EDGE),
-        act.Note("plan_activated", "info", {"epoch": 3, "layers": "0–2", "sequences": 0}),
-        act.Tell(Activated(epoch=3, incarnation="w0.1", held=(), logs=())),
+        act.WriteStageLog("plan_activated", "info", {"epoch": 3, "layers": "0–2", "sequences": 0}),
+        act.SendToBroker(Activated(epoch=3, incarnation="w0.1", held=(), logs=())),
     ]
     # Steps are numbered from 17 on.
     actions = stage.run(step_of(17, Row(1, 0, 3, True), epoch=3, open=(opened(1),)))
@@ -175,7 +179,7 @@ def test_stale_orders_are_counted(stage: StageBench) -> None:
         Prepare(epoch=4, layers=stage.layers, standby=(), edge=EDGE, max_sequences=4),
         Fence(epoch=4),
         Activate(epoch=4, first_step=1, live=()),
-        Dismiss(epoch=4),
+        Unassign(epoch=4),
     ):
         assert stage.order(order) == []
     assert stage.core.counters["stale_orders"] == 4
@@ -186,7 +190,7 @@ def test_a_plan_that_everybody_waits_for_is_loaded_in_haste(make_stage: MakeStag
     stage = make_stage()
     stage.order(Fence(epoch=3))
     (load,) = stage.order(Prepare(epoch=3, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4))
-    assert load == act.Load(3, LayerRange(0, 3), (), 4, EDGE, gently=False)
+    assert load == act.LoadLayers(3, LayerRange(0, 3), (), 4, EDGE, gently=False)
 
 
 def test_a_load_that_fails_is_refused(make_stage: MakeStage) -> None:
@@ -194,7 +198,7 @@ def test_a_load_that_fails_is_refused(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.order(Prepare(epoch=1, layers=stage.layers, standby=(), edge=EDGE, max_sequences=4))
     *_, told = stage.feed(LoadFailed(1, "shard 2 is corrupt"))
-    assert told == act.Tell(Refused(epoch=1, incarnation="w0.1", reason="shard 2 is corrupt"))
+    assert told == act.SendToBroker(Refused(epoch=1, incarnation="w0.1", reason="shard 2 is corrupt"))
     assert stage.order(Activate(epoch=1, first_step=1, live=())) == []
 
 
@@ -205,9 +209,9 @@ def test_a_load_that_is_overtaken(make_stage: MakeStage, first_fails: bool) -> N
     stage.order(Prepare(epoch=1, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4))
     assert stage.order(Prepare(epoch=2, layers=LayerRange(0, 2), standby=(), edge=EDGE, max_sequences=4)) == []
     done = LoadFailed(1, "no room") if first_fails else Loaded(1, CAPACITY)
-    assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4, EDGE, gently=True)]
+    assert stage.feed(done) == [act.LoadLayers(2, LayerRange(0, 2), (), 4, EDGE, gently=True)]
     *_, told = stage.feed(Loaded(2, CAPACITY))
-    assert isinstance(told, act.Tell)
+    assert isinstance(told, act.SendToBroker)
     assert told.message.epoch == 2
     # The older plan is not wanted any more.
     assert stage.order(Prepare(epoch=1, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4)) == []
@@ -231,8 +235,8 @@ def test_activation_keeps_the_live_and_drops_the_others(stage: StageBench) -> No
         act.ReleaseSequence(2),
         act.TruncateSequence(1, 3),
         act.OpenEdge(2, EDGE),
-        act.Note("plan_activated", "info", {"epoch": 2, "layers": "0–2", "sequences": 1}),
-        act.Tell(
+        act.WriteStageLog("plan_activated", "info", {"epoch": 2, "layers": "0–2", "sequences": 1}),
+        act.SendToBroker(
             Activated(
                 epoch=2,
                 incarnation="w0.1",
@@ -302,7 +306,7 @@ def test_what_was_retired_counts_for_nobody_else(stage: StageBench) -> None:
 def test_dismissal_forgets_all_sequences_and_keeps_the_layers(stage: StageBench) -> None:
     """The plan does without it: rooms and logs are emptied, steps no longer taken."""
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    assert stage.order(Dismiss(epoch=2)) == [act.ReleaseSequence(1)]
+    assert stage.order(Unassign(epoch=2)) == [act.ReleaseSequence(1)]
     assert stage.core.log.num_bytes == 0
     assert stage.core.layers == LayerRange(0, 3)
     assert stage.step(step_of(2, Row(1, 3, 1, True))) == []
@@ -314,7 +318,7 @@ def test_dismissal_forgets_all_sequences_and_keeps_the_layers(stage: StageBench)
 
 def test_a_step_through_the_first_stage(stage: StageBench) -> None:
     """The room is opened, the rows computed; what goes on is the same step with the hop and the hidden states."""
-    stage.core.turn.idle_since = stage.now
+    stage.core.runner.idle_since = stage.now
     stage.now += 2.0
     arrived = step_of(1, Row(1, 0, 3, True), open=(opened(1),))
     first, compute = stage.step(arrived)
@@ -358,8 +362,8 @@ def test_a_draw_that_is_put_off_is_told(last: StageBench) -> None:
     twin.activate()
     drawn = []
     for stage in (last, twin):
-        stage.executor.put_off_every = 0 if stage is twin else 2
-        stage.executor.num_asked = 1
+        stage.executor.defer_every = 0 if stage is twin else 2
+        stage.executor.num_draws = 1
         out = stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),), tokens=(1, 2, 3)))[-1]
         assert isinstance(out, act.SendDone)
         assert out.done.kv == (SequencePosition(1, 3),)
@@ -420,12 +424,14 @@ def test_a_gap_is_told_after_a_while(stage: StageBench) -> None:
     stage.order(WELCOME)
     stage.step(step_of(2, Row(1, 0, 3, True)))
     stage.now += GAP_PATIENCE_S
-    assert stage.feed(Tick()) == []
+    assert stage.feed(StageTick()) == []
     stage.now += 0.1
-    actions = stage.feed(Tick())
+    actions = stage.feed(StageTick())
     assert troubles(actions) == ["step 1 is missing, later ones are here: [2]"]
-    assert [a.message.damaged for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Trouble)] == [True]
-    assert stage.feed(Tick()) == []
+    assert [
+        a.message.damaged for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, DataPathError)
+    ] == [True]
+    assert stage.feed(StageTick()) == []
 
 
 def test_a_new_epoch_begins_without_a_gap(stage: StageBench) -> None:
@@ -434,7 +440,7 @@ def test_a_new_epoch_begins_without_a_gap(stage: StageBench) -> None:
     stage.step(step_of(2, Row(1, 0, 3, True)))
     stage.activate(epoch=2)
     stage.now += GAP_PATIENCE_S + 0.1
-    assert troubles(stage.feed(Tick())) == []
+    assert troubles(stage.feed(StageTick())) == []
 
 
 def test_each_gap_has_its_own_patience(stage: StageBench) -> None:
@@ -444,9 +450,9 @@ def test_each_gap_has_its_own_patience(stage: StageBench) -> None:
     stage.now += 0.9
     stage.step(step_of(1))
     stage.now += 0.9
-    assert stage.feed(Tick()) == []
+    assert stage.feed(StageTick()) == []
     stage.now += 0.2
-    assert troubles(stage.feed(Tick())) == ["step 2 is missing, later ones are here: [4]"]
+    assert troubles(stage.feed(StageTick())) == ["step 2 is missing, later ones are here: [4]"]
 
 
 def test_a_filled_gap_is_no_trouble(stage: StageBench) -> None:
@@ -455,7 +461,7 @@ def test_a_filled_gap_is_no_trouble(stage: StageBench) -> None:
     stage.step(step_of(2))
     assert sent(stage.step(step_of(1))) == [1, 2]
     stage.now += 5.0
-    assert stage.feed(Tick()) == []
+    assert stage.feed(StageTick()) == []
 
 
 def test_waiting_steps_are_bounded(stage: StageBench) -> None:
@@ -513,7 +519,7 @@ def test_who_begins_as_another_has_the_log_of_it(stage: StageBench) -> None:
     stage.run(step_of(1, Row(1, 0, 3, False), tokens=(1, 2, 3), open=(opened(1),)))
     fork = msgspec.structs.replace(opened(2, (1, 2, 4)), source=1, shared=2)
     stage.run(step_of(2, Row(2, 2, 1, True), tokens=(4,), open=(fork,)))
-    logged = {(entry.sequence, entry.start, entry.stop) for entry in stage.core.holdings.log.ranges()}
+    logged = {(entry.sequence, entry.start, entry.stop) for entry in stage.core.store.log.ranges()}
     assert logged == {(1, 0, 3), (2, 0, 3)}
 
 
@@ -580,7 +586,7 @@ def test_a_fence_and_an_activation_during_compute(stage: StageBench) -> None:
     assert stage.step(step_of(2, Row(1, 0, 3, True), epoch=2, open=(opened(1),))) == []
     old, stage.computing = stage.computing, None
     assert old is not None
-    actions = stage.feed(Computed(old.epoch, old.step, Forwarded(hidden_of(3), (), (), 0.0, 0.0)))
+    actions = stage.feed(Computed(old.epoch, old.step, ForwardResult(hidden_of(3), (), (), 0.0, 0.0)))
     assert [type(a) for a in actions] == [act.Compute]
     assert sent(stage.compute()) == [2]
     assert position(stage) == 3
@@ -599,7 +605,7 @@ def test_a_device_that_fails_is_trouble(stage: StageBench) -> None:
     """The broker hears the device's words; the stage lives."""
     stage.step(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
     assert troubles(stage.fail("device lost")) == ["step 1 of epoch 1 failed: device lost"]
-    assert stage.core.turn.work is None
+    assert stage.core.runner.running is None
 
 
 def test_a_fence_of_the_epoch_in_force_changes_nothing(stage: StageBench) -> None:
@@ -617,17 +623,17 @@ def test_parking_after_the_lease_and_unparking(stage: StageBench) -> None:
     stage.order(WELCOME)
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
     stage.now += 10.0
-    assert stage.feed(Tick()) == []
+    assert stage.feed(StageTick()) == []
     stage.now += 0.1
-    (note,) = stage.feed(Tick())
-    assert isinstance(note, act.Note)
+    (note,) = stage.feed(StageTick())
+    assert isinstance(note, act.WriteStageLog)
     assert (note.event, note.fields) == ("parked", {"reason": "nothing heard from the broker for 10 s"})
-    assert stage.feed(Tick()) == []  # it says so once
+    assert stage.feed(StageTick()) == []  # it says so once
     # A step that was on its way is kept, not computed.
     assert stage.step(step_of(2, Row(1, 3, 1, True))) == []
     assert position(stage) == 3
     # The broker is back.
-    assert [type(a) for a in stage.order(Alive())] == [act.Note, act.Compute]
+    assert [type(a) for a in stage.order(LeaseRenewed())] == [act.WriteStageLog, act.Compute]
     assert sent(stage.compute()) == [2]
 
 
@@ -636,25 +642,25 @@ def test_hearing_renews_the_lease(stage: StageBench) -> None:
     stage.order(WELCOME)
     for _ in range(5):
         stage.now += 9.0
-        stage.order(Alive())
-        assert stage.feed(Tick()) == []
+        stage.order(LeaseRenewed())
+        assert stage.feed(StageTick()) == []
 
 
 def test_who_was_never_welcomed_does_not_park(make_stage: MakeStage) -> None:
     """Before the first Welcome there is no lease."""
     stage = make_stage()
     stage.now += 100.0
-    assert stage.feed(Tick()) == []
+    assert stage.feed(StageTick()) == []
 
 
 def test_knocking_again_while_parked(stage: StageBench) -> None:
     """A connection is no word of the broker: the stage introduces itself, still parked."""
     stage.order(WELCOME)
     stage.now += 10.1
-    stage.feed(Tick())
-    assert stage.core.parked
-    assert stage.feed(BrokerConnected()) == [act.Introduce()]
-    assert stage.core.parked
+    stage.feed(StageTick())
+    assert stage.core.is_parked
+    assert stage.feed(BrokerConnected()) == [act.SendHello()]
+    assert stage.core.is_parked
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
@@ -664,7 +670,7 @@ def test_replay_is_answered_honestly(stage: StageBench) -> None:
     """It can't be served yet: the answer says that nothing is there, so that the next tier serves."""
     order = Replay(epoch=1, sequence=1, boundary=3, start=0, stop=9, through=LayerRange(3, 6))
     (told,) = stage.order(order)
-    assert told == act.Tell(ReplayMissing(epoch=1, incarnation="w0.1", sequence=1, boundary=3, has_from=9))
+    assert told == act.SendToBroker(ReplayMissing(epoch=1, incarnation="w0.1", sequence=1, boundary=3, has_from=9))
 
 
 def test_a_release_overtakes_a_replay(stage: StageBench) -> None:
@@ -687,7 +693,7 @@ def test_a_release_overtakes_the_order_to_replay(stage: StageBench) -> None:
     assert [type(action) for action in stage.order(order)] == [act.SendStep]
     stage.run(step_of(2, Row(1, 0, 4, True), release=(1,), open=(opened(1),)))
     missing = ReplayMissing(epoch=1, incarnation="w0.1", sequence=1, boundary=3, has_from=3)
-    assert stage.order(order) == [act.Tell(missing)]
+    assert stage.order(order) == [act.SendToBroker(missing)]
     stage.activate(epoch=2, live=((1, 4),))
     assert [type(action) for action in stage.order(msgspec.structs.replace(order, epoch=2))] == [act.SendStep]
 
@@ -788,21 +794,21 @@ def test_a_middle_stage_passes_what_it_got(make_stage: MakeStage) -> None:
 def test_an_activation_that_comes_again_is_told_again(stage: StageBench) -> None:
     """The broker has not heard that it is done: nothing is truncated or opened a second time."""
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    (first,) = (a.message for a in stage.activate(epoch=2, live=((1, 3),)) if isinstance(a, act.Tell))
+    (first,) = (a.message for a in stage.activate(epoch=2, live=((1, 3),)) if isinstance(a, act.SendToBroker))
     again = stage.order(Activate(epoch=2, first_step=1, live=(SequencePosition(1, 3),)))
-    assert again == [act.Tell(first)]
+    assert again == [act.SendToBroker(first)]
 
 
 def test_hello_is_said_again_until_it_is_answered(make_stage: MakeStage) -> None:
     """It may have been lost on its way, or the welcome. Once welcome, never without being asked."""
     stage = make_stage()
-    assert stage.feed(BrokerConnected()) == [act.Introduce()]
+    assert stage.feed(BrokerConnected()) == [act.SendHello()]
     said_again = 0
     for _ in range(120):
         stage.now += 0.1
-        said_again += stage.feed(Tick()).count(act.Introduce())
+        said_again += stage.feed(StageTick()).count(act.SendHello())
     assert said_again == 5
     stage.order(WELCOME)
     for _ in range(120):
         stage.now += 0.1
-        assert act.Introduce() not in stage.feed(Tick())
+        assert act.SendHello() not in stage.feed(StageTick())

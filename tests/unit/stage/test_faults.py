@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.events import BrokerConnected, DeviceTested, StandbyLoaded, Tick
+from swarm.stage.events import BrokerConnected, DeviceTested, StageTick, StandbyLoaded
 from swarm.stage.executor import Batch, SampleJob, is_out_of_memory
-from swarm.stage.faults import MAX_FAILED_TESTS, PAUSE_S
-from swarm.stage.membership import HELLO_AGAIN_S
-from swarm.stage.shell.pieces import PIECE, forward_in_pieces, pieces_of
+from swarm.stage.faults import MAX_FAILED_TESTS, TEST_RETRY_S
+from swarm.stage.membership import HELLO_RETRY_S
+from swarm.stage.shell.pieces import PIECE_POSITIONS, forward_in_pieces, split_batch
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.messages import (
-    Keep,
-    Kept,
+    DataPathError,
+    KeepWarm,
+    KeptWarm,
     LayerRange,
     Rejoin,
     Replay,
@@ -22,7 +23,6 @@ from swarm.wire.messages import (
     SelfTested,
     SequencePosition,
     StepFailure,
-    Trouble,
 )
 from tests.unit.stage.bench import StageBench, opened, step_of
 
@@ -37,7 +37,7 @@ def begin(stage: StageBench) -> None:
 
 
 def told(actions: list[act.Action], kind: type) -> list[object]:
-    return [a.message for a in actions if isinstance(a, act.Tell) and isinstance(a.message, kind)]
+    return [a.message for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, kind)]
 
 
 # --- what the broker is told -----------------------------------------------------------------------------------------
@@ -45,8 +45,8 @@ def told(actions: list[act.Action], kind: type) -> list[object]:
 
 def test_the_broker_is_told_which_layers_and_rows_failed(stage: StageBench) -> None:
     begin(stage)
-    (trouble,) = told(stage.fail(BOOM), Trouble)
-    assert isinstance(trouble, Trouble)
+    (trouble,) = told(stage.fail(BOOM), DataPathError)
+    assert isinstance(trouble, DataPathError)
     assert (trouble.epoch, trouble.damaged, trouble.not_finite) == (1, False, None)
     rows = (SequencePosition(1, 3), SequencePosition(2, 2))
     assert trouble.failed == StepFailure(FIRST, rows, is_memory=False)
@@ -59,8 +59,8 @@ def test_of_a_replay_only_the_layers_that_were_computed(stage: StageBench) -> No
     stage.order(Replay(epoch=1, sequence=1, boundary=3, start=0, stop=2, through=LayerRange(3, 6)))
     chunk = step_of(0, Row(1, 0, 2, False), replay=True, through=LayerRange(1, 3), open=(), tokens=(1, 2), alone=True)
     stage.step(chunk, np.ones((2, 2), np.float32))
-    (trouble,) = told(stage.fail(BOOM), Trouble)
-    assert isinstance(trouble, Trouble)
+    (trouble,) = told(stage.fail(BOOM), DataPathError)
+    assert isinstance(trouble, DataPathError)
     assert trouble.failed == StepFailure(LayerRange(1, 3), (SequencePosition(1, 2),), is_memory=False)
 
 
@@ -70,16 +70,16 @@ def test_of_a_replay_only_the_layers_that_were_computed(stage: StageBench) -> No
 def test_short_of_memory_it_drops_what_it_can_spare_and_tries_again(stage: StageBench) -> None:
     """The layers kept for others go, the broker is told so, and the same step is computed in pieces, once. If that goes
     well, nothing else is told."""
-    stage.order(Keep(epoch=1, layers=(LayerRange(4, 6),)))
+    stage.order(KeepWarm(epoch=1, layers=(LayerRange(4, 6),)))
     stage.executor.keep((LayerRange(4, 6),), lambda a, b: None, lambda _: False)
     stage.feed(StandbyLoaded((LayerRange(4, 6),), 0.1))
     begin(stage)
     before = stage.computing
     assert before is not None
     actions = stage.fail(FULL, is_memory=True)
-    assert [type(a) for a in actions] == [act.Note, act.DropSpare, act.Tell, act.Compute]
-    (kept,) = told(actions, Kept)
-    assert kept == Kept(epoch=1, incarnation="w0.1", layers=(), wanted=(LayerRange(4, 6),), load_s=0.0)
+    assert [type(a) for a in actions] == [act.WriteStageLog, act.FreeSpareMemory, act.SendToBroker, act.Compute]
+    (kept,) = told(actions, KeptWarm)
+    assert kept == KeptWarm(epoch=1, incarnation="w0.1", layers=(), wanted=(LayerRange(4, 6),), load_s=0.0)
     assert stage.executor.kept == frozenset()
     assert actions[-1] == act.Compute(1, 1, before.batch, before.cause, in_pieces=True)
     assert [type(a) for a in stage.compute()] == [act.SendStep]
@@ -89,8 +89,8 @@ def test_short_of_memory_it_drops_what_it_can_spare_and_tries_again(stage: Stage
 def test_the_second_time_it_is_a_failure(stage: StageBench) -> None:
     begin(stage)
     stage.fail(FULL, is_memory=True)
-    (trouble,) = told(stage.fail(FULL, is_memory=True), Trouble)
-    assert isinstance(trouble, Trouble)
+    (trouble,) = told(stage.fail(FULL, is_memory=True), DataPathError)
+    assert isinstance(trouble, DataPathError)
     assert trouble.failed is not None
     assert trouble.failed.is_memory
     assert stage.computing is None
@@ -98,7 +98,7 @@ def test_the_second_time_it_is_a_failure(stage: StageBench) -> None:
 
 def test_loading_for_others_stops(stage: StageBench) -> None:
     """It would take the memory that was just freed."""
-    stage.order(Keep(epoch=1, layers=(LayerRange(4, 6),)))
+    stage.order(KeepWarm(epoch=1, layers=(LayerRange(4, 6),)))
     begin(stage)
     assert act.StopStandby() in stage.fail(FULL, is_memory=True)
 
@@ -119,7 +119,7 @@ def test_memory_is_told_from_other_errors(error: Exception, is_memory: bool) -> 
 
 def test_pieces_give_what_the_whole_gives() -> None:
     """A chunk longer than a piece, and a token: the same hidden states, the same draws in the same order."""
-    sizes = {1: 2 * PIECE + 5, 2: 1}
+    sizes = {1: 2 * PIECE_POSITIONS + 5, 2: 1}
 
     def ready(stop: int) -> FakeExecutor:
         executor = FakeExecutor(fake_manifest(6))
@@ -142,7 +142,7 @@ def test_pieces_give_what_the_whole_gives() -> None:
             assert pieces.hidden is None
         else:
             assert np.array_equal(whole.hidden, pieces.hidden)
-    assert [piece.rows[0].count for piece in pieces_of(batch)] == [PIECE, PIECE, 5, 1]
+    assert [piece.rows[0].count for piece in split_batch(batch)] == [PIECE_POSITIONS, PIECE_POSITIONS, 5, 1]
 
 
 # --- doubt -----------------------------------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ def test_in_doubt_it_says_no_hello_before_a_test(stage: StageBench) -> None:
     """Called back, it tests its device first; then the broker is told, and gets its Hello."""
     begin(stage)
     stage.fail(BOOM)
-    for event in (BrokerConnected(), Tick()):
-        assert act.Introduce() not in stage.feed(event)
+    for event in (BrokerConnected(), StageTick()):
+        assert act.SendHello() not in stage.feed(event)
     assert stage.core.faults.is_testing
     assert act.TestDevice() not in stage.order(Rejoin(reason="its steps failed"))  # it is under way
-    stage.now += HELLO_AGAIN_S + 0.1
-    assert act.Introduce() not in stage.feed(Tick())
-    actions = [a for a in stage.feed(DeviceTested()) if not isinstance(a, act.Note)]
-    assert actions == [act.Tell(SelfTested(epoch=0, incarnation="w0.1")), act.Introduce()]
-    assert act.Introduce() in stage.order(Rejoin(reason="once more"))
+    stage.now += HELLO_RETRY_S + 0.1
+    assert act.SendHello() not in stage.feed(StageTick())
+    actions = [a for a in stage.feed(DeviceTested()) if not isinstance(a, act.WriteStageLog)]
+    assert actions == [act.SendToBroker(SelfTested(epoch=0, incarnation="w0.1")), act.SendHello()]
+    assert act.SendHello() in stage.order(Rejoin(reason="once more"))
 
 
 def test_a_failed_test_is_told_and_repeated_after_a_pause(stage: StageBench) -> None:
@@ -172,12 +172,12 @@ def test_a_failed_test_is_told_and_repeated_after_a_pause(stage: StageBench) -> 
     for number in range(1, MAX_FAILED_TESTS + 1):
         actions = stage.feed(DeviceTested(BOOM))
         assert act.TestDevice() not in stage.order(Rejoin(reason="its steps failed"))
-        stage.now += PAUSE_S * number - 0.1
-        assert act.TestDevice() not in stage.feed(Tick())
+        stage.now += TEST_RETRY_S * number - 0.1
+        assert act.TestDevice() not in stage.feed(StageTick())
         stage.now += 0.1
-        assert act.TestDevice() in stage.feed(Tick())
+        assert act.TestDevice() in stage.feed(StageTick())
         assert told(actions, SelfTested) == [SelfTested(epoch=0, incarnation="w0.1", problem=BOOM)]
-        assert act.Introduce() not in actions
+        assert act.SendHello() not in actions
         ends = [a for a in actions if isinstance(a, act.Exit)]
         assert [a.code for a in ends] == ([1] if number == MAX_FAILED_TESTS else [])
     assert BOOM in ends[0].reason
@@ -188,4 +188,4 @@ def test_a_step_that_is_computed_ends_the_doubt(stage: StageBench) -> None:
     stage.fail(BOOM)
     stage.activate(epoch=2, first_step=2)
     stage.run(step_of(2, Row(3, 0, 3, True), epoch=2, open=(opened(3),)))
-    assert act.Introduce() in stage.feed(BrokerConnected())
+    assert act.SendHello() in stage.feed(BrokerConnected())

@@ -9,10 +9,22 @@ from msgspec.structs import replace
 
 from swarm.stage import actions as act
 from swarm.stage import epochs
-from swarm.stage.epochs import Heard
+from swarm.stage.epochs import AllowedSenders
 from swarm.stage.events import Loaded, LoadFailed, StepArrived, StepRefused
-from swarm.wire.door.keys import keyed
-from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare, Shun, Step, Trouble
+from swarm.wire.messages import (
+    Activate,
+    AllowKey,
+    BlockKey,
+    DataPathError,
+    Fence,
+    KeepWarm,
+    Lineage,
+    Order,
+    Prepare,
+    Step,
+    Unassign,
+)
+from swarm.wire.transport.keys import with_key
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench
 
 A, B, C, D = (digit * 64 for digit in "abcd")
@@ -20,7 +32,7 @@ OURS = Lineage("ours", 1)
 
 
 def admitted(actions: list[act.Action]) -> list[set[str]]:
-    return [set(action.keys) for action in actions if isinstance(action, act.Admit)]
+    return [set(action.keys) for action in actions if isinstance(action, act.AllowSenders)]
 
 
 def prepare(stage: StageBench, epoch: int, before: str | None, relay: str = "") -> Order:
@@ -41,7 +53,7 @@ def stage(make_stage: Callable[..., StageBench]) -> StageBench:
 def test_it_is_told_before_anything_else(make_stage: Callable[..., StageBench]) -> None:
     """Who is to be heard may knock as soon as the rest is done."""
     bench = make_stage()
-    assert isinstance(bench.order(prepare(bench, 1, A))[0], act.Admit)
+    assert isinstance(bench.order(prepare(bench, 1, A))[0], act.AllowSenders)
 
 
 def test_the_prepared_one_is_heard_beside_the_one_in_force(stage: StageBench) -> None:
@@ -67,21 +79,21 @@ def test_a_plan_that_comes_to_nothing_takes_its_key_with_it(stage: StageBench) -
     stage.feed(Loaded(2, CAPACITY))
     assert admitted(stage.feed(LoadFailed(3, "no room"))) == [{A}]
     assert admitted(stage.order(prepare(stage, 4, D))) == [{A, D}]
-    assert admitted(stage.order(Keep(epoch=4, layers=()))) == [{A}]
+    assert admitted(stage.order(KeepWarm(epoch=4, layers=()))) == [{A}]
 
 
 def test_who_is_dismissed_hears_nobody(stage: StageBench) -> None:
     """It has no part in the plan."""
-    assert admitted(stage.order(Dismiss(epoch=1))) == [set()]
+    assert admitted(stage.order(Unassign(epoch=1))) == [set()]
 
 
 def test_who_is_expected_is_heard_until_the_next_fence(stage: StageBench) -> None:
     """The same fence again is none; what was said before the last one does not count."""
-    assert admitted(stage.order(Expect(epoch=1, key=C))) == [{A, C}]
-    assert admitted(stage.order(Expect(epoch=1, key=C))) == []
+    assert admitted(stage.order(AllowKey(epoch=1, key=C))) == [{A, C}]
+    assert admitted(stage.order(AllowKey(epoch=1, key=C))) == []
     assert admitted(stage.order(Fence(epoch=1))) == []
     assert admitted(stage.order(Fence(epoch=2))) == [set()]
-    assert admitted(stage.order(Expect(epoch=1, key=C))) == []
+    assert admitted(stage.order(AllowKey(epoch=1, key=C))) == []
     assert stage.core.counters["stale_orders"] == 1
 
 
@@ -89,14 +101,14 @@ def test_who_is_out_for_good_is_heard_no_more_at_once(stage: StageBench) -> None
     """Whoever it was: the one before in the plan in force, whose steps count no more; in the one that is prepared; or
     in a recheck. There may be no fence."""
     stage.order(prepare(stage, 2, B))
-    stage.order(Expect(epoch=1, key=C))
-    assert admitted(stage.order(Shun(epoch=1, key=D))) == []
-    assert admitted(stage.order(Shun(epoch=1, key=C))) == [{A, B}]
-    assert admitted(stage.order(Shun(epoch=1, key=B))) == [{A}]
+    stage.order(AllowKey(epoch=1, key=C))
+    assert admitted(stage.order(BlockKey(epoch=1, key=D))) == []
+    assert admitted(stage.order(BlockKey(epoch=1, key=C))) == [{A, B}]
+    assert admitted(stage.order(BlockKey(epoch=1, key=B))) == [{A}]
     assert stage.core.active == 1
-    actions = stage.order(Shun(epoch=1, key=A))
+    actions = stage.order(BlockKey(epoch=1, key=A))
     assert admitted(actions) == [set()]
-    assert act.CutOff(A) in actions
+    assert act.DisconnectKey(A) in actions
     assert stage.core.active is None
     assert admitted(stage.order(prepare(stage, 3, D))) == []  # a former one's order, said again
     assert admitted(stage.order(prepare(stage, 4, "e" * 64))) == [{"e" * 64}]
@@ -105,21 +117,21 @@ def test_who_is_out_for_good_is_heard_no_more_at_once(stage: StageBench) -> None
 def test_nothing_goes_to_who_is_out_for_good(make_stage: Callable[..., StageBench]) -> None:
     """What this stage still computes of the plan in force is for nobody."""
     bench = make_stage()
-    edge = replace(EDGE, endpoint=keyed("tcp://192.0.2.1:20000", C.encode()))
+    edge = replace(EDGE, endpoint=with_key("tcp://192.0.2.1:20000", C.encode()))
     bench.order(replace(prepare(bench, 1, A), edge=edge))
     bench.feed(Loaded(1, CAPACITY))
     bench.order(Activate(epoch=1, first_step=1, live=()))
-    assert bench.order(Shun(epoch=1, key=B)) == [act.CutOff(B)]
+    assert bench.order(BlockKey(epoch=1, key=B)) == [act.DisconnectKey(B)]
     assert bench.core.active == 1
-    actions = bench.order(Shun(epoch=1, key=C))
-    assert act.CutOff(C) in actions
+    actions = bench.order(BlockKey(epoch=1, key=C))
+    assert act.DisconnectKey(C) in actions
     assert (bench.core.active, admitted(actions)) == (None, [set()])
 
 
 def test_who_is_expected_sends_no_steps_of_the_plan(stage: StageBench) -> None:
     """Nor who is before this stage in the plan that is prepared; nor does anything damaged that they send end the plan
     in force. Who has shown no key was asked for none."""
-    stage.order(Expect(epoch=1, key=C))
+    stage.order(AllowKey(epoch=1, key=C))
     stage.order(prepare(stage, 2, B))
     number = 0
     for sender, is_taken in ((C, False), (B, False), (A, True), ("", True)):
@@ -130,21 +142,21 @@ def test_who_is_expected_sends_no_steps_of_the_plan(stage: StageBench) -> None:
     assert stage.core.counters["foreign_steps"] == 2
     assert stage.feed(StepRefused("it is cut", C)) == []
     ((told,),) = [stage.feed(StepRefused("it is cut", A))[1:]]
-    assert isinstance(told, act.Tell)
-    assert isinstance(told.message, Trouble)
+    assert isinstance(told, act.SendToBroker)
+    assert isinstance(told.message, DataPathError)
 
 
 def test_a_spare_worker_hears_who_is_expected(make_stage: Callable[..., StageBench]) -> None:
     """It has no plan at all; the next fence ends it."""
     bench = make_stage()
-    assert admitted(bench.order(Expect(epoch=3, key=C))) == [{C}]
+    assert admitted(bench.order(AllowKey(epoch=3, key=C))) == [{C}]
     assert admitted(bench.order(Fence(epoch=4))) == [set()]
 
 
 def test_another_brokers_welcome_forgets_everybody(stage: StageBench) -> None:
     """Of its own life; the same broker's welcome, which is said again, changes nothing."""
     stage.order(prepare(stage, 2, B))
-    stage.order(Expect(epoch=2, key=C))
+    stage.order(AllowKey(epoch=2, key=C))
     assert admitted(stage.order(WELCOME)) == []
     assert admitted(stage.order(replace(WELCOME, lineage=OURS))) == [set()]
 
@@ -159,19 +171,19 @@ def test_without_keys_nothing_is_told(make_stage: Callable[..., StageBench]) -> 
 def test_no_more_are_expected_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest."""
     monkeypatch.setattr(epochs, "MAX_EXPECTED", 2)
-    some = Heard()
+    some = AllowedSenders()
     for key in (A, B, A, C):
-        some.expect(key, 1)
-    assert some.change(None) == act.Admit(frozenset({A, C}))
+        some.allow(key, 1)
+    assert some.build_update(None) == act.AllowSenders(frozenset({A, C}))
 
 
 def test_where_steps_come_by_relay_they_are_waited_for_there_until_no_plan_says_so(stage: StageBench) -> None:
     relay = f"tcp://*:5704/{'ab' * 16}"
-    (told,) = (a for a in stage.order(prepare(stage, 2, B, relay)) if isinstance(a, act.Admit))
-    assert told == act.Admit(frozenset({A, B}), relay)
+    (told,) = (a for a in stage.order(prepare(stage, 2, B, relay)) if isinstance(a, act.AllowSenders))
+    assert told == act.AllowSenders(frozenset({A, B}), relay)
     stage.feed(Loaded(2, CAPACITY))
     stage.order(Activate(epoch=2, first_step=1, live=()))
     assert admitted(stage.order(prepare(stage, 3, B))) == []  # the plan in force has it still
     stage.feed(Loaded(3, CAPACITY))
-    (told,) = (a for a in stage.order(Activate(epoch=3, first_step=1, live=())) if isinstance(a, act.Admit))
-    assert told == act.Admit(frozenset({B}))
+    (told,) = (a for a in stage.order(Activate(epoch=3, first_step=1, live=())) if isinstance(a, act.AllowSenders))
+    assert told == act.AllowSenders(frozenset({B}))

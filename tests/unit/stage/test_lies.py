@@ -9,8 +9,8 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import StepRefused
-from swarm.wire.messages import Hop, LayerRange, NotFinite, Replay, ReplayMissing, Row, SequencePosition, Trouble
-from swarm.wire.tensors import not_finite
+from swarm.wire.messages import DataPathError, Hop, LayerRange, NotFinite, Replay, ReplayMissing, Row, SequencePosition
+from swarm.wire.tensors import find_not_finite
 from tests.unit.stage.bench import StageBench, hidden_of, opened, step_of
 
 MakeStage = Callable[..., StageBench]
@@ -18,8 +18,8 @@ MakeStage = Callable[..., StageBench]
 BEFORE = (Hop("w9", LayerRange(0, 3), 0.0, 0.1, 0.0, 0.0, 3),)
 
 
-def told(actions: list[act.Action]) -> list[Trouble]:
-    return [a.message for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Trouble)]
+def told(actions: list[act.Action]) -> list[DataPathError]:
+    return [a.message for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, DataPathError)]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=["nan", "inf", "minus inf"])
@@ -54,9 +54,9 @@ def test_every_sequence_concerned_is_named() -> None:
     step = step_of(1, Row(1, 0, 2, False), Row(2, 7, 3, True), Row(3, 5, 1, True))
     hidden = hidden_of(6)
     hidden[1, 0] = hidden[5, 1] = np.nan
-    assert not_finite(step, hidden) == (SequencePosition(1, 1), SequencePosition(3, 5))
-    assert not_finite(step, hidden_of(6)) == ()
-    assert not_finite(step, None) == ()
+    assert find_not_finite(step, hidden) == (SequencePosition(1, 1), SequencePosition(3, 5))
+    assert find_not_finite(step, hidden_of(6)) == ()
+    assert find_not_finite(step, None) == ()
 
 
 def test_a_replay_is_checked_like_a_step(last: StageBench) -> None:
@@ -73,7 +73,7 @@ def test_a_log_that_is_not_finite_serves_nobody(stage: StageBench) -> None:
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
     stage.core.log.append(1, 3, 1, hidden_of(2, np.nan))
     order = Replay(epoch=1, sequence=1, boundary=3, start=0, stop=3, through=LayerRange(3, 6))
-    (missing,) = [a.message for a in stage.order(order) if isinstance(a, act.Tell)]
+    (missing,) = [a.message for a in stage.order(order) if isinstance(a, act.SendToBroker)]
     assert isinstance(missing, ReplayMissing)
     assert stage.core.log.read(1, 3, 0, 1) is None
 

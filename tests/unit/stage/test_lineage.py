@@ -9,10 +9,9 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import Loaded
-from swarm.wire.digests import digests_of
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     Activate,
-    Dismiss,
     Fence,
     HeldSequence,
     LayerRange,
@@ -22,6 +21,7 @@ from swarm.wire.messages import (
     RangePosition,
     Row,
     SequencePosition,
+    Unassign,
 )
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench, opened, step_of
 
@@ -54,8 +54,8 @@ def prepare(epoch: int, lineage: Lineage, stop: int = 3) -> Order:
 def test_what_is_held_is_told_with_digests_of_its_tokens(stage: StageBench) -> None:
     """In Hello; Activated follows an order that says what counts, and needs none."""
     kv = (RangePosition(LayerRange(0, 3), 3),)
-    assert stage.core.introduction() == (
-        HeldSequence(1, kv, digests_of((1, 2, 3), 3), stage.core.sequences[1].open.limit),
+    assert stage.core.hello_inventory() == (
+        HeldSequence(1, kv, prefix_digests((1, 2, 3), 3), stage.core.sequences[1].open.limit),
     )
     assert stage.core.inventory() == (HeldSequence(1, kv),)
 
@@ -64,23 +64,23 @@ def test_digests_are_of_what_was_computed_and_no_more(stage: StageBench) -> None
     """Tokens that were drawn since the sequence was opened are among them; those that the broker has told of, and that
     have not gone through the layers, are not."""
     stage.run(step_of(2, Row(1, 3, 1, True), epoch=9, lineage=OURS, tokens=(44,)))
-    (held,) = stage.core.introduction()
-    assert held.digests == digests_of((1, 2, 3, 44), 4)
+    (held,) = stage.core.hello_inventory()
+    assert held.digests == prefix_digests((1, 2, 3, 44), 4)
     stage.order(Fence(epoch=10, lineage=OURS))
     stage.order(prepare(10, OURS))
     stage.feed(Loaded(10, CAPACITY))
     stage.order(Activate(epoch=10, lineage=OURS, first_step=3, live=(SequencePosition(1, 2),)))
     again = opened(1, tokens=(1, 2, 3, 77))
     stage.step(step_of(3, epoch=10, lineage=OURS, open=(again,)))
-    (held,) = stage.core.introduction()
-    assert held.digests == digests_of((1, 2), 2)
+    (held,) = stage.core.hello_inventory()
+    assert held.digests == prefix_digests((1, 2), 2)
 
 
 def test_another_journals_broker_finds_a_worker_that_holds_nothing(stage: StageBench) -> None:
     """The numbers that it knows are other sequences."""
     actions = stage.order(of(OTHER, WELCOME))
     assert act.ReleaseSequence(1) in actions
-    assert stage.core.introduction() == ()
+    assert stage.core.hello_inventory() == ()
     assert stage.core.log.num_bytes == 0
 
 
@@ -101,7 +101,7 @@ def test_epochs_begin_anew_with_another_life(stage: StageBench, lineage: Lineage
     stage.order(of(lineage, WELCOME))
     assert stage.core.active is None
     stage.order(prepare(1, lineage))
-    (told,) = [a.message for a in stage.feed(Loaded(1, CAPACITY)) if isinstance(a, act.Tell)]
+    (told,) = [a.message for a in stage.feed(Loaded(1, CAPACITY)) if isinstance(a, act.SendToBroker)]
     assert (told.epoch, told.lineage) == (1, lineage)
     stage.order(Activate(epoch=1, lineage=lineage, first_step=1, live=()))
     assert stage.core.active == 1
@@ -109,7 +109,7 @@ def test_epochs_begin_anew_with_another_life(stage: StageBench, lineage: Lineage
 
 def test_a_dismissal_of_a_lower_epoch_counts(stage: StageBench) -> None:
     stage.order(of(LATER, WELCOME))
-    assert act.ReleaseSequence(1) in stage.order(Dismiss(epoch=1, lineage=LATER))
+    assert act.ReleaseSequence(1) in stage.order(Unassign(epoch=1, lineage=LATER))
 
 
 def test_being_welcomed_again_changes_nothing(stage: StageBench) -> None:
@@ -120,7 +120,7 @@ def test_being_welcomed_again_changes_nothing(stage: StageBench) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [Fence(epoch=11), prepare(11, OTHER), Activate(epoch=11, first_step=1, live=()), Dismiss(epoch=11)]
+    "order", [Fence(epoch=11), prepare(11, OTHER), Activate(epoch=11, first_step=1, live=()), Unassign(epoch=11)]
 )
 def test_orders_of_another_life_are_dropped(stage: StageBench, order: Order) -> None:
     assert stage.order(of(OTHER, order)) == []
@@ -147,9 +147,9 @@ def test_a_load_for_another_life_is_not_taken_for_this_ones(stage: StageBench) -
     stage.order(of(OTHER, WELCOME))
     assert stage.order(prepare(10, OTHER, stop=4)) == []  # one load at a time
     actions = stage.feed(Loaded(10, CAPACITY))  # the first one's
-    assert [a.layers for a in actions if isinstance(a, act.Load)] == [LayerRange(0, 4)]
-    assert not [a for a in actions if isinstance(a, act.Tell)]
-    assert [a for a in stage.feed(Loaded(10, CAPACITY)) if isinstance(a, act.Tell)]
+    assert [a.layers for a in actions if isinstance(a, act.LoadLayers)] == [LayerRange(0, 4)]
+    assert not [a for a in actions if isinstance(a, act.SendToBroker)]
+    assert [a for a in stage.feed(Loaded(10, CAPACITY)) if isinstance(a, act.SendToBroker)]
 
 
 def test_nobody_waits_for_a_load_of_a_broker_that_is_gone(stage: StageBench) -> None:

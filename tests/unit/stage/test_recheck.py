@@ -9,22 +9,22 @@ import pytest
 
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
-from swarm.stage.events import AsideComputed, AsideFailed, Leisure, StepArrived
-from swarm.stage.recheck import CHUNK, digest_of
+from swarm.stage.events import Idle, RecheckComputed, RecheckFailed, StepArrived
+from swarm.stage.recheck import CHUNK, compute_digest
 from swarm.testing import fake_continuation, fake_manifest
 from swarm.wire.messages import (
-    Digested,
     Edge,
     Fence,
+    GetDigest,
     LayerRange,
-    Leg,
+    LogDigest,
     Open,
     Recheck,
     Rechecked,
+    RecheckHop,
+    RecheckRoute,
     Row,
     Step,
-    TellDigest,
-    Trial,
 )
 from tests.unit.stage.bench import NUM_LAYERS, StageBench, hidden_of, opened, step_of
 
@@ -37,32 +37,34 @@ OPEN = Open(7, PARAMS, 5, len(PROMPT), 100, TOKENS)
 STOP = len(TOKENS) - 1
 
 
-def leg(name: str, first: int, stop: int) -> Leg:
-    return Leg(Edge(f"{name}.1", f"tcp://{name}"), LayerRange(first, stop))
+def leg(name: str, first: int, stop: int) -> RecheckHop:
+    return RecheckHop(Edge(f"{name}.1", f"tcp://{name}"), LayerRange(first, stop))
 
 
-def recheck(boundary: int, *legs: Leg, drawn: int = 0) -> Recheck:
-    return Recheck(epoch=1, boundary=boundary, stop=STOP, open=OPEN, trial=Trial(9, legs, drawn))
+def recheck(boundary: int, *legs: RecheckHop, drawn: int = 0) -> Recheck:
+    return Recheck(epoch=1, boundary=boundary, stop=STOP, open=OPEN, trial=RecheckRoute(9, legs, drawn))
 
 
-def told(actions: list[act.Action]) -> list[Rechecked | Digested]:
-    return [a.message for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Rechecked | Digested)]
+def told(actions: list[act.Action]) -> list[Rechecked | LogDigest]:
+    return [
+        a.message for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, Rechecked | LogDigest)
+    ]
 
 
 def chunks(stage: StageBench) -> list[act.Action]:
     """Leisure until there is nothing left to compute; what comes out, and how long the chunks were."""
     out: list[act.Action] = []
-    while stage.core.wants_time:
-        (action,) = stage.feed(Leisure())
-        assert isinstance(action, act.ComputeAside)
+    while stage.core.has_idle_work:
+        (action,) = stage.feed(Idle())
+        assert isinstance(action, act.ComputeRecheck)
         assert len(action.batch.tokens) <= CHUNK
         forwarded = stage.executor.recheck(action.batch, action.limit, lambda: False, lambda: None)
-        out += stage.feed(AsideComputed(action.ticket, forwarded))
+        out += stage.feed(RecheckComputed(action.ticket, forwarded))
     return out
 
 
-def aside(actions: list[act.Action]) -> act.SendAside:
-    (found,) = [a for a in actions if isinstance(a, act.SendAside)]
+def aside(actions: list[act.Action]) -> act.SendRecheck:
+    (found,) = [a for a in actions if isinstance(a, act.SendRecheck)]
     return found
 
 
@@ -82,9 +84,9 @@ def test_the_same_comes_out(first: StageBench, make_stage: MakeStage) -> None:
     checker.executor.kept = frozenset(range(3))
     assert checker.order(recheck(0, leg("w1", 0, 3))) == []
     (found,) = told(chunks(checker))
-    (expected,) = told(first.order(TellDigest(epoch=1, ticket=9, sequence=7, boundary=3, stop=STOP)))
+    (expected,) = told(first.order(GetDigest(epoch=1, ticket=9, sequence=7, boundary=3, stop=STOP)))
     assert isinstance(found, Rechecked)
-    assert isinstance(expected, Digested)
+    assert isinstance(expected, LogDigest)
     assert found.digest == expected.digest != ""
     assert checker.core.sequences == {}
     assert checker.executor.chains == {}
@@ -127,15 +129,15 @@ def test_steps_go_first(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.activate()
     stage.order(recheck(0, leg("w0", 0, 3)))
-    assert stage.core.wants_time
+    assert stage.core.has_idle_work
     stage.step(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    assert stage.feed(Leisure()) == []  # a step is on the device
+    assert stage.feed(Idle()) == []  # a step is on the device
     stage.compute()
-    (chunk,) = stage.feed(Leisure())
-    assert isinstance(chunk, act.ComputeAside)
+    (chunk,) = stage.feed(Idle())
+    assert isinstance(chunk, act.ComputeRecheck)
     forwarded = stage.executor.recheck(chunk.batch, chunk.limit, lambda: False, lambda: None)
-    assert not stage.core.wants_time
-    assert stage.feed(AsideComputed(9, forwarded)) == []
+    assert not stage.core.has_idle_work
+    assert stage.feed(RecheckComputed(9, forwarded)) == []
     assert [type(a) for a in stage.step(step_of(2, Row(1, 3, 1, True)))] == [act.Compute]
 
 
@@ -143,10 +145,10 @@ def test_what_can_not_be_done_is_said(make_stage: MakeStage, first: StageBench) 
     """A log that has gone, layers that are not here, inputs that can't be right, too many at once."""
     other = msgspec.structs.replace(recheck(3, leg("w1", 3, 6)), open=msgspec.structs.replace(OPEN, sequence=8))
     assert "has gone" in told(first.order(other))[0].problem  # type: ignore[union-attr]
-    assert told(first.order(TellDigest(epoch=1, ticket=9, sequence=8, boundary=3, stop=2)))[0].digest == ""  # type: ignore[union-attr]
+    assert told(first.order(GetDigest(epoch=1, ticket=9, sequence=8, boundary=3, stop=2)))[0].digest == ""  # type: ignore[union-attr]
     checker = make_stage(0, 3)
     checker.activate()
-    trial = Trial(9, (leg("w1", 3, 6),))
+    trial = RecheckRoute(9, (leg("w1", 3, 6),))
     step = Step(epoch=1, step=0, rows=(Row(7, 0, 2, False),), tokens=(1, 2), open=(OPEN,), trial=trial)
     for hidden, says in ((None, "can't begin with that"), (hidden_of(2, float("nan")), "not finite")):
         (answer,) = told(checker.feed(StepArrived(step, hidden, 7)))
@@ -155,8 +157,8 @@ def test_what_can_not_be_done_is_said(make_stage: MakeStage, first: StageBench) 
     for _ in range(2):
         assert checker.feed(StepArrived(step, hidden_of(2), 7)) == []
     assert "no time" in told(checker.feed(StepArrived(step, hidden_of(2), 7)))[0].problem  # type: ignore[union-attr]
-    checker.feed(Leisure())
-    (answer,) = told(checker.feed(AsideFailed(9, "IllegalMove: layers 3–5 are not loaded here")))
+    checker.feed(Idle())
+    (answer,) = told(checker.feed(RecheckFailed(9, "IllegalMove: layers 3–5 are not loaded here")))
     assert isinstance(answer, Rechecked)
     assert "not loaded here" in answer.problem
 
@@ -166,17 +168,17 @@ def test_a_fence_ends_it(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.activate()
     stage.order(recheck(0, leg("w0", 0, 3)))
-    (chunk,) = stage.feed(Leisure())
-    assert isinstance(chunk, act.ComputeAside)
+    (chunk,) = stage.feed(Idle())
+    assert isinstance(chunk, act.ComputeRecheck)
     stage.order(Fence(epoch=2))
-    assert not stage.core.wants_time
-    assert stage.feed(AsideFailed(9, "Fenced: ")) == []
+    assert not stage.core.has_idle_work
+    assert stage.feed(RecheckFailed(9, "Fenced: ")) == []
     stage.order(recheck(0, leg("w0", 0, 3)))
     assert stage.core.counters["stale_orders"] == 1
-    assert not stage.core.wants_time
+    assert not stage.core.has_idle_work
 
 
 def test_a_digest_knows_every_bit() -> None:
     """Zeros of two signs are equal, and not the same."""
-    assert digest_of(hidden_of(2, 0.0)) != digest_of(hidden_of(2, -0.0))
-    assert digest_of(hidden_of(2)) == digest_of(hidden_of(2))
+    assert compute_digest(hidden_of(2, 0.0)) != compute_digest(hidden_of(2, -0.0))
+    assert compute_digest(hidden_of(2)) == compute_digest(hidden_of(2))

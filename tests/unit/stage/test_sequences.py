@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.params import SamplingParams
-from swarm.stage.sequences import HeldTokens
+from swarm.stage.sequences import StoredSequence
 from swarm.wire.messages import LayerRange, Open, RangePosition
 
 NUM_LAYERS = 9
@@ -20,7 +20,7 @@ def test_positions_are_those_of_single_layers(
 ) -> None:
     """Layers that stand alike are told as one range, neighbours in order, none twice and none missing."""
     opened = Open(1, SamplingParams(), 0, 3, 100, (1, 2, 3), None, 0)
-    held = HeldTokens(opened, [1, 2, 3], [RangePosition(LayerRange(0, NUM_LAYERS), 0)])
+    held = StoredSequence(opened, [1, 2, 3], [RangePosition(LayerRange(0, NUM_LAYERS), 0)])
     layers = dict.fromkeys(range(NUM_LAYERS), 0)
     for verb, (first, stop), position in done:
         match verb:
@@ -31,7 +31,7 @@ def test_positions_are_those_of_single_layers(
                 held.truncate(position)
                 layers = {layer: min(at, position) for layer, at in layers.items()}
             case _:
-                held.take_over(LayerRange(first, stop))
+                held.change_layers(LayerRange(first, stop))
                 layers = {layer: layers.get(layer, 0) for layer in range(first, stop)}
         told = {layer: r.position for r in held.kv for layer in range(r.layers.first, r.layers.stop)}
         assert told == layers
@@ -39,4 +39,4 @@ def test_positions_are_those_of_single_layers(
         assert all(a.position != b.position for a, b in zip(held.kv, held.kv[1:], strict=False))
         assert held.position() == (next(iter(layers.values())) if len(set(layers.values())) == 1 else None)
         among = [at for layer, at in layers.items() if asked[0] <= layer < asked[1]]
-        assert held.least(LayerRange(*asked)) == min(among, default=0)
+        assert held.min_position(LayerRange(*asked)) == min(among, default=0)

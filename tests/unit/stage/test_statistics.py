@@ -7,12 +7,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.series import Series
+from swarm.series import RunningStats
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
-from swarm.stage.engine.device import HostClock, clock_of, memory_of
+from swarm.stage.engine.device import HostClock, make_clock, memory_stats
 from swarm.stage.events import LoadFailed
-from swarm.stage.executor import Forwarded
+from swarm.stage.executor import ForwardResult
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.messages import Hop, LayerRange, Prepare, Rejoin, Row
 from tests.unit.stage.bench import EDGE, NUM_LAYERS, StageBench, hidden_of, opened, step_of
@@ -20,22 +20,22 @@ from tests.unit.stage.bench import EDGE, NUM_LAYERS, StageBench, hidden_of, open
 MakeStage = Callable[..., StageBench]
 
 
-def notes(actions: list[act.Action]) -> list[act.Note]:
-    return [action for action in actions if isinstance(action, act.Note)]
+def notes(actions: list[act.Action]) -> list[act.WriteStageLog]:
+    return [action for action in actions if isinstance(action, act.WriteStageLog)]
 
 
 def test_a_series_knows_its_last_total_and_greatest() -> None:
     """How many, the last, the total, the greatest; averages since a moment."""
-    series = Series()
-    assert (series.average, series.since((0, 0.0))) == (0.0, 0.0)
+    series = RunningStats()
+    assert (series.average, series.average_since((0, 0.0))) == (0.0, 0.0)
     for value in (3.0, 5.0, 1.0):
         series.add(value)
-    assert series.sizes() == {"total": 9.0, "last": 1.0, "average": 3.0, "most": 5.0}
-    assert series.microseconds() == {"total": 9e6, "last": 1e6, "average": 3e6}
-    mark = series.mark()
-    assert series.since(mark) == 0.0
+    assert series.size_report() == {"total": 9.0, "last": 1.0, "average": 3.0, "most": 5.0}
+    assert series.time_report() == {"total": 9e6, "last": 1e6, "average": 3e6}
+    mark = series.snapshot()
+    assert series.average_since(mark) == 0.0
     series.add(7.0)
-    assert series.since(mark) == 7.0
+    assert series.average_since(mark) == 7.0
 
 
 def test_how_long_a_step_was_held(stage: StageBench) -> None:
@@ -50,7 +50,7 @@ def test_how_long_a_step_was_held(stage: StageBench) -> None:
     assert isinstance(out, act.SendStep)
     (hop,) = out.step.hops
     assert (hop.wait_s, hop.held_s) == (1.0, 1.25)
-    values = stage.core.statistics.values()
+    values = stage.core.statistics.flat_values()
     assert (values["calls"], values["overlapped_calls"]) == (2, 2)
     assert values["microseconds.total.last"] == 1.25e6
     assert values["microseconds.total.total"] == 2.75e6
@@ -88,11 +88,11 @@ def test_parts_of_computing() -> None:
     statistics = StageStatistics()
     hop = Hop("w0", LayerRange(0, 3), 0.0, 0.02, 0.004, 0.0, 7, 0.03)
     step = step_of(1, Row(1, 0, 3, True))
-    statistics.computed(step, Forwarded(hidden_of(3), (), (), 0.02, 0.0, copy_s=0.001), hop, 0)
-    statistics.computed(step, Forwarded(None, (), (), 0.02, 0.004, head_s=0.005), hop, 0)
-    statistics.received(0.0001)
-    statistics.sent(0.0002, 4096)
-    values = statistics.values()
+    statistics.add_step(step, ForwardResult(hidden_of(3), (), (), 0.02, 0.0, copy_s=0.001), hop, 0)
+    statistics.add_step(step, ForwardResult(None, (), (), 0.02, 0.004, head_s=0.005), hop, 0)
+    statistics.add_decoding(0.0001)
+    statistics.add_sending(0.0002, 4096)
+    values = statistics.flat_values()
     assert (values["microseconds.copy.total"], values["microseconds.head.last"]) == (1000.0, 5000.0)
     assert (values["microseconds.sample.average"], values["microseconds.compute.total"]) == (4000.0, 40000.0)
     assert (values["microseconds.bridge_in.last"], values["microseconds.bridge_out.last"]) == (100.0, 200.0)
@@ -146,12 +146,12 @@ def test_the_hosts_clock() -> None:
     readings = iter([1.0, 3.5])
     clock = HostClock(lambda: next(readings))
     first, last = clock.mark(), clock.mark()
-    assert clock.between(first, last) == 2.5
+    assert clock.elapsed_s(first, last) == 2.5
 
 
 def test_the_processors_clock_and_memory() -> None:
     """On the CPU: the host's clock, the process's memory and the machine's."""
     torch = pytest.importorskip("torch")
-    assert isinstance(clock_of(torch.device("cpu")), HostClock)
-    memory = memory_of(torch.device("cpu"))
+    assert isinstance(make_clock(torch.device("cpu")), HostClock)
+    memory = memory_stats(torch.device("cpu"))
     assert 0 < memory["device_memory_bytes"] < memory["device_memory_total_bytes"]

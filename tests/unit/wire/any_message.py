@@ -12,7 +12,7 @@ from msgspec import inspect
 from swarm.wire import codec, tensors
 from swarm.wire.messages import Message, Step
 
-DOORS = (codec.CLIENT, codec.SERVER, codec.WORKER, codec.ORDER, codec.BEAT, codec.DATA)
+DOORS = (codec.CLIENT, codec.SERVER, codec.WORKER, codec.ORDER, codec.HEARTBEAT, codec.DATA)
 KINDS = [(door, struct) for door in DOORS for struct in door.structs]
 
 _json = st.recursive(

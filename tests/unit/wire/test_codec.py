@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import WireError
 from swarm.wire import tensors
-from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, Door
+from swarm.wire.codec import CLIENT, DATA, HEARTBEAT, ORDER, SERVER, MessageCodec
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     MAX_HEADER_BYTES,
@@ -41,7 +41,7 @@ def header(**changes: object) -> bytes:
 
 def sealed(fields: dict[str, object]) -> bytes:
     """Anything that msgpack can say, as a frame of the data door."""
-    return DATA.seal(msgspec.msgpack.encode(fields))
+    return DATA.add_checksum(msgspec.msgpack.encode(fields))
 
 
 def step_with_tensor() -> tuple[Step, memoryview]:
@@ -51,7 +51,7 @@ def step_with_tensor() -> tuple[Step, memoryview]:
 
 
 @pytest.mark.parametrize(("door", "struct"), KINDS, ids=[f"{door.name}-{struct.__name__}" for door, struct in KINDS])
-def test_every_kind_comes_back_equal(door: Door[Any], struct: type[Any]) -> None:
+def test_every_kind_comes_back_equal(door: MessageCodec[Any], struct: type[Any]) -> None:
     """What is encoded is decoded to an equal message and the same payload, for every kind of every door."""
 
     @settings(max_examples=15, deadline=None)
@@ -84,11 +84,14 @@ def test_the_payload_is_not_copied() -> None:
         ([b"", b"", b""], "one or two frames, not 3"),
         ([b""], "the header's checksum does not fit the 0 bytes that came"),
         ([b"\xc1"], "the header's checksum does not fit the 0 bytes that came"),
-        ([DATA.seal(b"")], "no message: Input data was truncated"),
-        ([DATA.seal(b"\xc1")], "no message: MessagePack data is malformed"),
-        ([DATA.seal(b"\x93\x01\x02\x03")], "no message: Expected `object`, got `array`"),
-        ([DATA.seal(bytes(DATA.unseal(header())) + b"\x00")], "no message: MessagePack data is malformed: trailing"),
-        ([DATA.seal(bytes(DATA.unseal(header()))[:-1])], "truncated"),
+        ([DATA.add_checksum(b"")], "no message: Input data was truncated"),
+        ([DATA.add_checksum(b"\xc1")], "no message: MessagePack data is malformed"),
+        ([DATA.add_checksum(b"\x93\x01\x02\x03")], "no message: Expected `object`, got `array`"),
+        (
+            [DATA.add_checksum(bytes(DATA.verify_checksum(header())) + b"\x00")],
+            "no message: MessagePack data is malformed: trailing",
+        ),
+        ([DATA.add_checksum(bytes(DATA.verify_checksum(header()))[:-1])], "truncated"),
         ([header()[:-1]], "the header's checksum does not fit"),
         ([header(v=70)], "protocol version 70 is not supported here, only 1 and 2"),
         ([header(v=None)], "step: Object missing required field `v`"),
@@ -179,7 +182,7 @@ def test_a_frame_of_another_length_is_refused_before_it_is_read(field: str) -> N
     """Lengths are compared before the checksum, so a huge frame costs nothing."""
     if field == "tensor":
         step, data = step_with_tensor()
-        door: Door[Any] = DATA
+        door: MessageCodec[Any] = DATA
         frames = DATA.encode(step, data)
     else:
         part = AssetPart(name="a", offset=0, total=3, payload=tensors.pack_bytes(b"abc"))
@@ -194,7 +197,7 @@ def test_headers_over_the_limit_are_not_even_looked_at() -> None:
     with pytest.raises(WireError, match=f"the header has {MAX_HEADER_BYTES + 1} bytes"):
         DATA.decode([bytes(MAX_HEADER_BYTES + 1)])
     with pytest.raises(WireError, match="the limit of the beat channel is 4096"):
-        BEAT.decode([bytes(4097)])
+        HEARTBEAT.decode([bytes(4097)])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ PLACES = {
 ABSURD = [head + length for head in (b"\xdd", b"\xdf", b"\xdb", b"\xc6") for length in (b"\xff" * 4, b"\x00\x10\0\0")]
 
 
-def peak_of_refusal(door: Door[Any], frame: bytes) -> int:
+def peak_of_refusal(door: MessageCodec[Any], frame: bytes) -> int:
     """Decode, which must fail, and return how much Python memory that took at the most."""
     tracemalloc.start()
     try:
@@ -298,7 +301,7 @@ def peak_of_refusal(door: Door[Any], frame: bytes) -> int:
 @pytest.mark.parametrize("door", [DATA, SERVER, ORDER], ids=lambda door: door.name)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("absurd", ABSURD, ids=bytes.hex)
-def test_a_declared_length_allocates_nothing(door: Door[Any], place: str, absurd: bytes) -> None:
+def test_a_declared_length_allocates_nothing(door: MessageCodec[Any], place: str, absurd: bytes) -> None:
     """A header that declares millions of elements that are not there is refused without room being made for them."""
     assert peak_of_refusal(door, PLACES[place] + absurd) < 64_000
 

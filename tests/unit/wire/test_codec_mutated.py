@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import WireError
-from swarm.wire.codec import Door
+from swarm.wire.codec import MessageCodec
 from tests.unit.wire.any_message import DOORS, any_message
 
 doors = st.sampled_from(DOORS)
 MANY = settings(max_examples=300, deadline=None)
 
 
-def understood(door: Door[Any], frames: list[bytes]) -> bool:
+def understood(door: MessageCodec[Any], frames: list[bytes]) -> bool:
     """Decode; what passes must be a message that the same door sends in the same way again."""
     try:
         message, payload = door.decode(frames)
@@ -29,7 +29,7 @@ def understood(door: Door[Any], frames: list[bytes]) -> bool:
 
 @MANY
 @given(doors, st.lists(st.binary(max_size=64), max_size=4))
-def test_random_bytes(door: Door[Any], frames: list[bytes]) -> None:
+def test_random_bytes(door: MessageCodec[Any], frames: list[bytes]) -> None:
     """Noise is refused."""
     assert not understood(door, frames)
 
@@ -48,18 +48,18 @@ msgpack_values = st.recursive(
 
 @MANY
 @given(any_message, st.data())
-def test_fields_of_any_type(sent: tuple[Door[Any], tuple[Any, bytes | None]], data: st.DataObject) -> None:
+def test_fields_of_any_type(sent: tuple[MessageCodec[Any], tuple[Any, bytes | None]], data: st.DataObject) -> None:
     """A valid header with one field replaced by anything that msgpack can say."""
     door, (message, payload) = sent
-    fields = msgspec.msgpack.decode(door.unseal(door.encode(message, payload)[0]))
+    fields = msgspec.msgpack.decode(door.verify_checksum(door.encode(message, payload)[0]))
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(msgpack_values)
-    understood(door, [door.seal(msgspec.msgpack.encode(fields)), *([] if payload is None else [payload])])
+    understood(door, [door.add_checksum(msgspec.msgpack.encode(fields)), *([] if payload is None else [payload])])
 
 
 @MANY
 @given(any_message, doors, st.data())
 def test_mutated_frames(
-    sent: tuple[Door[Any], tuple[Any, bytes | None]], other: Door[Any], data: st.DataObject
+    sent: tuple[MessageCodec[Any], tuple[Any, bytes | None]], other: MessageCodec[Any], data: st.DataObject
 ) -> None:
     """Valid frames with flipped bits, cut or stretched, dropped, doubled or knocking at another door."""
     door, (message, payload) = sent

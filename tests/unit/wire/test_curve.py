@@ -17,11 +17,11 @@ from nacl.bindings import (
 )
 
 from swarm.errors import WireError
-from swarm.wire.door.curve import Curve, is_proven_refusal
-from swarm.wire.door.keys import KeyPair, Lock, new_pair, public_of
-from swarm.wire.door.mechanisms import PULL, ROUTER, Null, named, told
-from swarm.wire.door.sealing import Session
-from swarm.wire.door.zmtp import Inlet, as_command, framed, greeting
+from swarm.wire.transport.curve import CurveServer, is_proven_refusal
+from swarm.wire.transport.curve_session import CurveSession
+from swarm.wire.transport.keys import AuthPolicy, KeyPair, new_pair, public_of
+from swarm.wire.transport.server_handshake import PULL, ROUTER, NullServer, encode_command, encode_metadata
+from swarm.wire.transport.zmtp import ZmtpDecoder, command_frame, encode_greeting, frame_header
 
 LIMIT = 100_000
 DOOR = new_pair()
@@ -45,7 +45,7 @@ class Knocker:
     def hello(self) -> bytes:
         number = self._next()
         box = crypto_box(bytes(64), b"CurveZMQHELLO---" + number, self.door, self.secret)
-        return named(b"HELLO", b"\x01\x00" + bytes(72) + self.public + number + box)
+        return encode_command(b"HELLO", b"\x01\x00" + bytes(72) + self.public + number + box)
 
     def initiate(self, welcome: bytes, *, vouches_for: bytes = b"", vouched_by: KeyPair | None = None) -> bytes:
         plain = crypto_box_open(welcome[24:], b"WELCOME-" + welcome[8:24], self.door, self.secret)
@@ -53,34 +53,40 @@ class Knocker:
         nonce, number = secrets.token_bytes(16), self._next()
         secret = bytes.fromhex((vouched_by or self.own).secret)
         vouch = crypto_box((vouches_for or self.public) + self.door, b"VOUCH---" + nonce, theirs, secret)
-        said = bytes.fromhex(self.own.public) + nonce + vouch + told(Socket_Type=b"PUSH", Identity=b"me") + self.says
+        said = (
+            bytes.fromhex(self.own.public)
+            + nonce
+            + vouch
+            + encode_metadata(Socket_Type=b"PUSH", Identity=b"me")
+            + self.says
+        )
         box = crypto_box(said, b"CurveZMQINITIATE" + number, theirs, self.secret)
         self.precomputed = crypto_box_beforenm(theirs, self.secret)
-        return named(b"INITIATE", cookie + number + box)
+        return encode_command(b"INITIATE", cookie + number + box)
 
     def message(self, frame: bytes, *, more: bool = False, number: int | None = None) -> bytes:
         nonce = self._next() if number is None else number.to_bytes(8, "big")
         box = crypto_box_easy_afternm(bytes([more]) + frame, b"CurveZMQMESSAGEC" + nonce, self.precomputed)
-        return named(b"MESSAGE", nonce + box)
+        return encode_command(b"MESSAGE", nonce + box)
 
     def opened(self, sealed: bytes) -> bytes:
         return crypto_box_open_easy_afternm(sealed[16:], b"CurveZMQMESSAGES" + sealed[8:16], self.precomputed)
 
 
-def mechanism(opens: bool = True, *, says_no: bool = True) -> Curve:
-    return Curve(PULL, Lock(DOOR, lambda key: opens and key == ME.public, says_no))
+def mechanism(opens: bool = True, *, says_no: bool = True) -> CurveServer:
+    return CurveServer(PULL, AuthPolicy(DOOR, lambda key: opens and key == ME.public, says_no))
 
 
-def session(curve: Curve) -> Session:
+def session(curve: CurveServer) -> CurveSession:
     assert curve.session is not None
     return curve.session
 
 
-def through(knocker: Knocker) -> Curve:
+def through(knocker: Knocker) -> CurveServer:
     """A conversation whose handshake is over."""
     curve = mechanism()
-    welcome = curve.take(knocker.hello())
-    assert not curve.take(knocker.initiate(welcome.command)).refused
+    welcome = curve.handle(knocker.hello())
+    assert not curve.handle(knocker.initiate(welcome.command)).refused
     return curve
 
 
@@ -94,24 +100,24 @@ def test_who_shows_its_key_is_heard() -> None:
     """And the door knows whose it is."""
     knocker = Knocker()
     curve = through(knocker)
-    assert curve.told is not None
-    assert (curve.key, curve.told[b"identity"]) == (ME.public, b"me")
-    frame, more = session(curve).opened(knocker.message(b"hello", more=True))
+    assert curve.metadata is not None
+    assert (curve.key, curve.metadata[b"identity"]) == (ME.public, b"me")
+    frame, more = session(curve).decrypt(knocker.message(b"hello", more=True))
     assert (bytes(frame), more) == (b"hello", True)
     frame[0] = 0  # it is memory of its own: arrays are made of it
-    assert knocker.opened(bytes(session(curve).sealed(b"answer", more=False))) == b"\0answer"
-    assert knocker.opened(bytes(session(curve).sealed(memoryview(b""), more=True))) == b"\1"
+    assert knocker.opened(bytes(session(curve).encrypt(b"answer", more=False))) == b"\0answer"
+    assert knocker.opened(bytes(session(curve).encrypt(memoryview(b""), more=True))) == b"\1"
 
 
 def test_another_key_is_told_so_or_not() -> None:
-    for says_no, expected in ((True, named(b"ERROR", b"\x03400")), (False, b"")):
+    for says_no, expected in ((True, encode_command(b"ERROR", b"\x03400")), (False, b"")):
         curve, knocker = mechanism(opens=False, says_no=says_no), Knocker()
-        reply = curve.take(knocker.initiate(curve.take(knocker.hello()).command))
+        reply = curve.handle(knocker.initiate(curve.handle(knocker.hello()).command))
         said, proof = reply.command[: len(expected)], reply.command[len(expected) :]
         assert (said, bool(reply.refused)) == (expected, True)
         assert is_proven_refusal(b"\x03400" + proof, knocker.precomputed) is says_no
         assert not is_proven_refusal(b"\x03400" + proof, through_as(Knocker()))
-        assert curve.told is None
+        assert curve.metadata is None
 
 
 def test_nobody_speaks_for_another() -> None:
@@ -119,15 +125,15 @@ def test_nobody_speaks_for_another() -> None:
     thief = Knocker(own=KeyPair(ME.public, new_pair().secret))
     curve = mechanism()
     with pytest.raises(WireError, match="does not open"):
-        curve.take(thief.initiate(curve.take(thief.hello()).command))
+        curve.handle(thief.initiate(curve.handle(thief.hello()).command))
     knocker, curve = Knocker(), mechanism()
     with pytest.raises(WireError, match="another connection"):
-        curve.take(knocker.initiate(curve.take(knocker.hello()).command, vouches_for=secrets.token_bytes(32)))
+        curve.handle(knocker.initiate(curve.handle(knocker.hello()).command, vouches_for=secrets.token_bytes(32)))
 
 
 def test_who_knocks_for_another_door_is_refused() -> None:
     with pytest.raises(WireError, match="be decrypted"):
-        mechanism().take(Knocker(door=new_pair().public).hello())
+        mechanism().handle(Knocker(door=new_pair().public).hello())
 
 
 def test_what_was_heard_before_is_not_heard_again() -> None:
@@ -136,10 +142,10 @@ def test_what_was_heard_before_is_not_heard_again() -> None:
     curve = through(knocker)
     first, second = knocker.message(b"1"), knocker.message(b"2")
     for number, message in enumerate((bytes(first), bytes(second)), 1):
-        assert bytes(session(curve).opened(message)[0]) == b"%d" % number
+        assert bytes(session(curve).decrypt(message)[0]) == b"%d" % number
     for old in (first, second):
         with pytest.raises(WireError, match="again"):
-            session(curve).opened(old)
+            session(curve).decrypt(old)
 
 
 def test_what_was_taken_out_on_the_way_is_missed() -> None:
@@ -149,15 +155,15 @@ def test_what_was_taken_out_on_the_way_is_missed() -> None:
     knocker.message(b"taken out")
     for _ in range(2):
         with pytest.raises(WireError, match="missing"):
-            session(curve).opened(knocker.message(b"later"))
+            session(curve).decrypt(knocker.message(b"later"))
 
 
 def test_a_cookie_of_another_time_opens_nothing() -> None:
     knocker, curve = Knocker(), mechanism()
-    initiate = bytearray(knocker.initiate(curve.take(knocker.hello()).command))
+    initiate = bytearray(knocker.initiate(curve.handle(knocker.hello()).command))
     initiate[9 + 20] ^= 1
     with pytest.raises(WireError, match="cookie"):
-        curve.take(bytes(initiate))
+        curve.handle(bytes(initiate))
 
 
 def test_a_conversation_that_was_recorded_opens_nothing() -> None:
@@ -165,20 +171,20 @@ def test_a_conversation_that_was_recorded_opens_nothing() -> None:
     there would be done once more, and we would answer with numbers that were used already under the same key."""
     knocker, curve = Knocker(), mechanism()
     hello = knocker.hello()
-    initiate = knocker.initiate(curve.take(hello).command)
-    assert not curve.take(initiate).refused
-    assert bytes(session(curve).opened(knocker.message(b"once"))[0]) == b"once"
+    initiate = knocker.initiate(curve.handle(hello).command)
+    assert not curve.handle(initiate).refused
+    assert bytes(session(curve).decrypt(knocker.message(b"once"))[0]) == b"once"
     for again in (mechanism(), mechanism()):
-        again.take(hello)
+        again.handle(hello)
         with pytest.raises(WireError, match="cookie"):
-            again.take(initiate)
-        assert (again.told, again.key) == (None, "")
+            again.handle(initiate)
+        assert (again.metadata, again.key) == (None, "")
 
 
 def test_who_is_refused_has_shown_no_key() -> None:
     curve, knocker = mechanism(opens=False), Knocker()
-    assert curve.take(knocker.initiate(curve.take(knocker.hello()).command)).refused
-    assert (curve.told, curve.key) == (None, "")
+    assert curve.handle(knocker.initiate(curve.handle(knocker.hello()).command)).refused
+    assert (curve.metadata, curve.key) == (None, "")
 
 
 @given(st.data())
@@ -188,9 +194,9 @@ def test_whatever_is_changed_is_a_wire_error(data: st.DataObject) -> None:
     stage = data.draw(st.sampled_from(["hello", "initiate", "message"]))
     command = knocker.hello()
     if stage != "hello":
-        command = knocker.initiate(curve.take(command).command)
+        command = knocker.initiate(curve.handle(command).command)
     if stage == "message":
-        curve.take(command)
+        curve.handle(command)
         command = knocker.message(b"some text")
     damaged = bytearray(command)
     at = data.draw(st.integers(0, len(command) - 1))
@@ -200,7 +206,7 @@ def test_whatever_is_changed_is_a_wire_error(data: st.DataObject) -> None:
         del damaged[at:]
     if stage == "hello" and 8 <= at < 80 and len(damaged) == len(command):
         return  # padding
-    take = session(curve).opened if stage == "message" else curve.take
+    take = session(curve).decrypt if stage == "message" else curve.handle
     with pytest.raises(WireError):
         take(bytes(damaged))
 
@@ -209,34 +215,34 @@ def test_public_halves_belong_to_secrets() -> None:
     assert public_of(ME.secret) == ME.public
 
 
-def inlet(knocker: Knocker) -> Inlet:
+def inlet(knocker: Knocker) -> ZmtpDecoder:
     """What a door has of a connection whose handshake is through."""
-    made = Inlet(LIMIT, mechanism())
-    made.feed(greeting(b"CURVE", listens=False) + as_command(knocker.hello()))
-    assert not made.shake()
+    made = ZmtpDecoder(LIMIT, mechanism())
+    made.feed(encode_greeting(b"CURVE", is_server=False) + command_frame(knocker.hello()))
+    assert not made.advance_handshake()
     welcome = made.answer[2:]
     made.answer = b""
     initiate = knocker.initiate(welcome)
     long = bytes([6]) + len(initiate).to_bytes(8, "big") if len(initiate) > 255 else bytes([4, len(initiate)])
     made.feed(long + initiate)
-    assert made.shake()
+    assert made.advance_handshake()
     return made
 
 
 @pytest.mark.parametrize("claimed", [ME.public.encode(), b"\xff", b""], ids=["a key", "no text", "nothing"])
 def test_a_key_is_shown_by_a_handshake_and_not_by_words(claimed: bytes) -> None:
     """At a door without a lock nobody has one, whatever it says of itself; at one with a lock, its own."""
-    ready = named(b"READY", told(Socket_Type=b"DEALER", Identity=b"me", key=claimed))
-    door = Inlet(LIMIT, Null(ROUTER))
-    door.feed(greeting(b"NULL", listens=False) + as_command(ready))
-    assert door.shake()
+    ready = encode_command(b"READY", encode_metadata(Socket_Type=b"DEALER", Identity=b"me", key=claimed))
+    door = ZmtpDecoder(LIMIT, NullServer(ROUTER))
+    door.feed(encode_greeting(b"NULL", is_server=False) + command_frame(ready))
+    assert door.advance_handshake()
     assert door.key == ""
-    knocker = Knocker(says=told(key=claimed))
+    knocker = Knocker(says=encode_metadata(key=claimed))
     assert inlet(knocker).key == ME.public
 
 
 def sent(*sealed: bytes) -> bytes:
-    return b"".join(framed(len(each), more=False) + each for each in sealed)
+    return b"".join(frame_header(len(each), more=False) + each for each in sealed)
 
 
 @pytest.mark.parametrize("size", [0, 1, 254, 255, 256, 70_000, LIMIT])
@@ -255,10 +261,10 @@ def test_messages_of_all_sizes_pass(size: int) -> None:
         door.feed(piece)
         got = door.next()
         while got is None and rest:
-            if (room := door.room()) is not None:
+            if (room := door.recv_buffer()) is not None:
                 some, rest = rest[: len(room)], rest[len(room) :]
                 room[: len(some)] = some
-                door.filled(len(some))
+                door.commit(len(some))
             else:
                 door.feed(rest)
                 rest = b""
@@ -276,7 +282,7 @@ def test_bounds_hold_for_what_is_inside() -> None:
     with pytest.raises(WireError, match="at most 2 frames"):
         door.next()
     door = inlet(Knocker())
-    door.feed(framed(LIMIT + 34, more=False))
+    door.feed(frame_header(LIMIT + 34, more=False))
     with pytest.raises(WireError, match="the limit is"):
         door.next()
     door = inlet(Knocker())
@@ -290,19 +296,24 @@ def test_a_door_that_has_two_keys_answers_to_both() -> None:
     conversation began before."""
     new, came = new_pair(), list[tuple[str, str]]()
     pairs = [new, DOOR]
-    lock = Lock(DOOR, lambda key: key == ME.public, answers=lambda: tuple(pairs), came=lambda *who: came.append(who))
+    lock = AuthPolicy(
+        DOOR,
+        lambda key: key == ME.public,
+        key_pairs=lambda: tuple(pairs),
+        on_authenticated=lambda *who: came.append(who),
+    )
     for door in (DOOR, new):
-        knocker, curve = Knocker(door=door.public), Curve(PULL, lock)
-        curve.take(knocker.initiate(curve.take(knocker.hello()).command))
+        knocker, curve = Knocker(door=door.public), CurveServer(PULL, lock)
+        curve.handle(knocker.initiate(curve.handle(knocker.hello()).command))
         assert curve.key == ME.public
     assert came == [(ME.public, DOOR.public), (ME.public, new.public)]
-    stranger, curve = Knocker(own=new_pair()), Curve(PULL, lock)
-    assert curve.take(stranger.initiate(curve.take(stranger.hello()).command)).refused
+    stranger, curve = Knocker(own=new_pair()), CurveServer(PULL, lock)
+    assert curve.handle(stranger.initiate(curve.handle(stranger.hello()).command)).refused
     assert len(came) == 2
-    began, curve = Knocker(), Curve(PULL, lock)
-    welcome = curve.take(began.hello()).command
+    began, curve = Knocker(), CurveServer(PULL, lock)
+    welcome = curve.handle(began.hello()).command
     pairs.remove(DOOR)
-    curve.take(began.initiate(welcome))
+    curve.handle(began.initiate(welcome))
     with pytest.raises(WireError, match="another server key"):
-        Curve(PULL, lock).take(Knocker().hello())
-    Curve(PULL, lock).take(Knocker(door=new.public).hello())
+        CurveServer(PULL, lock).handle(Knocker().hello())
+    CurveServer(PULL, lock).handle(Knocker(door=new.public).hello())

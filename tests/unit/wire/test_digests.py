@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.wire.digests import digests_of, num_matching
+from swarm.wire.digests import num_matching, prefix_digests
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
 
@@ -14,7 +14,7 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
 def test_the_same_tokens_match_as_a_whole(tokens: list[int], more: int) -> None:
     """However many the other side knows beside them."""
     position = len(tokens)
-    assert num_matching(tokens + [5] * more, position, digests_of(tokens, position)) == position
+    assert num_matching(tokens + [5] * more, position, prefix_digests(tokens, position)) == position
 
 
 @given(TOKENS, TOKENS)
@@ -22,7 +22,7 @@ def test_never_more_than_what_is_the_same(ours: list[int], theirs: list[int]) ->
     common = next(
         (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
     )
-    assert num_matching(ours, len(theirs), digests_of(theirs, len(theirs))) <= common
+    assert num_matching(ours, len(theirs), prefix_digests(theirs, len(theirs))) <= common
 
 
 @given(TOKENS, st.integers(0, 80))
@@ -30,17 +30,17 @@ def test_what_can_not_be_compared_is_less_than_what_is_missing(tokens: list[int]
     """One side lacks the last tokens: at most as many again count for nothing, less one."""
     known = tokens[:num_known]
     missing = len(tokens) - len(known)
-    matching = num_matching(known, len(tokens), digests_of(tokens, len(tokens)))
+    matching = num_matching(known, len(tokens), prefix_digests(tokens, len(tokens)))
     assert matching == len(known) if not missing else matching >= len(known) - (missing - 1)
 
 
 def test_they_are_few() -> None:
     """A million tokens: twenty-one of them."""
     tokens = list(range(1 << 20))
-    assert len(digests_of(tokens, len(tokens))) == 21
+    assert len(prefix_digests(tokens, len(tokens))) == 21
 
 
 def test_digests_of_another_number_prove_nothing() -> None:
     """Whoever made them told something else than the position says."""
-    assert num_matching([1, 2, 3, 4], 4, digests_of([1, 2, 3, 4], 2)) == 0
+    assert num_matching([1, 2, 3, 4], 4, prefix_digests([1, 2, 3, 4], 2)) == 0
     assert num_matching([1, 2], 0, ()) == 0

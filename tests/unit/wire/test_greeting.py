@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarm import __version__
 from swarm.wire.codec import CLIENT
-from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
+from swarm.wire.greeting import Greeting, encode_greeting, incompatibility, negotiated_version, read_greeting
 from swarm.wire.messages import PROTOCOL_VERSION, Ack
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.versions import VERSIONS
@@ -17,10 +17,10 @@ from swarm.wire.versions import VERSIONS
 
 def test_two_of_one_build_understand_each_other() -> None:
     """What one says, the other reads, and finds nothing strange."""
-    theirs = read_greeting(greeting("abcd"))
+    theirs = read_greeting(encode_greeting("abcd"))
     assert theirs == Greeting(schema="abcd")
     assert theirs.build == __version__
-    assert why_strangers(theirs, "abcd") is None
+    assert incompatibility(theirs, "abcd") is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_later_build_is_read_and_named(later: dict[str, object], remedy: str) 
     later |= {"schema": "ef", "build": "9.9"}
     theirs = read_greeting([msgspec.msgpack.encode({"kind": "greet"} | later)])
     assert theirs is not None
-    reason = why_strangers(theirs, "abcd")
+    reason = incompatibility(theirs, "abcd")
     assert reason is not None
     versions = ", ".join(map(str, theirs.versions))
     assert reason.startswith(f"it is swarm 9.9 (protocol {versions}, messages ef), and here is swarm {__version__}")
@@ -50,14 +50,14 @@ def test_the_newest_version_that_both_speak(versions: tuple[int, ...], spoken: i
     """A newer build is no stranger, nor an older one, whatever their messages are called."""
     schema = "abcd" if versions == VERSIONS else "ef"
     theirs = Greeting(versions=versions, schema=schema, build="9.9")
-    assert (why_strangers(theirs, "abcd"), spoken_with(theirs)) == (None, spoken)
+    assert (incompatibility(theirs, "abcd"), negotiated_version(theirs)) == (None, spoken)
 
 
 def test_other_messages_are_no_greetings() -> None:
     """Nor one that only has the word in it."""
     assert read_greeting(CLIENT.encode(Ack(request_id="greet", index=0, next_index=1))) is None
     assert read_greeting([]) is None
-    assert read_greeting([*greeting("a"), b""]) is None
+    assert read_greeting([*encode_greeting("a"), b""]) is None
     assert read_greeting([b"greet" * 1000]) is None
     assert client_schema() != schema()
 
@@ -67,5 +67,5 @@ def test_garbage_is_no_greeting(noise: bytes) -> None:
     """And never raises anything."""
     assert read_greeting([b"greet" + noise]) is None
     for place in (3, 20, 40):
-        (frame,) = greeting("abcd")
+        (frame,) = encode_greeting("abcd")
         read_greeting([bytes(frame[:place]) + noise[:2] + bytes(frame[place:])])

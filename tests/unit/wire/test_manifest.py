@@ -32,9 +32,9 @@ def test_the_same_model_in_another_dtype() -> None:
     """Its sizes differ, too; with another file it is another model."""
     manifest = fake_manifest(num_layers=4)
     other = msgspec.structs.replace(manifest, dtype="bfloat16", layer_bytes=(1,) * 4, kv_bytes_per_token=(2,) * 4)
-    assert manifest.differs_in_dtype_alone(other)
-    assert not manifest.differs_in_dtype_alone(manifest)
-    assert not manifest.differs_in_dtype_alone(msgspec.structs.replace(other, files=(file(SHA256),)))
+    assert manifest.differs_only_in_dtype(other)
+    assert not manifest.differs_only_in_dtype(manifest)
+    assert not manifest.differs_only_in_dtype(msgspec.structs.replace(other, files=(file(SHA256),)))
 
 
 @pytest.mark.parametrize(

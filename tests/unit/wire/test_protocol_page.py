@@ -16,16 +16,13 @@ import msgpack
 import pytest
 
 import swarm.broker
-from swarm.broker.reception import STRIKES
-from swarm.broker.requests.endings import RequestSettings
+from swarm.auth.invitation import Invitation, decode
+from swarm.auth.permissions import _ALLOWED, _CLIENT_REPORTS
+from swarm.broker.message_server import MAX_STRIKES
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW
-from swarm.lock.invitation import Invitation, read
-from swarm.lock.rights import _CLIENT_ASKS, _MAY
 from swarm.params import MAX_BIASES, MAX_STOPS
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.door import connection, listener, zmtp
-from swarm.wire.door.mechanisms import ROUTER, Kind, Null
-from swarm.wire.door.zmtp import Inlet
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -36,12 +33,15 @@ from swarm.wire.messages import (
     Message,
     Query,
 )
+from swarm.wire.transport import connection, listener, zmtp
+from swarm.wire.transport.server_handshake import ROUTER, NullServer, SocketType
+from swarm.wire.transport.zmtp import ZmtpDecoder
 from tests.unit.wire.protocol_tables import is_array, kinds, records, table
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference" / "protocol.md").read_text()
 PROSE = " ".join(PAGE.split())
-DEALER = Kind(b"DEALER", (b"ROUTER",))
+DEALER = SocketType(b"DEALER", (b"ROUTER",))
 
 
 def section(heading: str) -> str:
@@ -94,10 +94,10 @@ def test_who_may_say_what() -> None:
     assert set(told) == {str(struct.__struct_config__.tag) for struct in CLIENT.structs}
     for column, role in enumerate(("client", "gateway", "worker"), start=2):
         may = {name for name, row in told.items() if row[column] == "yes"}
-        assert may == {str(struct.__struct_config__.tag) for struct in _MAY[role]}, role
+        assert may == {str(struct.__struct_config__.tag) for struct in _ALLOWED[role]}, role
     answers = set(re.findall(r"`(\w+)`", " ".join(row[1] for row in told.values())))
     assert {str(struct.__struct_config__.tag) for struct in SERVER.structs} - answers == {"broker_key", "rotate_yours"}
-    kept = set(get_args(get_type_hints(Query)["what"])) - _CLIENT_ASKS
+    kept = set(get_args(get_type_hints(Query)["what"])) - _CLIENT_REPORTS
     assert re.search(rf"may not ask for {' and '.join(f'`{what}`' for what in sorted(kept, reverse=True))}", PROSE)
 
 
@@ -157,14 +157,14 @@ def test_numbers() -> None:
     assert told == {
         "header_bytes": MAX_HEADER_BYTES,
         "asset_bytes": ASSET_PART_BYTES,
-        "frames": zmtp.MOST_FRAMES,
+        "frames": zmtp.MAX_FRAMES,
         "window": WINDOW,
         "tokens_per_message": MAX_TOKENS_PER_MESSAGE,
         "handshake_s": listener.HANDSHAKE_S,
         "message_s": connection.MESSAGE_S,
-        "queued_messages": connection._MOST_QUEUED,
-        "queued_bytes": connection._MOST_QUEUED_BYTES,
-        "strikes": STRIKES,
+        "queued_messages": connection._MAX_QUEUED,
+        "queued_bytes": connection._MAX_QUEUED_BYTES,
+        "strikes": MAX_STRIKES,
         "client_grace_s": usual.client_grace_s,
         "retain_s": usual.retain_s,
         "stops": MAX_STOPS,
@@ -173,7 +173,7 @@ def test_numbers() -> None:
     assert f"sends {WINDOW} unacknowledged" in PROSE
     assert f"for {usual.client_grace_s:g} seconds without a reader" in PROSE
     assert f"for {usual.retain_s:g} seconds (`broker.retain_s`)" in PROSE
-    assert f"After {STRIKES} such messages" in PROSE
+    assert f"After {MAX_STRIKES} such messages" in PROSE
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
@@ -206,10 +206,10 @@ def dumped(text: str) -> bytes:
 
 
 @pytest.mark.parametrize(("sender", "kind"), [("client", ROUTER), ("broker", DEALER)])
-def test_the_dump_is_what_goes_over_the_wire(sender: str, kind: Kind) -> None:
+def test_the_dump_is_what_goes_over_the_wire(sender: str, kind: SocketType) -> None:
     """Our end of the wire gets through the handshake with these bytes, and finds in them the messages that stand beside
     them: read by the reference msgpack, and taken by the door."""
-    inlet, frames = Inlet(MAX_HEADER_BYTES, Null(kind)), []
+    inlet, frames = ZmtpDecoder(MAX_HEADER_BYTES, NullServer(kind)), []
     for part in parts():
         if part.sender == sender:
             inlet.feed(part.data)
@@ -258,4 +258,4 @@ def test_an_invitation_is_made_as_told() -> None:
     packed = msgpack.packb([addresses, broker, secret, "client"])
     checked = packed + hashlib.blake2b(b"swarm1:" + packed, digest_size=4).digest()
     line = "swarm1:" + base64.urlsafe_b64encode(checked).decode().rstrip("=")
-    assert read(line) == Invitation(tuple(addresses), broker.hex(), secret.hex(), "client")
+    assert decode(line) == Invitation(tuple(addresses), broker.hex(), secret.hex(), "client")

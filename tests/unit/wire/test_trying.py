@@ -11,22 +11,22 @@ import psutil
 import pytest
 
 from swarm.errors import WireError
-from swarm.wire.door import knocking
-from swarm.wire.door.curve import Curve
-from swarm.wire.door.keys import KeyPair, Lock, new_pair
-from swarm.wire.door.knocking import why_unreachable
-from swarm.wire.door.mechanisms import PULL
-from swarm.wire.door.zmtp import Inlet, greeting
+from swarm.wire.transport import client_handshake
+from swarm.wire.transport.client_handshake import check_reachable
+from swarm.wire.transport.curve import CurveServer
+from swarm.wire.transport.keys import AuthPolicy, KeyPair, new_pair
+from swarm.wire.transport.server_handshake import PULL
+from swarm.wire.transport.zmtp import ZmtpDecoder, encode_greeting
 
 
 def test_a_door_on_this_machine_is_not_tried() -> None:
-    assert why_unreachable("tcp://127.0.0.1:9") == ""
-    assert why_unreachable(f"tcp://{'ab' * 32}@[::1]:9") == ""
+    assert check_reachable("tcp://127.0.0.1:9") == ""
+    assert check_reachable(f"tcp://{'ab' * 32}@[::1]:9") == ""
 
 
 def test_who_does_not_answer_is_named() -> None:
     """An address of documentation's own network: nobody's, so that no way or no answer is there."""
-    assert "192.0.2.77:9" in why_unreachable(f"tcp://{'ab' * 32}@192.0.2.77:9", 0.2)
+    assert "192.0.2.77:9" in check_reachable(f"tcp://{'ab' * 32}@192.0.2.77:9", 0.2)
 
 
 def own_address() -> str:
@@ -41,8 +41,8 @@ def test_what_answers_can_be_reached() -> None:
     """By this machine's own address where it has one beside loopback; a port without anybody says so."""
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        assert why_unreachable(f"tcp://{own_address()}:{port}") == ""
-    assert "refused" in why_unreachable(f"tcp://{own_address()}:{port}")
+        assert check_reachable(f"tcp://{own_address()}:{port}") == ""
+    assert "refused" in check_reachable(f"tcp://{own_address()}:{port}")
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def as_a_door(pair: KeyPair) -> Callable[[socket.socket], None]:
     """As one with this key that hears nobody yet."""
 
     def answers(connected: socket.socket) -> None:
-        inlet = Inlet(1 << 20, Curve(PULL, Lock(pair, lambda key: False, says_no=False)))
-        connected.sendall(greeting(b"CURVE"))
+        inlet = ZmtpDecoder(1 << 20, CurveServer(PULL, AuthPolicy(pair, lambda key: False, reject_explicitly=False)))
+        connected.sendall(encode_greeting(b"CURVE"))
         with suppress(WireError):
             while came := connected.recv(1024):
                 inlet.feed(came)
-                inlet.shake()
+                inlet.advance_handshake()
                 connected.sendall(inlet.answer)
                 inlet.answer = b""
 
@@ -93,25 +93,25 @@ DOOR = new_pair()
         (as_a_door(new_pair()), False),
         (lambda connected: connected.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + bytes(64)), False),
         (lambda connected: None, False),
-        (lambda connected: connected.sendall(greeting(b"NULL")), False),
+        (lambda connected: connected.sendall(encode_greeting(b"NULL")), False),
     ],
     ids=["the door", "another door", "something else", "hangs up", "a door without a lock"],
 )
 def test_who_listens_shows_that_it_is_the_door(answers: Callable[[socket.socket], object], is_door: bool) -> None:
     """A neighbour can be tried before it hears us: the plan that names us may be on its way to it."""
     with answering(answers) as port:
-        problem = why_unreachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 0.4)
+        problem = check_reachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 0.4)
         assert problem == "" if is_door else "does not have the expected key" in problem
 
 
 def test_a_door_that_is_busy_counts_as_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process computes, and the kernel takes connections meanwhile. A relay is no door."""
-    monkeypatch.setattr(knocking, "ANSWER_S", 0.1)
+    monkeypatch.setattr(client_handshake, "ANSWER_S", 0.1)
     with socket.create_server(("0.0.0.0", 0)) as busy:
         port = busy.getsockname()[1]
-        assert why_unreachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 0.4) == ""
+        assert check_reachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 0.4) == ""
     with answering(lambda connected: None) as port:
-        assert why_unreachable(f"tcp://{DOOR.public}@{own_address()}:{port}/{'ab' * 16}", 0.4) == ""
+        assert check_reachable(f"tcp://{DOOR.public}@{own_address()}:{port}/{'ab' * 16}", 0.4) == ""
 
 
 def test_a_door_that_hangs_up_at_first_is_asked_again() -> None:
@@ -122,4 +122,4 @@ def test_a_door_that_hangs_up_at_first_is_asked_again() -> None:
         next(turns)(connected)
 
     with answering(answers) as port:
-        assert why_unreachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 3.5) == ""
+        assert check_reachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 3.5) == ""

@@ -12,8 +12,8 @@ import pytest
 from swarm.errors import WireError
 from swarm.params import SamplingParams
 from swarm.wire import schema, versions
-from swarm.wire.codec import CLIENT, ORDER, SERVER, Door
-from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Enrol, Recalled, Release, StopWorker, Submit
+from swarm.wire.codec import CLIENT, ORDER, SERVER, MessageCodec
+from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Enrol, Release, RequestDetails, StopWorker, Submit
 from swarm.wire.tensors import Bytes
 from swarm.wire.versions import ADDED, VERSIONS
 from tests.unit.wire.any_message import DOORS
@@ -51,9 +51,9 @@ def test_what_an_older_build_says_is_understood_and_said_the_same(version: int) 
         assert said(door.encode(message, payload, version=version), door) == said(old, door), kind
 
 
-def said(frames: Sequence[Bytes], door: Door[Any] = CLIENT) -> tuple[dict[str, object], list[bytes]]:
+def said(frames: Sequence[Bytes], door: MessageCodec[Any] = CLIENT) -> tuple[dict[str, object], list[bytes]]:
     """The header's fields, and the other frames."""
-    return msgspec.msgpack.decode(door.unseal(frames[0])), [bytes(frame) for frame in frames[1:]]
+    return msgspec.msgpack.decode(door.verify_checksum(frames[0])), [bytes(frame) for frame in frames[1:]]
 
 
 def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
@@ -81,19 +81,19 @@ def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatc
     header = msgspec.msgpack.encode({"v": 2, "params": {"top_k": 3, "seed": 7}})
     monkeypatch.setattr(versions, "VERSIONS", (1, 2))
     monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": True}})
-    said = msgspec.msgpack.decode(versions.as_of(1, "submit", header))
+    said = msgspec.msgpack.decode(versions.downgrade_header(1, "submit", header))
     assert said == {"v": 1, "params": {"top_k": 3}}
     monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": False}})
     with pytest.raises(WireError, match=r"submit\.params\.seed needs version 2"):
-        versions.as_of(1, "submit", header)
+        versions.downgrade_header(1, "submit", header)
     bare = msgspec.msgpack.encode({"v": 2})
-    assert msgspec.msgpack.decode(versions.as_of(1, "submit", bare)) == {"v": 1}
+    assert msgspec.msgpack.decode(versions.downgrade_header(1, "submit", bare)) == {"v": 1}
 
 
 def test_a_message_within_a_message_is_of_the_older_version_too() -> None:
     """A client of the version before reads what was asked for with a field that it does not know."""
     asked = Submit(request_id="r", prompt=(5,), params=SamplingParams(), seed=1, keep_s=5.0)
-    (theirs, _) = said(SERVER.encode(Recalled(submit=asked), version=2), SERVER)
+    (theirs, _) = said(SERVER.encode(RequestDetails(submit=asked), version=2), SERVER)
     inner = theirs["submit"]
     assert isinstance(inner, dict)
     assert inner["v"] == 2

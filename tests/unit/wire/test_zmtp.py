@@ -7,39 +7,49 @@ import random
 import pytest
 
 from swarm.errors import WireError
-from swarm.wire.door.mechanisms import PULL, ROUTER, USERNAME, Kind, asks, named, told
-from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, framed, greeting
+from swarm.wire.transport.server_handshake import (
+    PULL,
+    ROUTER,
+    USERNAME,
+    SocketType,
+    encode_command,
+    encode_metadata,
+    server_mechanism,
+)
+from swarm.wire.transport.zmtp import HANDSHAKE_BYTES, ZmtpDecoder, command_frame, encode_greeting, frame_header
 
 LIMIT = 300_000
 KEY = b"0123456789abcdef"
-NULL = greeting(b"NULL", listens=False)
-PLAIN = greeting(b"PLAIN", listens=False)
+NULL = encode_greeting(b"NULL", is_server=False)
+PLAIN = encode_greeting(b"PLAIN", is_server=False)
 
 
 def ready(kind: bytes = b"DEALER", identity: bytes = b"me") -> bytes:
     """What a knocking end says first, as libzmq does."""
-    return NULL + as_command(named(b"READY", told(Socket_Type=kind, Identity=identity)))
+    return NULL + command_frame(encode_command(b"READY", encode_metadata(Socket_Type=kind, Identity=identity)))
 
 
 def hello(key: bytes = KEY) -> bytes:
     """The same where a key is asked for."""
-    return PLAIN + as_command(named(b"HELLO", bytes([len(USERNAME)]) + USERNAME + bytes([len(key)]) + key))
+    return PLAIN + command_frame(encode_command(b"HELLO", bytes([len(USERNAME)]) + USERNAME + bytes([len(key)]) + key))
 
 
 def initiate(kind: bytes = b"PUSH") -> bytes:
     """And then."""
-    return as_command(named(b"INITIATE", told(Socket_Type=kind)))
+    return command_frame(encode_command(b"INITIATE", encode_metadata(Socket_Type=kind)))
 
 
 def message(*frames: bytes) -> bytes:
-    return b"".join(framed(len(frame), more=index + 1 < len(frames)) + frame for index, frame in enumerate(frames))
+    return b"".join(
+        frame_header(len(frame), more=index + 1 < len(frames)) + frame for index, frame in enumerate(frames)
+    )
 
 
-def listening(key: bytes = b"", kind: Kind = ROUTER) -> Inlet:
-    return Inlet(LIMIT, asks(kind, key)())
+def listening(key: bytes = b"", kind: SocketType = ROUTER) -> ZmtpDecoder:
+    return ZmtpDecoder(LIMIT, server_mechanism(kind, key)())
 
 
-def inlet() -> Inlet:
+def inlet() -> ZmtpDecoder:
     """Whose handshake is through."""
     made = listening()
     made.feed(ready())
@@ -47,23 +57,23 @@ def inlet() -> Inlet:
     return made
 
 
-def fed(receiver: Inlet, data: bytes, cuts: random.Random | None = None) -> list[list[bytes]]:
+def fed(receiver: ZmtpDecoder, data: bytes, cuts: random.Random | None = None) -> list[list[bytes]]:
     """What comes out of these bytes, in pieces of any size, as a socket would hand them over."""
     out = []
     while data:
-        room = receiver.room()
+        room = receiver.recv_buffer()
         size = len(data) if cuts is None else cuts.choice((1, 2, 9, 64, 1000, 70_000))
         piece, data = data[:size], data[size:]
         if room is not None:
             data = piece[len(room) :] + data
             piece = piece[: len(room)]
             room[: len(piece)] = piece
-            receiver.filled(len(piece))
+            receiver.commit(len(piece))
         else:
             lent = bytearray(piece)
             receiver.feed(lent)
             if cuts is not None and cuts.random() < 0.5:
-                receiver.keep()
+                receiver.copy_unread()
                 lent[:] = bytes(len(lent))
         while (found := receiver.next()) is not None:
             out.append([bytes(frame) for frame in found])
@@ -91,7 +101,7 @@ def test_messages_come_out_as_they_went_in(seed: int, key: bytes) -> None:
 @pytest.mark.parametrize("identity", [b"", b"\0", bytes(16), b"\xff" * 255])
 def test_any_name_will_do(identity: bytes) -> None:
     """Those of clients are sixteen random bytes."""
-    body = named(b"READY", told(Socket_Type=b"DEALER", Identity=identity))
+    body = encode_command(b"READY", encode_metadata(Socket_Type=b"DEALER", Identity=identity))
     receiver = listening()
     receiver.feed(NULL + b"\x06" + len(body).to_bytes(8, "big") + body + message(b"hello"))
     assert receiver.next() == [b"hello"]
@@ -109,8 +119,8 @@ def test_one_message_at_a_time() -> None:
 
 OVERSTEPS = {
     "three frames": (b"\x01\x01a\x01\x01b", "at most 2 frames"),
-    "too long a frame": (framed(LIMIT + 1, more=False), f"a frame of {LIMIT + 1} bytes was announced"),
-    "too long a second frame": (b"\x01\x01a" + framed(2**63, more=False), "bytes was announced"),
+    "too long a frame": (frame_header(LIMIT + 1, more=False), f"a frame of {LIMIT + 1} bytes was announced"),
+    "too long a second frame": (b"\x01\x01a" + frame_header(2**63, more=False), "bytes was announced"),
     "strange flags": (b"\x08\x01a", "no frame's flags"),
     "a command": (b"\x04\x05\x04PING", "a command came"),
 }
@@ -131,10 +141,10 @@ def test_what_oversteps_is_refused_before_it_is_kept(what: str) -> None:
 def test_what_is_announced_takes_no_room_before_it_comes() -> None:
     """A stranger's large frame: room for a little, then for twice of what came."""
     receiver = inlet()
-    receiver.feed(framed(LIMIT, more=False) + b"x")
+    receiver.feed(frame_header(LIMIT, more=False) + b"x")
     assert receiver.next() is None
     assert receiver.num_held <= 65_536
-    room = receiver.room()
+    room = receiver.recv_buffer()
     assert room is not None
     assert len(room) < 65_536
 
@@ -210,19 +220,23 @@ def test_what_a_handshake_is_answered() -> None:
     receiver = listening(KEY, PULL)
     receiver.feed(hello())
     assert receiver.next() is None
-    assert receiver.answer == as_command(named(b"WELCOME"))
+    assert receiver.answer == command_frame(encode_command(b"WELCOME"))
     receiver.answer = b""
     receiver.feed(initiate())
     assert receiver.next() is None
-    assert receiver.answer == as_command(named(b"READY", told(Socket_Type=b"PULL", Identity=b"")))
-    assert inlet().answer == as_command(named(b"READY", told(Socket_Type=b"ROUTER", Identity=b"")))
+    assert receiver.answer == command_frame(
+        encode_command(b"READY", encode_metadata(Socket_Type=b"PULL", Identity=b""))
+    )
+    assert inlet().answer == command_frame(
+        encode_command(b"READY", encode_metadata(Socket_Type=b"ROUTER", Identity=b""))
+    )
 
 
 def test_who_knows_the_key_is_believed_in_what_it_announces() -> None:
     """There is room for all of a large frame at once; for one of the handshake there is not."""
     receiver = listening(KEY, PULL)
-    receiver.feed(hello() + initiate() + framed(LIMIT, more=False) + b"x")
+    receiver.feed(hello() + initiate() + frame_header(LIMIT, more=False) + b"x")
     assert receiver.next() is None
-    room = receiver.room()
+    room = receiver.recv_buffer()
     assert room is not None
     assert len(room) == LIMIT - 1

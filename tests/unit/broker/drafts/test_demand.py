@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.broker.drafts.demand import BUSY_S, LONG, MOST_PATIENCE_S, QUIET, Demand
+from swarm.broker.planning.demand import BUSY_S, LONG_FACTOR, MAX_PATIENCE_S, QUIET_SEQUENCES, Demand
 
 QUIET_S = 60.0
 BUSY_FROM = 4
 
 
 def feed(demand: Demand, num_sequences: int, at_s: float) -> bool:
-    return demand.look(num_sequences, at_s, quiet_s=QUIET_S, busy_from=BUSY_FROM)
+    return demand.update(num_sequences, at_s, quiet_s=QUIET_S, busy_from=BUSY_FROM)
 
 
 def turns(demand: Demand, loads: list[tuple[float, int]]) -> list[float]:
@@ -29,7 +29,7 @@ def turns(demand: Demand, loads: list[tuple[float, int]]) -> list[float]:
 def test_a_minute_with_one_sequence_is_quiet() -> None:
     demand = Demand()
     assert turns(demand, [(60, 1)]) == []
-    assert feed(demand, QUIET, 61.0)
+    assert feed(demand, QUIET_SEQUENCES, 61.0)
     assert demand.is_quiet
 
 
@@ -50,15 +50,15 @@ def test_it_stays_quiet_until_many_have_been_there_for_a_while() -> None:
 def test_short_quiet_times_are_waited_for_longer_each_time() -> None:
     """Up to an hour; a long one makes it as at first."""
     demand = Demand()
-    wave = [(2 * MOST_PATIENCE_S, 1), (10, BUSY_FROM)]
+    wave = [(2 * MAX_PATIENCE_S, 1), (10, BUSY_FROM)]
     first = turns(demand, [(70, 1), (10, BUSY_FROM), (119, 1), (10, BUSY_FROM), (130, 1), (10, BUSY_FROM)])
     assert len(first) == 4  # 119 s were too short once
     demand.num_short = 40
-    assert turns(demand, [(MOST_PATIENCE_S, 1)]) == []
+    assert turns(demand, [(MAX_PATIENCE_S, 1)]) == []
     demand = Demand(num_short=2)
-    turns(demand, [(LONG * 240 + 241, 1), (10, BUSY_FROM)])
+    turns(demand, [(LONG_FACTOR * 240 + 241, 1), (10, BUSY_FROM)])
     assert (demand.is_quiet, demand.num_short) == (False, 0)
-    assert turns(Demand(), wave) == [61.0, 2 * MOST_PATIENCE_S + 6]
+    assert turns(Demand(), wave) == [61.0, 2 * MAX_PATIENCE_S + 6]
 
 
 def test_a_load_that_alternates_for_a_day_has_few_plans_made() -> None:
@@ -83,8 +83,8 @@ def test_where_the_objective_is_said_nothing_is_judged() -> None:
     demand = Demand()
     turns(demand, [(62, 1)])
     assert demand.report(100.0) == {"demand": "quiet", "demand_since_s": 39.0}
-    assert demand.forget()
-    assert not demand.forget()
+    assert demand.reset()
+    assert not demand.reset()
     assert (demand.is_quiet, demand.report(100.0)) == (False, {})
 
 
@@ -97,6 +97,6 @@ def test_every_turn_has_been_waited_for(loads: list[tuple[int, int]]) -> None:
             seen.append(num_sequences)
             if feed(demand, num_sequences, float(len(seen))):
                 if demand.is_quiet:
-                    assert max(seen[-int(QUIET_S) :]) <= QUIET
+                    assert max(seen[-int(QUIET_S) :]) <= QUIET_SEQUENCES
                 else:
                     assert min(seen[-int(BUSY_S) :]) >= BUSY_FROM

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.demand import BUSY_S
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.planner.load import Load
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.planner.load import PlannedLoad
+from swarm.broker.planning.demand import BUSY_S
+from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.testing import fake_manifest
-from swarm.wire.messages import ByHand, LayerCost, Query, Steer
+from swarm.wire.messages import LayerCost, PlanCommand, PlanOverrides, Query
 from tests.unit.broker.bench import Bench, ranges, settings, submit
 
 MakeBench = Callable[..., Bench]
@@ -23,9 +23,9 @@ QUICK_S = 0.0001  # of a layer: the way to another machine is worth many of them
 SLOW_S = 0.1
 
 
-def ruled(**fields: object) -> BrokerSettings:
-    rules = PlanRules(**({"load": Load(1, 0, 0.0), "quiet_s": QUIET_S} | fields))  # type: ignore[arg-type]
-    return settings(plan=PlanSettings(settle_s=0.0, rules=rules))
+def ruled(**fields: object) -> CoreSettings:
+    rules = PlanRules(**({"load": PlannedLoad(1, 0, 0.0), "quiet_s": QUIET_S} | fields))  # type: ignore[arg-type]
+    return settings(plan=ReconfigurationSettings(settle_s=0.0, rules=rules))
 
 
 def serving(bench: Bench, layer_s: float = QUICK_S, **fields: object) -> Bench:
@@ -67,12 +67,12 @@ def test_it_follows_the_load(make_bench: MakeBench) -> None:
     ask_for(bench, "alone")
     run_for(bench, QUIET_S + 1.0)
     assert lengths(bench) in ({"w0": 6}, {"w1": 6})
-    assert bench.state.book.current is not None
-    assert bench.state.book.current.objective == "latency"
+    assert bench.state.plans.current is not None
+    assert bench.state.plans.current.objective == "latency"
     ask_for(bench, "a", "b")
     run_for(bench, BUSY_S + 1.0)
     assert lengths(bench) == {"w0": 3, "w1": 3}
-    assert bench.state.book.current.objective == "throughput"
+    assert bench.state.plans.current.objective == "throughput"
     assert bench.epoch == 3
 
 
@@ -105,13 +105,13 @@ def test_what_is_said_counts(make_bench: MakeBench, fields: dict[str, object]) -
 def test_an_operator_s_objective_counts_before(make_bench: MakeBench) -> None:
     """And auto is taken up again when it is taken back."""
     bench = serving(make_bench(ruled()))
-    bench.ask(Steer("plan", by_hand=ByHand(objective="throughput")))
+    bench.ask(PlanCommand("plan", by_hand=PlanOverrides(objective="throughput")))
     run_for(bench, QUIET_S + 1.0)
     assert bench.epoch == 1
-    bench.ask(Steer("plan"))
+    bench.ask(PlanCommand("plan"))
     run_for(bench, QUIET_S + 1.0)
-    assert bench.state.book.current is not None
-    assert bench.state.book.current.objective == "latency"
+    assert bench.state.plans.current is not None
+    assert bench.state.plans.current.objective == "latency"
 
 
 def test_no_request_becomes_too_large(make_bench: MakeBench) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarm.broker.drafts.proposals import check_pipeline, propose
+from swarm.broker.planning.proposals import check_pipeline, propose
 from swarm.errors import StageSetError
 from swarm.testing import fake_manifest
 from swarm.wire.messages import LayerRange
@@ -100,8 +100,8 @@ def test_pins_that_make_no_pipeline(
         join(bench, name, 0.001)
     bench.tick()
     if waits_for:
-        assert bench.state.book.waits_for == waits_for
-        assert bench.state.book.epoch == 0
+        assert bench.state.plans.waits_for == waits_for
+        assert bench.state.plans.epoch == 0
     else:
         assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
@@ -116,7 +116,7 @@ def test_the_planner_checks_every_plan(serving: Bench, monkeypatch: pytest.Monke
 
     serving.join("w2")
     serving.take()
-    monkeypatch.setattr("swarm.broker.drafts.proposals.propose", with_a_hole)
+    monkeypatch.setattr("swarm.broker.planning.proposals.propose", with_a_hole)
     with pytest.raises(StageSetError, match="gap"):
         serving.tick()
     assert serving.take() == []

@@ -6,33 +6,33 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.proposals import propose
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.planner.load import Load
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planner.tables import HOP_S, STEP_S
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.planning.proposals import propose
+from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.wire.messages import (
     Denied,
     Hop,
     LayerCost,
     LayerRange,
     LinkCost,
+    PlanWhatIf,
     Probe,
     Probed,
     Query,
-    Suppose,
 )
 from tests.unit.broker.bench import MIB, Bench, orders, ranges, settings, submit
 
-LOAD = Load(rows=1, context=0, prompt=0.0)
+LOAD = PlannedLoad(rows=1, context=0, prompt=0.0)
 S = pytest.approx
 
 
-def ruled(**fields: object) -> BrokerSettings:
+def ruled(**fields: object) -> CoreSettings:
     rules = PlanRules(**({"load": LOAD} | fields))  # type: ignore[arg-type]
-    return settings(plan=PlanSettings(settle_s=0.0, rules=rules))
+    return settings(plan=ReconfigurationSettings(settle_s=0.0, rules=rules))
 
 
 def costs(layer_s: float, *, alone_s: float | None = None, head_s: float = 0.0) -> tuple[LayerCost, ...]:
@@ -57,7 +57,7 @@ def lengths(bench: Bench) -> dict[str, int]:
 
 
 def plan_of(bench: Bench, **suppose: object) -> dict[str, object]:
-    asked = Suppose(**suppose) if suppose else None  # type: ignore[arg-type]
+    asked = PlanWhatIf(**suppose) if suppose else None  # type: ignore[arg-type]
     answer = bench.ask(Query(what="plan", suppose=asked))
     return {**answer.body, "ok": answer.ok}
 
@@ -99,7 +99,7 @@ def test_workers_of_one_machine_take_turns_and_share_evenly(make_bench: Callable
     join(bench, "w1", 0.005, alone_s=0.003, host="here")
     bench.tick()
     assert lengths(bench) == {"w0": 3, "w1": 3}
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert forecast is not None
     assert forecast.takes_turns
     assert sum(stage.compute_s for stage in forecast.stages) == pytest.approx(6 * 0.002)
@@ -117,7 +117,7 @@ def test_the_mode_says_whether_stages_take_turns(make_bench: Callable[..., Bench
     join(bench, "w0", 0.001, host="here")
     join(bench, "w1", 0.001, host="there")
     bench.tick()
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
     step_s = 0.006 + STEP_S if in_turns else (0.006 + HOP_S + STEP_S) / 2
     assert forecast.step_s == pytest.approx(step_s, rel=0.001)  # type: ignore[union-attr]
@@ -130,7 +130,7 @@ def test_overlapped_is_measured_by_the_slowest(make_bench: Callable[..., Bench])
     join(bench, "w1", 0.006, alone_s=0.001, host="here")
     bench.tick()
     assert lengths(bench) == {"w0": 4, "w1": 2}
-    assert bench.state.book.current.forecast.step_s == pytest.approx(0.016)  # type: ignore[union-attr]
+    assert bench.state.plans.current.forecast.step_s == pytest.approx(0.016)  # type: ignore[union-attr]
 
 
 def test_a_machine_alone_may_be_quicker_than_all(make_bench: Callable[..., Bench]) -> None:
@@ -164,7 +164,7 @@ def test_whose_figures_are_taken_for_the_same(
     join(bench, "w0", 0.002, alone_s=0.002, host="here", cores=2)
     join(bench, "w1", 0.003, **({"alone_s": 0.003, "host": "here", "cores": 2} | other))
     bench.tick()
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert [stage.compute_s / 3 for stage in forecast.stages] == pytest.approx(  # type: ignore[union-attr]
         [0.002, 0.002 if is_alike else 0.003]
     )
@@ -176,7 +176,7 @@ def test_two_gpus_of_one_machine_are_not_alike(make_bench: Callable[..., Bench])
     join(bench, "w0", 0.002, alone_s=0.002, host="here", device="cuda:0")
     join(bench, "w1", 0.003, alone_s=0.003, host="here", device="cuda:0")
     bench.tick()
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert [stage.compute_s / 3 for stage in forecast.stages] == pytest.approx([0.002, 0.003])  # type: ignore[union-attr]
 
 
@@ -193,7 +193,7 @@ def test_only_processes_on_the_same_cores_take_turns(
     for index, device in enumerate(devices):
         join(bench, f"w{index}", 0.002, alone_s=0.002, host="here", device=device)
     bench.tick()
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
     assert lengths(bench) == {"w0": 3, "w1": 3}
 
@@ -206,7 +206,7 @@ def test_the_cores_alone_may_be_quicker_than_with_a_gpu(make_bench: Callable[...
     join(bench, "snail", 0.1, host="here", device="cuda")
     bench.tick()
     assert lengths(bench) == {"w0": 3, "w1": 3}
-    assert bench.state.book.current.forecast.takes_turns  # type: ignore[union-attr]
+    assert bench.state.plans.current.forecast.takes_turns  # type: ignore[union-attr]
 
 
 def test_latency_takes_the_sum(make_bench: Callable[..., Bench]) -> None:
@@ -229,7 +229,7 @@ def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callabl
     join(bench, "w1", 0.001, link=LinkCost(0.0002, 1e9))
     join(bench, "w2", 0.001, link=LinkCost(0.02, 1e9))
     bench.tick()
-    told = bench.state.book.current.forecast  # type: ignore[union-attr]
+    told = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert told.broker_s == pytest.approx(0.01)
     parts = sum(s.compute_s + s.hop_s for s in told.stages)
     assert told.step_s == pytest.approx(parts + told.broker_s + told.beside_s)
@@ -241,7 +241,7 @@ def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callabl
     for name in ("w0", "w1", "w2"):
         join(bench, name, 0.001, link=LinkCost(0.02, 1e9))
     bench.tick()
-    assert bench.state.book.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
+    assert bench.state.plans.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
 
 
 def test_a_late_answer_to_one_of_a_machine_s_workers_keeps_none_of_them_out(make_bench: Callable[..., Bench]) -> None:
@@ -251,7 +251,7 @@ def test_a_late_answer_to_one_of_a_machine_s_workers_keeps_none_of_them_out(make
     join(bench, "w1", 0.001, host="here", link=LinkCost(0.003, 1e9))
     bench.tick()
     assert lengths(bench) == {"w0": 3, "w1": 3}
-    assert bench.state.book.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
+    assert bench.state.plans.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
 
 
 def test_room_for_keys_and_values_or_a_word_about_it(make_bench: Callable[..., Bench]) -> None:
@@ -280,7 +280,7 @@ def test_if_all_are_excluded_that_is_said(make_bench: Callable[..., Bench]) -> N
     bench = make_bench(ruled(exclude=frozenset({"w0"})))
     bench.join("w0")
     bench.tick()
-    assert bench.state.book.waits_for == "a worker besides w0, which must not be used"
+    assert bench.state.plans.waits_for == "a worker besides w0, which must not be used"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_what_is_missing_in_a_supposed_shortage(make_bench: Callable[..., Bench]
     short = plan_of(bench, without=("w1",))
     assert short["missing_bytes"] == 4 * MIB
     assert "4 MiB more memory" in str(short["waits_for"])
-    assert isinstance(propose(bench.state, PlanRules(), suppose=Suppose(without=("w0", "w1"))), Shortage)
+    assert isinstance(propose(bench.state, PlanRules(), suppose=PlanWhatIf(without=("w0", "w1"))), Shortage)
 
 
 # --- when a plan is changed -------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def uneven(make_bench: Callable[..., Bench]) -> Bench:
     join(bench, "w1", 0.010)
     bench.tick()
     assert list(lengths(bench).values()) == [3, 3]
-    stages = bench.state.book.current.stages  # type: ignore[union-attr]
+    stages = bench.state.plans.current.stages  # type: ignore[union-attr]
     bench.state.workers[stages[1].incarnation].pace = 1.4
     return bench
 
@@ -417,21 +417,21 @@ def test_the_plan_in_force_is_proposed_where_another_gains_little(uneven: Bench)
     assert shares_of(uneven, PlanRules(load=LOAD)) == [3, 3]
     found = propose(uneven.state, PlanRules(load=LOAD))
     assert not isinstance(found, Shortage)
-    assert found.is_like(uneven.state.book.current)  # type: ignore[arg-type]
+    assert found.is_like(uneven.state.plans.current)  # type: ignore[arg-type]
     assert found.now_s == pytest.approx(found.forecast.step_s) == pytest.approx(0.042)
     assert shares_of(uneven, PlanRules(load=LOAD, margin=0.03)) == [4, 2]
 
 
 def test_the_plan_in_force_is_not_proposed_to_who_refuses_it(uneven: Bench) -> None:
     """However little another one gains: this one can't be had again."""
-    stage = uneven.state.book.current.stages[1]  # type: ignore[union-attr]
-    uneven.state.workers[stage.incarnation].refuse(stage.layers, "no memory", uneven.now)
+    stage = uneven.state.plans.current.stages[1]  # type: ignore[union-attr]
+    uneven.state.workers[stage.incarnation].record_refusal(stage.layers, "no memory", uneven.now)
     assert shares_of(uneven, PlanRules(load=LOAD)) == [4, 2]
 
 
 def test_a_supposition_is_not_kept_back_by_the_plan_in_force(uneven: Bench) -> None:
     """Who asks what would be is told that, though the gain is little."""
-    found = propose(uneven.state, PlanRules(load=LOAD), suppose=Suppose(objective="throughput"))
+    found = propose(uneven.state, PlanRules(load=LOAD), suppose=PlanWhatIf(objective="throughput"))
     assert not isinstance(found, Shortage)
     assert [len(layers) for _, layers in found.shares] == [4, 2]
 

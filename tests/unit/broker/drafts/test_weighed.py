@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.drafts.weighed import EQUAL, IN_TURNS
 from swarm.broker.planner.tables import HOP_S, STEP_S
-from swarm.wire.messages import ByHand, LayerRange, Pin, Query, Steer, Suppose
+from swarm.broker.planning.alternatives import EQUAL_REASON, TAKES_TURNS_REASON
+from swarm.wire.messages import LayerRange, Pin, PlanCommand, PlanOverrides, PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, ranges
 from tests.unit.broker.drafts.test_plan_wanted import join, lengths, plan_of, ruled, why_of
 
@@ -34,8 +34,10 @@ def test_even_shares_in_turns_stay_though_one_alone_is_quicker(make_bench: Calla
     assert other["shares"] == {"w0": [0, 6]}
     assert other["step_s"] == S(0.012 + STEP_S)
     assert other["now_step_s"] == S(0.012 + STEP_S + 2 * HOP_S, rel=1e-3)
-    assert other["why"] == IN_TURNS
-    assert weighed(bench) == [f"compared with all layers with w0 alone, 14 ms a step instead of 15.2 ms: {IN_TURNS}"]
+    assert other["why"] == TAKES_TURNS_REASON
+    assert weighed(bench) == [
+        f"compared with all layers with w0 alone, 14 ms a step instead of 15.2 ms: {TAKES_TURNS_REASON}"
+    ]
 
 
 def test_a_plan_stays_where_another_gains_less_than_the_margin(make_bench: Callable[..., Bench]) -> None:
@@ -44,7 +46,7 @@ def test_a_plan_stays_where_another_gains_less_than_the_margin(make_bench: Calla
     join(bench, "w0", 0.010)
     join(bench, "w1", 0.010)
     bench.tick()
-    first, second = bench.state.book.current.stages  # type: ignore[union-attr]
+    first, second = bench.state.plans.current.stages  # type: ignore[union-attr]
     bench.state.workers[second.incarnation].pace = 1.4
     bench.tick(1.0)
     assert list(lengths(bench).values()) == [3, 3]
@@ -61,12 +63,12 @@ def test_a_plan_stays_where_another_is_as_good(make_bench: Callable[..., Bench])
     join(bench, "w1", 0.010)
     bench.tick()
     before = ranges(bench)
-    second = bench.state.book.current.stages[1]  # type: ignore[union-attr]
+    second = bench.state.plans.current.stages[1]  # type: ignore[union-attr]
     bench.state.workers[second.incarnation].pace = 1.355
     bench.tick(1.0)
     assert ranges(bench) == before
     (other,) = others(bench)
-    assert other["why"] == EQUAL
+    assert other["why"] == EQUAL_REASON
     assert (other["step_s"], other["now_step_s"]) == (S(0.040), S(0.04065))
 
 
@@ -96,7 +98,7 @@ def test_a_dry_run_says_why_things_would_stay(make_bench: Callable[..., Bench]) 
     join(bench, "late", 0.010)
     bench.tick(1.0)
     assert lengths(bench) == {"w0": 6}
-    answer = bench.ask(Query(what="plan", suppose=Suppose())).body
+    answer = bench.ask(Query(what="plan", suppose=PlanWhatIf())).body
     assert answer["state"] == "would stay as it is"
     told = [text for text in answer["why"] if text.startswith("compared with")]  # type: ignore[attr-defined]
     assert told == weighed(bench)
@@ -109,9 +111,9 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
     join(bench, "w0", 0.010)
     join(bench, "w1", 0.010)
     bench.tick()
-    bench.ask(Steer(verb="plan", by_hand=ByHand(pins=(Pin("w1", LayerRange(2, 6)),))))
+    bench.ask(PlanCommand(verb="plan", by_hand=PlanOverrides(pins=(Pin("w1", LayerRange(2, 6)),))))
     bench.tick(1.0)
-    bench.ask(Steer(verb="cordon", worker="w0"))
+    bench.ask(PlanCommand(verb="cordon", worker="w0"))
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 6)}
     why = why_of(bench)
@@ -119,10 +121,10 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
         "by hand: w1 is pinned to layers 2–5; swarmctl plan --apply goes back to the settings",
         "by hand: w0 is cordoned; swarmctl uncordon takes that back",
     ]
-    bench.ask(Steer(verb="uncordon", worker="w0"))
+    bench.ask(PlanCommand(verb="uncordon", worker="w0"))
     assert others(bench)[-1]["shares"] == {"w0": [0, 3], "w1": [3, 6]}
     assert "28% quicker, but this one is by hand" in str(others(bench)[-1]["why"])
-    bench.ask(Steer(verb="plan"))
+    bench.ask(PlanCommand(verb="plan"))
     bench.tick(1.0)
     assert not [text for text in why_of(bench) if "by hand" in text]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from swarm.broker.journal.database import FILE
-from swarm.broker.journal.store import Store
+from swarm.broker.journal.store import JournalStore
 from swarm.wire.messages import Lineage
 
 
 def opened(directory: Path) -> Lineage:
     """A broker lives and ends."""
-    store = Store(directory)
-    lineage = store.begin()
+    store = JournalStore(directory)
+    lineage = store.begin_lineage()
     store.close()
     return lineage
 
@@ -45,7 +45,7 @@ def test_a_journal_and_its_copy_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_journal_of_an_older_version_gets_one(tmp_path: Path) -> None:
-    Store(tmp_path).close()
+    JournalStore(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as db:
         assert db.execute("SELECT count(*) FROM facts WHERE name = 'lineage'").fetchone() == (0,)
     db.close()
@@ -54,12 +54,12 @@ def test_a_journal_of_an_older_version_gets_one(tmp_path: Path) -> None:
 
 def test_a_full_disk_gives_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that died while the disk was full must be able to come back, if anything is set aside."""
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     assert store.reserve.fill()
-    set_aside, raw, refusals = store.reserve.num_bytes, Store.raw, [1, 1]
+    set_aside, raw, refusals = store.reserve.num_bytes, JournalStore.fill, [1, 1]
 
     @contextmanager
-    def full(store: Store) -> Iterator[sqlite3.Connection]:
+    def full(store: JournalStore) -> Iterator[sqlite3.Connection]:
         if refusals:
             refusals.pop()
             error = sqlite3.OperationalError("database or disk is full")
@@ -68,7 +68,7 @@ def test_a_full_disk_gives_room_for_it(tmp_path: Path, monkeypatch: pytest.Monke
         with raw(store) as db:
             yield db
 
-    monkeypatch.setattr(Store, "raw", full)
-    assert store.begin().journal
+    monkeypatch.setattr(JournalStore, "fill", full)
+    assert store.begin_lineage().journal
     assert store.reserve.num_bytes < set_aside
     store.close()

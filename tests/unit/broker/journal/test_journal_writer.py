@@ -22,9 +22,9 @@ from swarm.broker.events import (
 )
 from swarm.broker.journal import database, salvage, writer
 from swarm.broker.journal.database import FullDisk, UnsyncedJournal
-from swarm.broker.journal.disk import PIECE, RESERVE, RESERVED, Reserve, _allocate
+from swarm.broker.journal.disk import PIECE_BYTES, RESERVE_BYTES, RESERVE_FILE, DiskReserve, _allocate
 from swarm.broker.journal.reader import JournalReader
-from swarm.broker.journal.store import Bounds, Moment, Store
+from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.errors import JournalError
 from tests.unit.broker.journal.test_journal import accept, filled, tokens
 from tests.unit.broker.journal_thread import WAIT_S, Disk, Thread
@@ -66,8 +66,8 @@ def test_what_it_costs_is_told(thread: Thread) -> None:
 
 def test_the_last_of_many_writes_is_in_the_figures_too(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are told once in a while; when nothing more comes, what came since then is told."""
-    monkeypatch.setattr(writer, "TELL_S", 0.1)
-    monkeypatch.setattr(writer, "LOOK_S", 0.01)
+    monkeypatch.setattr(writer, "REPORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(writer, "CHECK_INTERVAL_S", 0.01)
     for index in range(3):
         thread.writer.write(accept("abc"[index], index + 1))
         thread.told(1)
@@ -94,21 +94,21 @@ def test_epochs_have_room_of_their_own(thread: Thread) -> None:
     once what is set aside is whole again."""
     thread.writer.write(accept("a", 1))
     thread.told(1)
-    set_aside = thread.disk.path.parent / RESERVE
-    assert set_aside.stat().st_size == RESERVED
+    set_aside = thread.disk.path.parent / RESERVE_FILE
+    assert set_aside.stat().st_size == RESERVE_BYTES
     thread.disk.room = 0
     thread.writer.write(tokens(1, 0, 5))
     assert thread.told(1) == [JournalBroke("the disk is full")]
     for epoch in (9, 10):
         thread.writer.write(WriteEpoch(epoch))
         assert thread.told(1) == [EpochWritten(epoch)]
-    assert set_aside.stat().st_size == RESERVED - 2 * PIECE
+    assert set_aside.stat().st_size == RESERVE_BYTES - 2 * PIECE_BYTES
     thread.disk.room = None
     assert thread.told(2) == [JournalMended(), TokensWritten(((1, 4),))]
-    assert set_aside.stat().st_size == RESERVED
+    assert set_aside.stat().st_size == RESERVE_BYTES
     thread.writer.close()
-    assert Store(thread.disk.path.parent).past(Moment.now(), retained_s=60.0).epoch == 10
-    thread.start(Store(thread.disk.path.parent))  # for the fixture
+    assert JournalStore(thread.disk.path.parent).read_snapshot(Timestamp.now(), retained_s=60.0).epoch == 10
+    thread.start(JournalStore(thread.disk.path.parent))  # for the fixture
 
 
 def test_epochs_stay_in_their_order(thread: Thread) -> None:
@@ -127,7 +127,7 @@ def test_epochs_stay_in_their_order(thread: Thread) -> None:
         EpochWritten(6),
         EpochWritten(7),
     ]
-    assert thread.disk.past(Moment.now(), retained_s=60.0).epoch == 7
+    assert thread.disk.read_snapshot(Timestamp.now(), retained_s=60.0).epoch == 7
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["before-it-is-known", "afterwards"])
@@ -154,9 +154,9 @@ def test_an_epoch_behind_many_writes(thread: Thread, monkeypatch: pytest.MonkeyP
 def test_a_log_that_fills_the_disk_is_folded_first(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then there is room, and nobody hears of it."""
     log = thread.disk.path.with_name("journal.db-wal")
-    real = Store.write
+    real = JournalStore.write
 
-    def write(store: Store, writes: Any, now: Moment) -> set[int]:
+    def write(store: JournalStore, writes: Any, now: Timestamp) -> set[int]:
         if log.stat().st_size:
             raise FullDisk("the disk is full")
         return real(store, writes, now)
@@ -164,38 +164,38 @@ def test_a_log_that_fills_the_disk_is_folded_first(thread: Thread, monkeypatch: 
     thread.writer.write(accept("a", 1))
     thread.told(1)
     assert log.stat().st_size
-    monkeypatch.setattr(Store, "write", write)
+    monkeypatch.setattr(JournalStore, "write", write)
     thread.writer.write(accept("b", 2))
     assert thread.told(1) == [AcceptanceWritten("b", (2,))]
 
 
 def test_what_is_set_aside_outlives_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full has no room to set it aside again: what is there stays, though nothing can be added."""
-    kept = Reserve(tmp_path, size=3 * PIECE)
+    kept = DiskReserve(tmp_path, size=3 * PIECE_BYTES)
     assert kept.fill()
-    assert kept.give()
+    assert kept.release_piece()
 
     def no_room(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("swarm.broker.journal.disk._allocate", no_room)
-    again = Reserve(tmp_path, size=3 * PIECE)
+    again = DiskReserve(tmp_path, size=3 * PIECE_BYTES)
     assert not again.fill(), "an earlier process has used a piece"
-    assert again.num_bytes == (tmp_path / RESERVE).stat().st_size == 2 * PIECE
-    assert again.give()
+    assert again.num_bytes == (tmp_path / RESERVE_FILE).stat().st_size == 2 * PIECE_BYTES
+    assert again.release_piece()
     assert not again.fill()
     monkeypatch.setattr(os, "ftruncate", no_room)
-    assert not again.give()
+    assert not again.release_piece()
     assert not again.fill()
     monkeypatch.undo()
     assert again.fill()
-    assert again.num_bytes == 3 * PIECE
+    assert again.num_bytes == 3 * PIECE_BYTES
 
 
 def test_what_is_wanted_does_not_shrink_with_every_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk each process writes an epoch and is killed: all of it is to be had again, not what the last one
     found, even if nothing is left."""
-    assert Reserve(tmp_path, size=3 * PIECE).fill()
+    assert DiskReserve(tmp_path, size=3 * PIECE_BYTES).fill()
 
     def no_room(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -203,15 +203,15 @@ def test_what_is_wanted_does_not_shrink_with_every_life(tmp_path: Path, monkeypa
     with monkeypatch.context() as full:
         full.setattr("swarm.broker.journal.disk._allocate", no_room)
         for left in (2, 1, 0):
-            kept = Reserve(tmp_path, size=3 * PIECE)
-            assert kept.give()
+            kept = DiskReserve(tmp_path, size=3 * PIECE_BYTES)
+            assert kept.release_piece()
             assert not kept.fill()
-            assert kept.num_bytes == left * PIECE
-        kept = Reserve(tmp_path, size=3 * PIECE)
-        assert not kept.give()
+            assert kept.num_bytes == left * PIECE_BYTES
+        kept = DiskReserve(tmp_path, size=3 * PIECE_BYTES)
+        assert not kept.release_piece()
         assert not kept.fill()
     assert kept.fill()
-    assert Reserve(tmp_path, size=3 * PIECE).num_bytes == 3 * PIECE
+    assert DiskReserve(tmp_path, size=3 * PIECE_BYTES).num_bytes == 3 * PIECE_BYTES
 
 
 def test_what_never_was_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,21 +223,21 @@ def test_what_never_was_is_not_missed(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as small:
         small.setattr("swarm.broker.journal.disk._allocate", no_room)
         for _ in range(2):
-            kept = Reserve(tmp_path)
+            kept = DiskReserve(tmp_path)
             assert kept.fill()
-            assert not kept.give()
+            assert not kept.release_piece()
     assert kept.fill()
-    assert kept.num_bytes == RESERVED
+    assert kept.num_bytes == RESERVE_BYTES
 
 
 def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that could only be opened by taking of what was set aside accepts nothing before that is whole again."""
     monkeypatch.setattr(writer, "RETRY_S", 0.01)
-    first = Store(tmp_path)
+    first = JournalStore(tmp_path)
     assert first.reserve.fill()
     first.close()
     refusals = [FullDisk("the disk is full")] * 2
-    real, allocate = database._opened, _allocate
+    real, allocate = database._connect, _allocate
     full = True
 
     def opened(path: Path) -> sqlite3.Connection:
@@ -250,7 +250,7 @@ def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         allocate(file, num_bytes)
 
-    monkeypatch.setattr(database, "_opened", opened)
+    monkeypatch.setattr(database, "_connect", opened)
     monkeypatch.setattr("swarm.broker.journal.disk._allocate", room)
     thread = Thread(Disk(tmp_path))
     (broke,) = thread.told(1)
@@ -259,23 +259,23 @@ def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pyt
     assert thread.told(1) == [EpochWritten(3)]
     full = False
     assert thread.told(1) == [JournalMended()]
-    assert (tmp_path / RESERVE).stat().st_size == RESERVED
+    assert (tmp_path / RESERVE_FILE).stat().st_size == RESERVE_BYTES
     thread.writer.close()
 
 
 def test_a_disk_that_is_full_for_good_can_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was set aside is tried, then it is said."""
-    first = Store(tmp_path)
+    first = JournalStore(tmp_path)
     assert first.reserve.fill()
     first.close()
 
     def opened(path: Path) -> sqlite3.Connection:
         raise FullDisk("the disk is full")
 
-    monkeypatch.setattr(database, "_opened", opened)
+    monkeypatch.setattr(database, "_connect", opened)
     with pytest.raises(FullDisk):
-        Store(tmp_path)
-    assert (tmp_path / RESERVE).stat().st_size == 0
+        JournalStore(tmp_path)
+    assert (tmp_path / RESERVE_FILE).stat().st_size == 0
 
 
 def test_a_damaged_journal_is_kept_while_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,13 +295,13 @@ def test_a_damaged_journal_is_kept_while_nothing_can_be_saved(tmp_path: Path, mo
     real = salvage._insert
     monkeypatch.setattr(salvage, "_insert", lambda db, table, row: real(Full(), table, row))  # type: ignore[arg-type]
     with pytest.raises(FullDisk):
-        salvage.open_or_salvage(tmp_path, Bounds())
+        salvage.open_or_salvage(tmp_path, JournalLimits())
     assert path.read_bytes()[: 4096 * 8] == bytes(data)[: 4096 * 8]
     assert not list(tmp_path.glob(f"{salvage.ASIDE}-*"))
     monkeypatch.undo()
-    store, notes = salvage.open_or_salvage(tmp_path, Bounds())
+    store, notes = salvage.open_or_salvage(tmp_path, JournalLimits())
     assert len(notes) == 1
-    assert store.past(Moment.now(), retained_s=60.0).requests
+    assert store.read_snapshot(Timestamp.now(), retained_s=60.0).requests
     store.close()
 
 
@@ -329,26 +329,26 @@ def test_what_counts_as_a_full_disk(
     monkeypatch.setattr(os, "fsync", sync)
     error = sqlite3.OperationalError("something")
     error.sqlite_errorcode = code
-    assert type(database.in_words(tmp_path / "journal.db", error)) is kind
+    assert type(database.to_journal_error(tmp_path / "journal.db", error)) is kind
 
 
 def test_what_is_set_aside_can_be_used_up(tmp_path: Path) -> None:
     """Piece by piece; then there is none. It comes back whole, or stays as it is."""
-    kept = Reserve(tmp_path, size=3 * PIECE)
+    kept = DiskReserve(tmp_path, size=3 * PIECE_BYTES)
     assert kept.fill()
-    assert [kept.give() for _ in range(4)] == [True, True, True, False]
-    assert (tmp_path / RESERVE).stat().st_size == 0
+    assert [kept.release_piece() for _ in range(4)] == [True, True, True, False]
+    assert (tmp_path / RESERVE_FILE).stat().st_size == 0
     assert kept.fill()
-    assert kept.num_bytes == 3 * PIECE
-    assert not Reserve(tmp_path / "nowhere").give()
+    assert kept.num_bytes == 3 * PIECE_BYTES
+    assert not DiskReserve(tmp_path / "nowhere").release_piece()
 
 
 def test_a_disk_too_small_for_anything_set_aside(tmp_path: Path) -> None:
     """Then nothing is, and nobody waits for it."""
-    (tmp_path / RESERVE).mkdir()
-    kept = Reserve(tmp_path)
+    (tmp_path / RESERVE_FILE).mkdir()
+    kept = DiskReserve(tmp_path)
     assert kept.fill()
-    assert not kept.give()
+    assert not kept.release_piece()
 
 
 def test_bounded_while_the_disk_is_full(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,10 +367,10 @@ def test_bounded_while_the_disk_is_full(thread: Thread, monkeypatch: pytest.Monk
     thread.disk.full = False
     assert JournalMended() in thread.told(2)
     thread.writer.close()
-    record = Store(thread.disk.path.parent).request("a", Moment.now())
+    record = JournalStore(thread.disk.path.parent).read_request("a", Timestamp.now())
     assert record is not None
     assert record.sequences[0].reason is None, "without its tokens it has not ended: they are drawn again"
-    thread.start(Store(thread.disk.path.parent))  # for the fixture
+    thread.start(JournalStore(thread.disk.path.parent))  # for the fixture
 
 
 def test_bounded_while_the_disk_is_slow(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,16 +398,16 @@ def test_the_end_waits_for_what_was_handed_over(thread: Thread, tmp_path: Path) 
     for index in range(50):
         thread.writer.write(tokens(1, index, index))
     thread.writer.close()
-    record = Store(tmp_path).request("a", Moment.now())
+    record = JournalStore(tmp_path).read_request("a", Timestamp.now())
     assert record is not None
     assert record.sequences[0].tokens == list(range(50))
-    thread.start(Store(tmp_path))  # for the fixture
+    thread.start(JournalStore(tmp_path))  # for the fixture
 
 
 def test_a_failed_tidy_is_tried_again(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is refused for it: whether something can be written shows when it is written."""
     thread.disk.full = True
-    monkeypatch.setattr(writer, "TIDY_S", 0.01)
+    monkeypatch.setattr(writer, "DELETE_INTERVAL_S", 0.01)
     thread.writer.write(tokens(99, 0))  # wakes the thread, and is refused
     assert thread.told(1) == [JournalBroke("the disk is full")]
     thread.disk.full = False
@@ -433,16 +433,16 @@ def test_a_bug_is_said(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bug_of_the_reader_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: queue.Queue[BaseException] = queue.Queue()
-    store = Store(tmp_path)
-    reading = store.for_reading()
+    store = JournalStore(tmp_path)
+    reading = store.open_read_only()
 
     def fails(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(reading, "request", fails)
+    monkeypatch.setattr(reading, "read_request", fails)
     reader = JournalReader(reading, lambda found: None, failures.put)
     reader.start()
-    assert reader.ask(ReadRequest("a")) is None
+    assert reader.submit(ReadRequest("a")) is None
     assert isinstance(failures.get(timeout=WAIT_S), KeyError)
     reader.close()
     store.close()
@@ -460,8 +460,8 @@ def test_spoiled_tokens_end_no_thread(thread: Thread) -> None:
     assert thread.told(1) == [EndNotWritten(1)]
     thread.writer.write(accept("b", 2))
     assert thread.told(1) == [AcceptanceWritten("b", (2,))]
-    store = Store(thread.disk.path.parent)
-    requests = store.past(Moment.now(), retained_s=60.0).requests
+    store = JournalStore(thread.disk.path.parent)
+    requests = store.read_snapshot(Timestamp.now(), retained_s=60.0).requests
     assert [(r.submit.request_id, r.sequences[0].reason, r.sequences[0].tokens) for r in requests] == [
         ("a", None, []),
         ("b", None, []),

@@ -10,8 +10,8 @@ import pytest
 from swarm.broker.actions import WriteEnd
 from swarm.broker.journal.database import FILE, VERSION
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Store
-from swarm.broker.journal.values import Part, sealed
+from swarm.broker.journal.store import JournalLimits, JournalStore
+from swarm.broker.journal.values import Part, encode
 from tests.unit.broker.bench import submit
 from tests.unit.broker.journal.test_journal import LATER, NOW, filled, spoil
 
@@ -53,12 +53,12 @@ def version_1(directory: Path, num: int = 40) -> None:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute("PRAGMA journal_mode = WAL")
         db.executescript(VERSION_1)
-        db.execute("INSERT INTO facts VALUES ('epoch', ?), ('next_sequence', ?)", (sealed(12), sealed(num + 1)))
+        db.execute("INSERT INTO facts VALUES ('epoch', ?), ('next_sequence', ?)", (encode(12), encode(num + 1)))
         for number in range(1, num + 1):
             has_ended = number % 2 == 0
-            head = (number, f"r{number}", sealed(submit(f"r{number}")), "tenant", NOW.wall, NOW.tick, NOW.boot)
+            head = (number, f"r{number}", encode(submit(f"r{number}")), "tenant", NOW.wall, NOW.tick, NOW.boot)
             db.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*head, NOW.wall if has_ended else None))
-            part = sealed(Part(tuple(range(200))))
+            part = encode(Part(tuple(range(200))))
             how = ("length", "", part) if has_ended else (None, "", None)
             db.execute("INSERT INTO sequences VALUES (?, ?, 0, ?, ?, ?)", (number, number, *how))
             if not has_ended:
@@ -95,7 +95,7 @@ def version_3(directory: Path, num: int = 3) -> None:
     db.close()
 
 
-def tables(store: Store) -> set[str]:
+def tables(store: JournalStore) -> set[str]:
     with store.reading() as db:
         assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION == 4
         return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -105,18 +105,18 @@ def test_a_journal_of_version_1(tmp_path: Path) -> None:
     """All its requests are there, and go on; it is one of this version from then on."""
     version_1(tmp_path)
     for _ in range(2):
-        store, notes = open_or_salvage(tmp_path, Bounds())
-        found = store.past(LATER, retained_s=60.0)
+        store, notes = open_or_salvage(tmp_path, JournalLimits())
+        found = store.read_snapshot(LATER, retained_s=60.0)
         assert notes == ()
         assert (found.epoch, found.next_sequence) == (12, 41)
         assert [r.submit for r in found.requests] == [submit(f"r{number}") for number in range(1, 41)]
         assert all(r.sequences[0].tokens == list(range(200)) for r in found.requests)
-        assert [r.ended for r in found.requests] == [False, True] * 20
+        assert [r.has_ended for r in found.requests] == [False, True] * 20
         assert tables(store) == {"facts", "requests", "sequences", "tokens", "recent"}
         store.close()
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     store.write([WriteEnd(1, "length", 200)], LATER)
-    found_1 = store.request("r1", LATER)
+    found_1 = store.read_request("r1", LATER)
     assert found_1 is not None
     assert found_1.sequences[0].reason == "length"
 
@@ -126,11 +126,11 @@ def test_a_damaged_journal_of_version_1(tmp_path: Path) -> None:
     version_1(tmp_path)
     spoil(tmp_path, "UPDATE sequences SET tokens = X'0011' WHERE id = 2")
     spoil(tmp_path, "UPDATE requests SET submit = X'0011' WHERE id = 'r3'")
-    store, (note,) = open_or_salvage(tmp_path, Bounds(), retained_s=1e9)
+    store, (note,) = open_or_salvage(tmp_path, JournalLimits(), retained_s=1e9)
     assert ", 3 parts could not be read" in note  # a request, its sequence, and that one's tokens
-    found = {r.submit.request_id: r for r in store.past(LATER, retained_s=1e9).requests}
+    found = {r.submit.request_id: r for r in store.read_snapshot(LATER, retained_s=1e9).requests}
     assert set(found) == {f"r{number}" for number in range(1, 41)} - {"r3"}
-    assert not found["r2"].ended
+    assert not found["r2"].has_ended
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -139,9 +139,9 @@ def test_a_journal_of_version_3(tmp_path: Path, damaged: bool) -> None:
     version_3(tmp_path)
     if damaged:
         spoil(tmp_path, "UPDATE requests SET submit = X'0011' WHERE id = 'r3'")
-    store, notes = open_or_salvage(tmp_path, Bounds())
+    store, notes = open_or_salvage(tmp_path, JournalLimits())
     assert bool(notes) is damaged
     assert tables(store) == {"facts", "requests", "sequences", "tokens", "recent"}
     assert store.num_bytes < 1 << 20
-    found = {r.submit.request_id for r in store.past(LATER, retained_s=1e9).requests}
+    found = {r.submit.request_id for r in store.read_snapshot(LATER, retained_s=1e9).requests}
     assert found == ({"r1", "r2"} if damaged else {"r1", "r2", "r3"})

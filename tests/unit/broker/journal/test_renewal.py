@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.broker.actions import ReadRequest, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch
+from swarm.broker.actions import FinishJournalRewrite, ReadRequest, WriteAcceptance, WriteEnd, WriteEpoch
 from swarm.broker.events import (
     AcceptanceWritten,
     EndWritten,
@@ -25,23 +25,23 @@ from swarm.broker.events import (
 )
 from swarm.broker.journal import salvage, writer
 from swarm.broker.journal.database import FILE, DamagedJournal, UnsyncedJournal
-from swarm.broker.journal.disk import RESERVE, RESERVED
-from swarm.broker.journal.doubts import Doubts
+from swarm.broker.journal.disk import RESERVE_BYTES, RESERVE_FILE
+from swarm.broker.journal.integrity import JournalIntegrity
 from swarm.broker.journal.reader import JournalReader
-from swarm.broker.journal.salvage import ASIDE, MAX_ASIDE, open_or_salvage, renewed
-from swarm.broker.journal.store import Bounds, Moment, Store
+from swarm.broker.journal.salvage import ASIDE, MAX_ASIDE, open_or_salvage, renew_journal
+from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.errors import JournalError
 from tests.unit.broker.bench import submit
 from tests.unit.broker.journal.test_journal import accept, tokens
 from tests.unit.broker.journal_thread import Thread
 
-ANEW = WriteAnew(WriteEpoch(9, ("w0",)), 50)
+ANEW = FinishJournalRewrite(WriteEpoch(9, ("w0",)), 50)
 SUFFIXES = ("", "-wal", "-shm")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "LOOK_S", 0.01)
+    monkeypatch.setattr(writer, "CHECK_INTERVAL_S", 0.01)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def _log_gone(state: Path) -> None:
 
 def _replaced(state: Path) -> None:
     """By an empty journal, as a backup would be: moved into its place."""
-    Store(state / "backup").close()
+    JournalStore(state / "backup").close()
     _gone(state)
     (state / "backup" / FILE).rename(state / FILE)
 
 
 def _overwritten(state: Path) -> None:
     """The same, copied over it."""
-    Store(state / "backup").close()  # it may be there
+    JournalStore(state / "backup").close()  # it may be there
     shutil.copyfile(state / "backup" / FILE, state / FILE)
     os.truncate(state / f"{FILE}-wal", 0)
 
@@ -135,14 +135,14 @@ def test_it_is_noticed_without_a_write(used: Thread, loss: Callable[[Path], None
     used.writer.write(tokens(1, 2, 7))
     used.told(1)
     used.writer.close()
-    store, notes = open_or_salvage(state, Bounds())
-    past = store.past(Moment.now(), retained_s=60.0)
+    store, notes = open_or_salvage(state, JournalLimits())
+    past = store.read_snapshot(Timestamp.now(), retained_s=60.0)
     assert (notes, past.epoch, past.workers) == ((), 9, ("w0",))
     assert past.next_sequence >= 50
     request = next(each for each in past.requests if each.submit.request_id == "a")
     assert request.sequences[0].tokens == [5, 6, 7]
     assert 30.0 <= request.age_s < 60.0
-    assert (state / RESERVE).stat().st_size == RESERVED
+    assert (state / RESERVE_FILE).stat().st_size == RESERVE_BYTES
     used.start(store)  # for the fixture
 
 
@@ -152,10 +152,10 @@ def test_a_deleted_file_still_gives_all_that_was_in_it(used: Thread, loss: Calla
     with used.resting():
         loss(used.disk.path.parent)
     _anew(used)
-    record = used.writer.store.request("b", Moment.now())
+    record = used.writer.store.read_request("b", Timestamp.now())
     assert record is not None
     assert record.sequences[0].reason == "length"
-    assert used.writer.store.past(Moment.now(), retained_s=60.0).epoch == 8
+    assert used.writer.store.read_snapshot(Timestamp.now(), retained_s=60.0).epoch == 8
 
 
 def test_what_was_under_way_is_written_into_the_new_one(used: Thread) -> None:
@@ -170,7 +170,7 @@ def test_what_was_under_way_is_written_into_the_new_one(used: Thread) -> None:
         told += used.told(1)
     facts = [fact for fact in told if isinstance(fact, TokensWritten | EpochWritten)]
     assert facts == [TokensWritten(((1, 6),)), EpochWritten(9)]
-    past = used.writer.store.past(Moment.now(), retained_s=60.0)
+    past = used.writer.store.read_snapshot(Timestamp.now(), retained_s=60.0)
     assert past.epoch == 9
     assert past.requests[0].sequences[0].tokens == [5, 6, 7]
 
@@ -180,7 +180,7 @@ def test_a_write_that_tells_of_it(used: Thread, error: JournalError, monkeypatch
     """SQLite finds damage, or a sync fails: the file is not tried again, another one takes the same write."""
     attempts = []
 
-    def write(writes: Any, now: Moment) -> set[int]:
+    def write(writes: Any, now: Timestamp) -> set[int]:
         attempts.append(list(writes))
         raise error
 
@@ -198,9 +198,9 @@ def test_a_write_that_tells_of_it(used: Thread, error: JournalError, monkeypatch
 def reader(used: Thread) -> Iterator[tuple[JournalReader, list[Any]]]:
     """It reads beside the writer, as in a broker."""
     found: list[Any] = []
-    reader = JournalReader(used.disk.for_reading(), found.extend, used.failures.put)
-    reader.doubts = used.writer.doubt
-    used.writer.renewed = lambda store: reader.turn_to(store.for_reading())
+    reader = JournalReader(used.disk.open_read_only(), found.extend, used.failures.put)
+    reader.on_damage = used.writer.report_damage
+    used.writer.on_reopened = lambda store: reader.switch_store(store.open_read_only())
     reader.start()
     yield reader, found
     reader.close()
@@ -213,7 +213,7 @@ def test_readers_turn_to_the_new_one(used: Thread, reader: tuple[JournalReader, 
     _anew(used)
     used.writer.write(accept("c", 3))
     used.told(1)
-    reader[0].ask(ReadRequest("c"))
+    reader[0].submit(ReadRequest("c"))
     used.until(lambda: bool(reader[1]))
     (read,) = reader[1]
     assert isinstance(read, RequestRead)
@@ -226,11 +226,11 @@ def test_damage_that_a_reader_finds(used: Thread, reader: tuple[JournalReader, l
     with sqlite3.connect(used.disk.path) as db:
         db.execute("UPDATE requests SET submit = X'0011' WHERE id = 'b'")
     db.close()
-    reader[0].ask(ReadRequest("b"))
+    reader[0].submit(ReadRequest("b"))
     assert "damaged" in _anew(used).note
     used.until(lambda: bool(reader[1]))
     assert "damaged" in reader[1][0].problem
-    reader[0].ask(ReadRequest("b"))
+    reader[0].submit(ReadRequest("b"))
     used.until(lambda: len(reader[1]) == 2)
     assert (reader[1][1].record, reader[1][1].problem) == (None, "")
 
@@ -240,7 +240,7 @@ def test_somebody_else_writes_and_does_no_harm(used: Thread) -> None:
     with sqlite3.connect(used.disk.path) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
-    used.until(lambda: not used.writer._doubts._is_touched)
+    used.until(lambda: not used.writer._integrity._is_touched)
     used.writer.write(accept("c", 3))
     assert used.told(1) == [AcceptanceWritten("c", (3,))]
     assert used.writer.store is used.disk
@@ -248,8 +248,8 @@ def test_somebody_else_writes_and_does_no_harm(used: Thread) -> None:
 
 def _overwritten_by_another(state: Path) -> None:
     """With a lineage of its own."""
-    other = Store(state / "backup")
-    other.begin()
+    other = JournalStore(state / "backup")
+    other.begin_lineage()
     other.close()
     _overwritten(state)
 
@@ -269,15 +269,15 @@ def test_it_is_the_same_life(tmp_path: Path, loss: Callable[[Path], None]) -> No
     lineage is of the same journal, a later generation, whatever the old file still tells."""
     state = tmp_path / "state"
     store = _filled(state)
-    store.begin()
-    lineage = store.begin()
+    store.begin_lineage()
+    lineage = store.begin_lineage()
     loss(state)
-    anew = renewed(store, "a test says so").store
+    anew = renew_journal(store, "a test says so").store
     assert anew.lineage == lineage
-    again = renewed(anew, "a test says so, again").store
+    again = renew_journal(anew, "a test says so, again").store
     again.close()
-    following, _ = open_or_salvage(state, Bounds())
-    found = following.begin()
+    following, _ = open_or_salvage(state, JournalLimits())
+    found = following.begin_lineage()
     assert found.journal == lineage.journal
     assert found.generation > lineage.generation
     following.close()
@@ -288,10 +288,12 @@ def test_no_number_is_given_out_twice(used: Thread) -> None:
     with sqlite3.connect(used.disk.path) as db:
         db.execute("DELETE FROM sequences WHERE id = 1")
     db.close()
-    used.writer.doubt("a test says so")
+    used.writer.report_damage("a test says so")
     anew = _anew(used)
     store = used.writer.store
-    (number,) = (each.id for record in store.past(Moment.now(), retained_s=0.0).requests for each in record.sequences)
+    (number,) = (
+        each.id for record in store.read_snapshot(Timestamp.now(), retained_s=0.0).requests for each in record.sequences
+    )
     assert 1000 < number < anew.next_sequence
     used.writer.write(WriteAcceptance(submit("c"), (3,), "tenant"))
     used.told(1)
@@ -300,16 +302,16 @@ def test_no_number_is_given_out_twice(used: Thread) -> None:
 
 def test_while_it_can_not_be_begun_anew(used: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes nothing: it is told once that it broke, tried again, and no write is lost."""
-    monkeypatch.setattr("swarm.broker.journal.doubts.LEAST_S", 0.01)
+    monkeypatch.setattr("swarm.broker.journal.integrity.LEAST_S", 0.01)
     refusals = [JournalError("no room")] * 3
-    real = salvage._copy
+    real = salvage._copy_readable
 
     def copy(*arguments: Any) -> tuple[int, int]:
         if refusals:
             raise refusals.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(salvage, "_copy", copy)
+    monkeypatch.setattr(salvage, "_copy_readable", copy)
     with used.resting():
         _gone(used.disk.path.parent)
     used.writer.write(accept("c", 3))
@@ -325,21 +327,21 @@ def test_the_end_does_not_wait_for_a_journal_that_can_not_be_had(used: Thread, m
     def copy(*_: Any) -> tuple[int, int]:
         raise JournalError("no room")
 
-    monkeypatch.setattr(salvage, "_copy", copy)
+    monkeypatch.setattr(salvage, "_copy_readable", copy)
     with used.resting():
         _gone(used.disk.path.parent)
     assert isinstance(used.told(1)[0], JournalBroke)
     used.writer.close()
     assert not used.writer._thread.is_alive()
-    used.start(Store(used.disk.path.parent))  # for the fixture
+    used.start(JournalStore(used.disk.path.parent))  # for the fixture
 
 
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
-def _filled(directory: Path) -> Store:
-    store = Store(directory)
-    store.write([WriteEpoch(8), accept("a", 1), tokens(1, 0, 5)], Moment.now())
+def _filled(directory: Path) -> JournalStore:
+    store = JournalStore(directory)
+    store.write([WriteEpoch(8), accept("a", 1), tokens(1, 0, 5)], Timestamp.now())
     return store
 
 
@@ -354,11 +356,11 @@ def test_killed_or_refused_on_the_way(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as broken:
         broken.setattr(salvage, place, fails)
         with pytest.raises(JournalError):
-            renewed(store, "a test says so")
+            renew_journal(store, "a test says so")
     other = tmp_path / "other"
     shutil.copytree(tmp_path, other, ignore=shutil.ignore_patterns("other"))
-    for again in (renewed(store, "a test says so").store, open_or_salvage(other, Bounds())[0]):
-        past = again.past(Moment.now(), retained_s=60.0)
+    for again in (renew_journal(store, "a test says so").store, open_or_salvage(other, JournalLimits())[0]):
+        past = again.read_snapshot(Timestamp.now(), retained_s=60.0)
         assert (past.epoch, past.requests[0].sequences[0].tokens) == (8, [5])
         again.close()
 
@@ -374,13 +376,13 @@ def test_a_new_one_that_is_not_whole_never_takes_its_place(tmp_path: Path, monke
     def killed(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(Store, "fold", killed)
+    monkeypatch.setattr(JournalStore, "checkpoint", killed)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     with pytest.raises(Killed):
-        renewed(store, "a test says so")
+        renew_journal(store, "a test says so")
     monkeypatch.undo()
-    next_one, notes = open_or_salvage(tmp_path, Bounds())
-    assert (notes, next_one.past(Moment.now(), retained_s=60.0).requests) == ((), ())
+    next_one, notes = open_or_salvage(tmp_path, JournalLimits())
+    assert (notes, next_one.read_snapshot(Timestamp.now(), retained_s=60.0).requests) == ((), ())
     next_one.close()
 
 
@@ -388,10 +390,10 @@ def test_old_files_do_not_gather(tmp_path: Path) -> None:
     """A disk that damages everything would fill itself up with them."""
     store = _filled(tmp_path)
     for _ in range(MAX_ASIDE + 3):
-        store = renewed(store, "a test says so").store
+        store = renew_journal(store, "a test says so").store
     names = {path.name.removesuffix("-wal").removesuffix("-shm") for path in tmp_path.glob(f"{ASIDE}-*")}
     assert len(names) == MAX_ASIDE
-    assert store.past(Moment.now(), retained_s=60.0).requests[0].sequences[0].tokens == [5]
+    assert store.read_snapshot(Timestamp.now(), retained_s=60.0).requests[0].sequences[0].tokens == [5]
     store.close()
 
 
@@ -400,7 +402,7 @@ def test_a_directory_that_is_made_again_is_closed_to_others(tmp_path: Path) -> N
     state = tmp_path / "state"
     store = _filled(state)
     shutil.rmtree(state)
-    again = renewed(store, "a test says so").store
+    again = renew_journal(store, "a test says so").store
     assert state.stat().st_mode & 0o077 == 0
     again.close()
 
@@ -409,27 +411,27 @@ def test_a_sync_that_fails_at_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     """What a broker before has written is not believed to last: it is written once more, into another file."""
     _filled(tmp_path).close()
     failures = [UnsyncedJournal("it could not be synced")]
-    real = Store.__init__
+    real = JournalStore.__init__
 
-    def opened(self: Store, directory: Path, bounds: Bounds | None = None) -> None:
+    def opened(self: JournalStore, directory: Path, bounds: JournalLimits | None = None) -> None:
         if directory == tmp_path and failures:
             raise failures.pop()
         real(self, directory, bounds)
 
-    monkeypatch.setattr(Store, "__init__", opened)
-    store, notes = open_or_salvage(tmp_path, Bounds())
+    monkeypatch.setattr(JournalStore, "__init__", opened)
+    store, notes = open_or_salvage(tmp_path, JournalLimits())
     assert len(notes) == 1
     assert "could not be synced" in notes[0]
-    assert store.past(Moment.now(), retained_s=60.0).requests[0].sequences[0].tokens == [5]
+    assert store.read_snapshot(Timestamp.now(), retained_s=60.0).requests[0].sequences[0].tokens == [5]
     store.close()
 
 
 def test_what_is_examined(tmp_path: Path) -> None:
     """Pages, values, and whether it tells what was written last: an older copy in its place is none."""
     store = _filled(tmp_path)
-    store.fold()
+    store.checkpoint()
     backup = (tmp_path / FILE).read_bytes()
-    store.write([accept("b", 2), WriteEnd(2, "length", 0)], Moment.now())
+    store.write([accept("b", 2), WriteEnd(2, "length", 0)], Timestamp.now())
     store.examine()
     (tmp_path / FILE).write_bytes(backup)
     with pytest.raises(DamagedJournal, match="lacks the values that were written last"):
@@ -439,7 +441,7 @@ def test_what_is_examined(tmp_path: Path) -> None:
 
 def test_doubts_are_about_the_journal_that_is_open(thread: Thread) -> None:
     """Reports say which file it was."""
-    assert thread.writer._doubts == Doubts(thread.disk.path, _left=thread.writer._doubts._left)
+    assert thread.writer._integrity == JournalIntegrity(thread.disk.path, _recorded=thread.writer._integrity._recorded)
 
 
 def test_ended_requests_survive_with_their_ends(used: Thread) -> None:
@@ -450,6 +452,6 @@ def test_ended_requests_survive_with_their_ends(used: Thread) -> None:
     for write in (WriteAcceptance(submit("b"), (2,), "tenant"), WriteEnd(2, "length", 0), ANEW):
         used.writer.write(write)
     assert EndWritten(2) in used.told(4)
-    record = used.writer.store.request("b", Moment.now())
+    record = used.writer.store.read_request("b", Timestamp.now())
     assert record is not None
     assert record.sequences[0].reason == "length"

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import Action, NewTokens, Note, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import (
+    Action,
+    FinishJournalRewrite,
+    NewTokens,
+    WriteAcceptance,
+    WriteEnd,
+    WriteEpoch,
+    WriteLog,
+    WriteTokens,
+)
 from swarm.broker.core import MAX_NOTES
 from swarm.broker.events import AcceptanceWritten, JournalBroke, JournalMended, JournalRenewed, RequestRead
 from swarm.sim.checks.ledger import Ledger
@@ -40,12 +49,12 @@ def test_all_that_memory_has_is_written_once_more(bench: Bench) -> None:
     """A journal that gets it and had nothing tells a broker after this one the same, ages included."""
     bench.tick(5.0)
     ledger = Ledger()
-    bench.held = {WriteAcceptance, WriteTokens, WriteEnd, WriteAnew}
+    bench.held = {WriteAcceptance, WriteTokens, WriteEnd, FinishJournalRewrite}
     done = bench.feed(LOST)
-    writes = [a for a in done if isinstance(a, WriteAcceptance | WriteTokens | WriteEnd | WriteAnew)]
-    assert isinstance(writes[-1], WriteAnew), "with that it is whole"
+    writes = [a for a in done if isinstance(a, WriteAcceptance | WriteTokens | WriteEnd | FinishJournalRewrite)]
+    assert isinstance(writes[-1], FinishJournalRewrite), "with that it is whole"
     ledger.write(writes, bench.now)
-    past = ledger.past(bench.now, 60.0)
+    past = ledger.snapshot(bench.now, 60.0)
     assert (past.epoch, past.workers, past.next_sequence) == (bench.epoch, ("w0", "w1"), bench.state.next_sequence)
     assert past.manifest == bench.state.manifest
     by_id = {record.submit.request_id: record for record in past.requests}
@@ -102,15 +111,15 @@ def test_one_that_waits_has_one_place_in_the_queue(make_bench: MakeBench) -> Non
     bench.lose("w1")
     ask(bench, "waits")
     queue = bench.state.waiting
-    before = len(queue), queue.num_of(bench.state.requests["waits"].tenant)
+    before = len(queue), queue.num_waiting(bench.state.requests["waits"].tenant)
     bench.feed(LOST)
     assert before == (1, 1)
-    assert (len(queue), queue.num_of(bench.state.requests["waits"].tenant)) == before
+    assert (len(queue), queue.num_waiting(bench.state.requests["waits"].tenant)) == before
 
 
 def test_who_comes_meanwhile_is_refused_until_it_is_whole(bench: Bench) -> None:
     """It could not be promised anything."""
-    bench.held = {WriteAcceptance, WriteTokens, WriteEnd, WriteAnew}
+    bench.held = {WriteAcceptance, WriteTokens, WriteEnd, FinishJournalRewrite}
     bench.feed(LOST)
     (refused,) = said(ask(bench, "late", b"other"), Rejected)
     assert isinstance(refused, Rejected)
@@ -130,7 +139,7 @@ def test_numbers_that_the_new_one_uses_are_passed_over(bench: Bench) -> None:
 def test_it_is_said(bench: Bench) -> None:
     """In the log at once, in reports from then on; the latest notes only, should it happen again and again."""
     done = bench.feed(LOST)
-    (note,) = [a for a in done if isinstance(a, Note) and a.event == "journal_begun_anew"]
+    (note,) = [a for a in done if isinstance(a, WriteLog) and a.event == "journal_begun_anew"]
     assert (note.level, note.fields["what"]) == ("error", LOST.note)
     for number in range(MAX_NOTES + 3):
         bench.feed(JournalRenewed(f"note {number}", 3))
@@ -145,12 +154,12 @@ def test_an_epoch_under_way_is_announced_once(make_bench: MakeBench) -> None:
     bench.held = {WriteEpoch}
     bench.lose("w1")
     bench.feed(JournalBroke("x"))
-    (anew,) = [a for a in bench.feed(LOST) if isinstance(a, WriteAnew)]
-    assert anew.epoch.epoch == bench.state.book.epoch
-    assert bench.state.book.written < anew.epoch.epoch
+    (anew,) = [a for a in bench.feed(LOST) if isinstance(a, FinishJournalRewrite)]
+    assert anew.epoch.epoch == bench.state.plans.epoch
+    assert bench.state.plans.journaled_epoch < anew.epoch.epoch
     assert orders(bench.write_out())
     assert not orders(bench.feed(AcceptanceWritten("nobody", (99,))))
-    assert bench.state.book.written == anew.epoch.epoch
+    assert bench.state.plans.journaled_epoch == anew.epoch.epoch
 
 
 def test_tokens_without_any_are_not_written(bench: Bench) -> None:

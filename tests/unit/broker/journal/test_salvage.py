@@ -10,24 +10,24 @@ import pytest
 
 from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal.database import FILE
-from swarm.broker.journal.salvage import BESIDE, open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.values import HIGHEST, sealed
-from swarm.broker.state.past import Past, RequestRecord
+from swarm.broker.journal.salvage import SALVAGED, open_or_salvage
+from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
+from swarm.broker.journal.values import MAX_COUNT, encode
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord
 from swarm.wire.messages import Attach, Lineage, Rejected
 from tests.unit.broker.bench import Bench, request_settings, said, settings, submit
 
-NOW = Moment(wall=1_000_000.0, tick=50.0, boot="this one")
-LATER = Moment(wall=1_000_030.0, tick=80.0, boot="this one")
+NOW = Timestamp(wall=1_000_000.0, tick=50.0, boot="this one")
+LATER = Timestamp(wall=1_000_030.0, tick=80.0, boot="this one")
 
 
 def tokens(sequence: int, *ids: int) -> WriteTokens:
     return WriteTokens((NewTokens(sequence, 3, 0, ids),))
 
 
-def salvaged(directory: Path, *statements: str, writes: Sequence[object]) -> Past:
+def salvaged(directory: Path, *statements: str, writes: Sequence[object]) -> JournalSnapshot:
     """What is left of these writes after that has befallen the file; the last statement makes it be noticed."""
-    store = Store(directory)
+    store = JournalStore(directory)
     store.write([WriteEpoch(3), WriteAcceptance(submit("a", n=3), (4, 5, 6), "tenant")], NOW)
     store.write(list(writes), NOW)  # type: ignore[arg-type]
     store.close()
@@ -35,9 +35,9 @@ def salvaged(directory: Path, *statements: str, writes: Sequence[object]) -> Pas
         for statement in (*statements, "UPDATE facts SET value = X'0011' WHERE name = 'epoch'"):
             db.execute(statement)
     db.close()
-    store, notes = open_or_salvage(directory, Bounds())
+    store, notes = open_or_salvage(directory, JournalLimits())
     assert notes
-    past = store.past(LATER, retained_s=60.0)
+    past = store.read_snapshot(LATER, retained_s=60.0)
     store.close()
     return past
 
@@ -70,7 +70,7 @@ def test_an_ended_request_with_a_lost_sequence_goes_on(tmp_path: Path) -> None:
     ends = [WriteEnd(number, "length", 0) for number in (4, 5, 6)]
     (request,) = salvaged(tmp_path, "DELETE FROM sequences WHERE id = 6", writes=ends).requests
     assert sequences(request) == [(4, 0, [], "length"), (5, 1, [], "length"), (7, 2, [], None)]
-    assert not request.ended
+    assert not request.has_ended
 
 
 def test_what_was_taken_back_stays_so(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("moves", range(4))
 def test_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
     """Wherever that is, the next process finds all that could be saved, and says where the damaged file is."""
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     store.write([WriteEpoch(3), WriteAcceptance(submit("a"), (4,), "tenant"), tokens(4, 11, 12)], NOW)
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("UPDATE facts SET value = X'0011' WHERE name = 'epoch'")
@@ -138,13 +138,13 @@ def test_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename_until)
         with pytest.raises(Killed):
-            open_or_salvage(tmp_path, Bounds())
+            open_or_salvage(tmp_path, JournalLimits())
     store.close()
-    opened, notes = open_or_salvage(tmp_path, Bounds())
-    (request,) = opened.past(LATER, retained_s=60.0).requests
+    opened, notes = open_or_salvage(tmp_path, JournalLimits())
+    (request,) = opened.read_snapshot(LATER, retained_s=60.0).requests
     assert sequences(request) == [(4, 0, [11, 12], None)]
     assert "damaged" in notes[0]
-    assert not (tmp_path / BESIDE).exists()
+    assert not (tmp_path / SALVAGED).exists()
     opened.close()
 
 
@@ -153,7 +153,7 @@ def test_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
 
 def set_fact(directory: Path, name: str, value: object) -> None:
     with sqlite3.connect(directory / FILE) as db:
-        db.execute("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", (name, sealed(value)))
+        db.execute("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", (name, encode(value)))
     db.close()
 
 
@@ -170,16 +170,16 @@ def set_fact(directory: Path, name: str, value: object) -> None:
 def test_a_poisoned_number_is_not_believed(tmp_path: Path, name: str, value: object, what: str) -> None:
     """The next one after it could not be told to anybody, over every restart. It is put aside with the file, the rest
     is saved, and the note says what was wrong."""
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     store.write([WriteEpoch(3), WriteAcceptance(submit("a"), (4,), "tenant"), tokens(4, 11)], NOW)
-    store.begin()
+    store.begin_lineage()
     store.close()
     set_fact(tmp_path, name, value)
-    store, (note,) = open_or_salvage(tmp_path, Bounds())
+    store, (note,) = open_or_salvage(tmp_path, JournalLimits())
     assert f"{what} is" in note
-    past = store.past(LATER, retained_s=60.0)
+    past = store.read_snapshot(LATER, retained_s=60.0)
     assert sequences(past.requests[0]) == [(4, 0, [11], None)]
-    assert max(past.epoch, past.next_sequence, store.begin().generation) < HIGHEST
+    assert max(past.epoch, past.next_sequence, store.begin_lineage().generation) < MAX_COUNT
     assert past.next_sequence > 4
     assert past.epoch >= 3
     store.close()
@@ -187,11 +187,11 @@ def test_a_poisoned_number_is_not_believed(tmp_path: Path, name: str, value: obj
 
 def test_a_poisoned_sequence_begins_anew(tmp_path: Path) -> None:
     """Its number was one that a worker had told of; it gets another one."""
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     store.write([WriteEpoch(3), WriteAcceptance(submit("a"), (2**63 - 2,), "tenant")], NOW)
     store.close()
-    store, notes = open_or_salvage(tmp_path, Bounds())
+    store, notes = open_or_salvage(tmp_path, JournalLimits())
     assert notes
-    ((number, *_),) = sequences(store.past(LATER, retained_s=60.0).requests[0])
-    assert 0 < number < HIGHEST
+    ((number, *_),) = sequences(store.read_snapshot(LATER, retained_s=60.0).requests[0])
+    assert 0 < number < MAX_COUNT
     store.close()

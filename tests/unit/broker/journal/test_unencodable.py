@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.broker.actions import Action, Dispatch, OrderWorker, SayClient
+from swarm.broker.actions import Action, Dispatch, SendToClient, SendToWorker
 from swarm.broker.service import BrokerService
 from swarm.wire.messages import PROTOCOL_VERSION, Fence, Malformed, Step
 
@@ -18,8 +18,8 @@ TOO_HIGH = 2**64  # more than the encoding can tell
 @pytest.mark.parametrize(
     "action",
     [
-        OrderWorker(b"w0.1", Fence(epoch=2**63)),
-        SayClient(b"client", Malformed(reason="x" * 10_000)),
+        SendToWorker(b"w0.1", Fence(epoch=2**63)),
+        SendToClient(b"client", Malformed(reason="x" * 10_000)),
         Dispatch(Step(epoch=TOO_HIGH, step=1, rows=(), tokens=())),
     ],
 )
@@ -27,7 +27,7 @@ def test_it_is_not_sent(action: Action) -> None:
     """The sockets are never asked."""
     service = object.__new__(BrokerService)
     door = SimpleNamespace(send=pytest.fail, version_of=lambda _: PROTOCOL_VERSION)
-    service._reception = cast(Any, SimpleNamespace(front=door, control=door))
+    service._message_server = cast(Any, SimpleNamespace(front=door, control=door))
     service._unsent = deque()
     assert service._perform(action) is None
     assert not service._unsent

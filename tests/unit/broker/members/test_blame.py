@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.broker.actions import Note, OrderWorker
+from swarm.broker.actions import SendToWorker, WriteLog
 from swarm.broker.members.blame import FAILED_AFTER, GUILTY_AFTER, OFTEN
-from swarm.broker.members.trust import MAX_PAUSE_S, PAUSE_S
+from swarm.broker.members.integrity import MAX_PAUSE_S, PAUSE_S
 from swarm.broker.state import WorkerState
 from swarm.broker.state.evidence import KEEP_S, MAX_FAILURES, Evidence, FailedStep
 from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import (
     Cancel,
-    Dismiss,
+    DataPathError,
     Fence,
     Finished,
     LayerRange,
@@ -29,7 +29,7 @@ from swarm.wire.messages import (
     SequencePosition,
     Step,
     StepFailure,
-    Trouble,
+    Unassign,
 )
 from tests.unit.broker.bench import MIB, Bench, orders, ranges, row, said, submit
 
@@ -43,7 +43,7 @@ def fail(bench: Bench, name: str, step: Step | None = None) -> None:
     rows = tuple(SequencePosition(r.sequence, r.start + r.count) for r in step.rows)
     failed = StepFailure(ranges(bench)[name], rows, is_memory=False)
     bench.tell(
-        name, Trouble(epoch=bench.epoch, incarnation=bench.workers[name].incarnation, reason=BOOM, failed=failed)
+        name, DataPathError(epoch=bench.epoch, incarnation=bench.workers[name].incarnation, reason=BOOM, failed=failed)
     )
 
 
@@ -74,14 +74,14 @@ class Play:
             if until():
                 return
             self.turn()
-        raise AssertionError(f"it never comes to that: {self.failed_at}, {self.bench.state.book}")
+        raise AssertionError(f"it never comes to that: {self.failed_at}, {self.bench.state.plans}")
 
     def turn(self) -> None:
         """One step goes through or raises, or time passes; who is called tests its device and says Hello."""
         bench = self.bench
-        if bench.state.book.current is None:
+        if bench.state.plans.current is None:
             bench.pipe.clear()
-        if bench.state.book.current is None:
+        if bench.state.plans.current is None:
             bench.pipe.clear()
         replays = orders(bench.log, Replay)
         if replays or (bench.pipe and bench.pipe[0].replay):
@@ -151,7 +151,7 @@ def play(make_bench: Callable[..., Bench]) -> Callable[..., Play]:
 
 def in_word(bench: Bench, kind: str) -> list[dict[str, object]]:
     """The notes of this kind."""
-    return [action.fields for action in bench.log if isinstance(action, Note) and action.event == kind]
+    return [action.fields for action in bench.log if isinstance(action, WriteLog) and action.event == kind]
 
 
 # --- a broken worker --------------------------------------------------------------------------------------------------
@@ -197,11 +197,11 @@ def test_a_worker_that_fails_whatever_it_computes_goes_though_it_is_needed(play:
     swarm.run(lambda: swarm.worker("w0") is WorkerState.OUT)
     assert swarm.reason("a") is None is swarm.reason("b")
     swarm.bench.ask(Query(what="status"))
-    waits_for = swarm.bench.state.book.waits_for
+    waits_for = swarm.bench.state.plans.waits_for
     assert "w0 is out until a test of its device passes" in waits_for
     assert BOOM in waits_for
     swarm.run(lambda: swarm.num_tests == 1)
-    assert "so did a test of its device" in swarm.bench.state.book.waits_for
+    assert "so did a test of its device" in swarm.bench.state.plans.waits_for
     for number, pause_s in enumerate((PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S), start=1):
         since = swarm.bench.now
         swarm.run(lambda number=number: swarm.num_tests == number + 1)  # type: ignore[misc]
@@ -254,9 +254,9 @@ def test_it_comes_back_after_a_test_and_nothing_that_it_holds_is_used(serving: B
     serving.tell("w0", of_test(serving, "w0"))
     assert serving.state.workers["w0.1"].is_gone, "only a Hello makes it a member"
     serving.tell("w0", serving.workers["w0"].hello())
-    mine = [type(a.message) for a in serving.take() if isinstance(a, OrderWorker) and a.peer == b"w0.1"]
-    assert Dismiss in mine
-    assert Prepare not in mine[: mine.index(Dismiss)]
+    mine = [type(a.message) for a in serving.take() if isinstance(a, SendToWorker) and a.peer == b"w0.1"]
+    assert Unassign in mine
+    assert Prepare not in mine[: mine.index(Unassign)]
     serving.tick(0.3)
     assert "w0" in ranges(serving)
 
@@ -277,11 +277,11 @@ def test_a_new_process_of_its_name_is_not_believed_to_be_better(serving: Bench) 
 
 def test_the_pause_has_an_end_and_is_forgotten(serving: Bench) -> None:
     for _ in range(20):
-        serving.core._members.blame.tested(serving.state.workers["w0.1"], BOOM)
+        serving.core._members.failure_judge.record_test(serving.state.workers["w0.1"], BOOM)
     worker = serving.state.workers["w0.1"]
     assert worker.call_after - serving.now == MAX_PAUSE_S
     serving.state.now = worker.call_after + KEEP_S + 1.0
-    serving.core._members.blame.tested(worker, BOOM)
+    serving.core._members.failure_judge.record_test(worker, BOOM)
     assert worker.num_faults == 1
 
 
@@ -374,7 +374,7 @@ def test_a_suspect_that_is_cancelled_is_forgotten(play: Callable[..., Play]) -> 
     swarm.bench.say(Cancel(request_id="a"))
     swarm.bench.say(submit("b"))
     swarm.run(lambda: swarm.reason("b") == "length")
-    assert len(swarm.bench.state.evidence.of_worker("w0")) == 1
+    assert len(swarm.bench.state.evidence.failures_of_worker("w0")) == 1
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -393,11 +393,11 @@ def test_what_comes_through_is_no_suspect_any_more() -> None:
     evidence = Evidence()
     evidence.add(failed("w0", 1, 2))
     assert evidence.suspects == {1, 2}
-    evidence.came_through(["w0"], ALL, {1: 9, 2: 10}, ["r1", "r2"], 1.0)
+    evidence.record_success(["w0"], ALL, {1: 9, 2: 10}, ["r1", "r2"], 1.0)
     assert evidence.suspects == {1}
-    evidence.came_through(["w1"], LayerRange(3, 6), {1: 10}, ["r1"], 1.0)
+    evidence.record_success(["w1"], LayerRange(3, 6), {1: 10}, ["r1"], 1.0)
     assert evidence.suspects == {1}
-    evidence.came_through(["w0"], LayerRange(2, 4), {1: 10}, ["r1"], 1.0)
+    evidence.record_success(["w0"], LayerRange(2, 4), {1: 10}, ["r1"], 1.0)
     assert evidence.suspects == frozenset()
 
 
@@ -405,22 +405,22 @@ def test_a_worker_is_vouched_for_against_who_was_not_there() -> None:
     evidence = Evidence()
     evidence.add(failed("w0", 1, 2))
     evidence.add(failed("w1", 1))
-    evidence.came_through(["w0"], ALL, {2: 9, 3: 5}, ["r2", "r3"], 1.0)
+    evidence.record_success(["w0"], ALL, {2: 9, 3: 5}, ["r2", "r3"], 1.0)
     first, second = evidence.steps
-    assert (first.vouched, first.is_last) == ({"r1"}, False)
-    assert (second.vouched, second.is_last) == (set(), True)
+    assert (first.worker_ok_without, first.is_last) == ({"r1"}, False)
+    assert (second.worker_ok_without, second.is_last) == (set(), True)
 
 
 def test_a_test_is_noted_and_a_step_ends_what_was_in_a_row() -> None:
     evidence = Evidence()
     evidence.add(failed("w0", 1))
     evidence.add(failed("w1", 1))
-    evidence.passed_test("w0")
+    evidence.record_passed_test("w0")
     assert [(step.worker, step.is_tested) for step in evidence.steps] == [("w0", True), ("w1", False)]
-    assert (evidence.in_row("w0"), len(evidence.in_row("w1"))) == ([], 1)
+    assert (evidence.consecutive_failures("w0"), len(evidence.consecutive_failures("w1"))) == ([], 1)
     evidence.convict("r1")
     assert (evidence.steps, evidence.unproven) == ([], {"w0": "r1", "w1": "r1"})
-    evidence.came_through(["w0"], ALL, {2: 3}, ["r2"], 1.0)
+    evidence.record_success(["w0"], ALL, {2: 3}, ["r2"], 1.0)
     assert evidence.unproven == {"w1": "r1"}
 
 
@@ -435,5 +435,5 @@ def many() -> Evidence:
 def test_what_is_kept_is_bounded(many: Evidence) -> None:
     assert len(many.steps) == MAX_FAILURES
     assert len(many.suspects) == MAX_FAILURES
-    many.came_through(["w1"], ALL, {}, [], KEEP_S + 10.0)
-    assert min(failure.at for failure in many.steps) > 10.0
+    many.record_success(["w1"], ALL, {}, [], KEEP_S + 10.0)
+    assert min(failure.failed_at for failure in many.steps) > 10.0

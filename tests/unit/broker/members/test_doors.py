@@ -6,12 +6,12 @@ import errno
 
 import pytest
 
-from swarm.broker.actions import Action, CountDescriptors, Note, OpenDoor, Outbox
-from swarm.broker.events import DescriptorsCounted, DoorClosed
-from swarm.broker.members.doors import MAX_PAUSE_S, PAUSE_S, QUIET_S, DoorBook, Doors, room_for_opening
+from swarm.broker.actions import Action, CountDescriptors, Outbox, ResumeAccepting, WriteLog
+from swarm.broker.events import AcceptStopped, DescriptorsCounted
+from swarm.broker.members.accept_gate import MAX_PAUSE_S, PAUSE_S, QUIET_S, AcceptGate, AcceptState, required_free
 
 LIMIT = 1024
-ROOM = room_for_opening(LIMIT)
+ROOM = required_free(LIMIT)
 
 
 class Scene:
@@ -21,11 +21,11 @@ class Scene:
         self.now = 100.0
         self.used = LIMIT
         self.out = Outbox()
-        self.book = DoorBook()
-        self.doors = Doors(self.book, self.out)
+        self.book = AcceptState()
+        self.doors = AcceptGate(self.book, self.out)
 
     def close(self, door: str = "client", code: int = errno.EMFILE) -> list[Action]:
-        self.doors.handle(DoorClosed(door, code, LIMIT), self.now)
+        self.doors.handle(AcceptStopped(door, code, LIMIT), self.now)
         return self.take()
 
     def wait(self, seconds: float) -> list[Action]:
@@ -52,11 +52,11 @@ def scene() -> Scene:
 
 
 def opened(actions: list[Action]) -> list[str]:
-    return [action.door for action in actions if isinstance(action, OpenDoor)]
+    return [action.socket for action in actions if isinstance(action, ResumeAccepting)]
 
 
-def notes(actions: list[Action], event: str) -> list[Note]:
-    return [action for action in actions if isinstance(action, Note) and action.event == event]
+def notes(actions: list[Action], event: str) -> list[WriteLog]:
+    return [action for action in actions if isinstance(action, WriteLog) and action.event == event]
 
 
 def test_nothing_is_counted_while_all_is_well(scene: Scene) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from swarm.broker.recovery.restart import REJOIN_S
-from swarm.broker.state.past import Past
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Denied, Hello, Manifest, Order, Setting, Welcome
 from tests.unit.broker.bench import Bench, orders, settings
@@ -42,7 +42,7 @@ def test_the_first_worker_s_dtype_is_the_swarm_s(bench: Bench) -> None:
     denied = knock(bench, "w1", "float32")
     assert isinstance(denied, Denied)
     assert denied.dtype == "bfloat16"
-    assert bench.state.newcomers.refusals == {}
+    assert bench.state.newcomers.refused == {}
     assert isinstance(knock(bench, "w1", "bfloat16"), Welcome)
 
 
@@ -54,7 +54,7 @@ def test_a_worker_set_to_another_dtype_is_refused_and_told_what_to_set(bench: Be
         reason='this swarm computes in bfloat16, and this worker in float32: set worker.dtype = "bfloat16" there, or '
         'start all workers with worker.dtype = "float32", which every device can'
     )
-    assert [each.name for each in bench.state.newcomers.refusals.values()] == ["w1"]
+    assert [each.name for each in bench.state.newcomers.refused.values()] == ["w1"]
 
 
 def test_an_older_worker_is_refused_in_words(bench: Bench) -> None:
@@ -96,7 +96,7 @@ def test_another_model_in_another_dtype_is_another_model(bench: Bench) -> None:
 def test_after_a_restart_the_swarm_s_dtype_stays(make_bench: MakeBench) -> None:
     """The worker that comes first may come in another one only because it was set so; nobody's request ends for a
     worker that leaves the choice open."""
-    past = Past(9, ("w0", "w1"), manifest=in_dtype("bfloat16"))
+    past = JournalSnapshot(9, ("w0", "w1"), manifest=in_dtype("bfloat16"))
     bench = make_bench(past=past)
     denied = knock(bench, "w0", "float32")
     assert isinstance(denied, Denied)

@@ -9,26 +9,26 @@ import pytest
 
 from swarm.broker.core import PAUSE_S
 from swarm.broker.events import MessageRefused, Tick, WorkerDisconnected
-from swarm.broker.members.health import Expected, HealthSettings, judge
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.members.health import ExpectedTimes, HealthLimits, judge
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import WorkerState
-from swarm.broker.state.workers import Judgement, Pulse, Verdict
-from swarm.wire.messages import Alive, Beat, Dismiss, Fence, LayerCost, LinkCost, Rejoin, Stats, Welcome
+from swarm.broker.state.workers import HeartbeatHistory, Judgement, Verdict
+from swarm.wire.messages import Fence, Heartbeat, LayerCost, LeaseRenewed, LinkCost, Rejoin, Stats, Unassign, Welcome
 from tests.unit.broker.bench import Bench, beat_of, orders, settings, submit
 
 CALL_AGAIN_TICKS = 19  # of a tenth of a second: just less than it takes until somebody is called (again)
-RULES = HealthSettings(beat_timeout_s=0.7, hang_factor=10.0, hang_min_s=2.0)
+RULES = HealthLimits(beat_timeout_s=0.7, hang_factor=10.0, hang_min_s=2.0)
 
 
-def beat(state: str = "idle", progress: int = 0, blocked_on: str = "", since_s: float = 0.0) -> Beat:
+def beat(state: str = "idle", progress: int = 0, blocked_on: str = "", since_s: float = 0.0) -> Heartbeat:
     return beat_of("w.1", progress=progress, state=state, blocked_on=blocked_on, since_s=since_s)
 
 
-def after(*beats: tuple[float, Beat]) -> Pulse:
+def after(*beats: tuple[float, Heartbeat]) -> HeartbeatHistory:
     """A pulse that began at 0 and took these beats."""
-    pulse = Pulse(0.0)
+    pulse = HeartbeatHistory(0.0)
     for now, one in beats:
-        pulse.take(one, now)
+        pulse.record(one, now)
     return pulse
 
 
@@ -113,10 +113,10 @@ def after(*beats: tuple[float, Beat]) -> Pulse:
     ],
 )
 def test_each_evidence_has_its_verdict(
-    pulse: Pulse, usual_step_s: float, now: float, verdict: Verdict, evidence: str
+    pulse: HeartbeatHistory, usual_step_s: float, now: float, verdict: Verdict, evidence: str
 ) -> None:
     """The table of verdicts, each with its evidence in words."""
-    found = judge(pulse, RULES, Expected(usual_step_s), now)
+    found = judge(pulse, RULES, ExpectedTimes(usual_step_s), now)
     assert found.verdict is verdict
     assert found.evidence.startswith(evidence)
 
@@ -128,18 +128,18 @@ COMPUTING = [(1.0 + t / 10, beat("computing", since_s=t / 10)) for t in range(31
     ("expected", "verdict", "evidence"),
     [
         # Nothing is known of the step in hand: at least two seconds, ten times the usual time.
-        (Expected(0.1), Verdict.HUNG, "computing, no progress for 3.0 s (allowed 2.0 s)"),
+        (ExpectedTimes(0.1), Verdict.HUNG, "computing, no progress for 3.0 s (allowed 2.0 s)"),
         # A long prompt: what is usual says nothing about it.
-        (Expected(0.1, in_hand_s=0.31, num_layers=0), Verdict.WELL, "computing"),
+        (ExpectedTimes(0.1, in_hand_s=0.31, num_layers=0), Verdict.WELL, "computing"),
         # The same step on a worker that is known to be slow, as far as the steps before showed.
-        (Expected(0.1, in_hand_s=0.2, num_layers=0, pace=1.0), Verdict.HUNG, "computing, no progress for 3.0 s"),
-        (Expected(0.1, in_hand_s=0.2, num_layers=0, pace=2.0), Verdict.WELL, "computing"),
+        (ExpectedTimes(0.1, in_hand_s=0.2, num_layers=0, pace=1.0), Verdict.HUNG, "computing, no progress for 3.0 s"),
+        (ExpectedTimes(0.1, in_hand_s=0.2, num_layers=0, pace=2.0), Verdict.WELL, "computing"),
         # One that was quicker than predicted until now gets no less for that.
-        (Expected(0.1, in_hand_s=0.31, num_layers=0, pace=0.5), Verdict.WELL, "computing"),
+        (ExpectedTimes(0.1, in_hand_s=0.31, num_layers=0, pace=0.5), Verdict.WELL, "computing"),
     ],
 )
 def test_a_hang_is_told_by_what_the_step_in_hand_should_take(
-    expected: Expected, verdict: Verdict, evidence: str
+    expected: ExpectedTimes, verdict: Verdict, evidence: str
 ) -> None:
     """Ten times the larger of what is usual and what was predicted for this step."""
     found = judge(after(*COMPUTING), RULES, expected, 4.0)
@@ -148,10 +148,10 @@ def test_a_hang_is_told_by_what_the_step_in_hand_should_take(
 
 def test_a_step_may_take_minutes() -> None:
     """A layer every 1.9 seconds where fifty in a second were predicted: slow, with its measured pace, and never out."""
-    pulse, expected = Pulse(0.0), Expected(0.1, in_hand_s=0.16, num_layers=8)
+    pulse, expected = HeartbeatHistory(0.0), ExpectedTimes(0.1, in_hand_s=0.16, num_layers=8)
     for tenth in range(1, 3000):
         now = tenth / 10
-        pulse.take(beat("computing", progress=int(now / 1.9), since_s=now), now)
+        pulse.record(beat("computing", progress=int(now / 1.9), since_s=now), now)
         found = judge(pulse, RULES, expected, now)
         assert not found.verdict.is_out, (now, found)
         if now > 10.0:
@@ -163,9 +163,9 @@ def test_a_step_may_take_minutes() -> None:
 def test_slow_by_the_steps_before() -> None:
     """Three times longer than predicted is slow, and kept; less is what a busy machine does."""
     pulse = after((1.0, beat()))
-    found = judge(pulse, RULES, Expected(0.1, pace=3.5), 1.1)
+    found = judge(pulse, RULES, ExpectedTimes(0.1, pace=3.5), 1.1)
     assert found == Judgement(Verdict.SLOW, "idle, its steps take 3.5 times as long as predicted")
-    assert judge(pulse, RULES, Expected(0.1, pace=2.9), 1.1).verdict is Verdict.WELL
+    assert judge(pulse, RULES, ExpectedTimes(0.1, pace=2.9), 1.1).verdict is Verdict.WELL
 
 
 def test_a_control_loop_that_stands_still_is_a_hang() -> None:
@@ -174,7 +174,7 @@ def test_a_control_loop_that_stands_still_is_a_hang() -> None:
 
     def lagging(*lags: float) -> Verdict:
         pulse = after(*((i / 10, msgspec.structs.replace(beat(), loop_lag_s=lag)) for i, lag in enumerate(lags)))
-        return judge(pulse, RULES, Expected(), len(lags) / 10).verdict
+        return judge(pulse, RULES, ExpectedTimes(), len(lags) / 10).verdict
 
     assert lagging(3.0, 3.1) is Verdict.WELL
     assert lagging(9.9, 10.0) is Verdict.WELL
@@ -185,28 +185,28 @@ def test_a_control_loop_that_stands_still_is_a_hang() -> None:
 
 def test_half_a_second_of_jitter_gives_no_verdict() -> None:
     """Beats that come up to 500 ms late, each by chance, in order: nobody is out."""
-    chance, pulse, came_at = random.Random(5), Pulse(0.0), 0.0
+    chance, pulse, came_at = random.Random(5), HeartbeatHistory(0.0), 0.0
     for number in range(1, 20_000):
         came_at = max(came_at, number / 10 + chance.uniform(0.0, 0.5))
-        assert judge(pulse, RULES, Expected(), came_at).verdict is Verdict.WELL
-        pulse.take(beat(), came_at)
+        assert judge(pulse, RULES, ExpectedTimes(), came_at).verdict is Verdict.WELL
+        pulse.record(beat(), came_at)
 
 
 def test_which_verdicts_put_out() -> None:
     """Loading, blocked and well workers stay."""
-    out = {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED, Verdict.FAILED}
+    out = {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED}
     assert {v for v in Verdict if v.is_out} == out
 
 
 def test_forgiving_moves_every_deadline() -> None:
     """What the broker missed while it stood still itself is nobody's fault."""
     pulse = after((1.0, beat("computing")), (2.5, beat("computing")))
-    assert judge(pulse, RULES, Expected(), 5.0).verdict is Verdict.SILENT
-    pulse.forgive(3.0, 5.0)
-    assert judge(pulse, RULES, Expected(), 5.0).verdict is Verdict.WELL
-    pulse.take(beat("computing"), 6.5)
+    assert judge(pulse, RULES, ExpectedTimes(), 5.0).verdict is Verdict.SILENT
+    pulse.shift_deadlines(3.0, 5.0)
+    assert judge(pulse, RULES, ExpectedTimes(), 5.0).verdict is Verdict.WELL
+    pulse.record(beat("computing"), 6.5)
     # Still for 5.5 s, 3.0 of which are forgiven.
-    assert judge(pulse, RULES, Expected(), 6.5) == Judgement(
+    assert judge(pulse, RULES, ExpectedTimes(), 6.5) == Judgement(
         Verdict.HUNG, "computing, no progress for 2.5 s (allowed 2.0 s)"
     )
 
@@ -268,7 +268,7 @@ def test_the_brokers_own_pause_is_forgiven(make_bench) -> None:
     bench.tick(0.5)
     bench.now += 60.0
     bench.take()
-    assert {type(o) for _, o in orders(bench.feed(Tick()))} == {Alive}  # leases are renewed, nothing else
+    assert {type(o) for _, o in orders(bench.feed(Tick()))} == {LeaseRenewed}  # leases are renewed, nothing else
     assert bench.state.counters["own_pauses"] == 1
     assert all(w.state is WorkerState.MEMBER for w in bench.state.workers.values())
     assert bench.sequence().reason is None
@@ -287,7 +287,7 @@ def test_the_brokers_own_pause_is_forgiven(make_bench) -> None:
 
 def test_the_brokers_own_pause_gives_workers_more_time_to_load(make_bench) -> None:
     """Who is to load layers has the time that it was promised, without the minute in which nobody listened."""
-    bench = make_bench(settings(plan=PlanSettings(settle_s=0.0, prepare_timeout_s=2.0)))
+    bench = make_bench(settings(plan=ReconfigurationSettings(settle_s=0.0, prepare_timeout_s=2.0)))
     bench.mute = {"w0"}
     bench.join("w0")
     bench.tick(1.5)
@@ -513,10 +513,10 @@ def test_one_that_was_frozen_is_called_at_once_and_joins_anew(serving: Bench) ->
     serving.silent = set()
     serving.tell("w1", serving.workers["w1"].hello())
     kinds = [type(order) for peer, order in orders(serving.take()) if peer == "w1.1"]
-    assert kinds[:2] == [Welcome, Dismiss]
+    assert kinds[:2] == [Welcome, Unassign]
     serving.tick(0.2)
-    assert serving.state.book.current is not None
-    assert "w1.1" in serving.state.book.current.members
+    assert serving.state.plans.current is not None
+    assert "w1.1" in serving.state.plans.current.members
     assert serving.state.workers["w1.1"].pace == 2.5
 
 
@@ -562,7 +562,7 @@ def test_leases_are_renewed(serving: Bench) -> None:
     """Every member hears from the broker several times per lease, even if there is nothing to say."""
     serving.take()
     serving.tick(10.5)
-    assert len(orders(serving.take(), Alive)) == 2 * 5
+    assert len(orders(serving.take(), LeaseRenewed)) == 2 * 5
 
 
 def test_the_long_gone_are_forgotten(serving: Bench) -> None:
@@ -579,7 +579,7 @@ def test_the_long_gone_are_forgotten(serving: Bench) -> None:
     assert len(serving.state.workers) <= 20
 
 
-def evenly(stop: float, every_s: float = 0.1) -> list[tuple[float, Beat]]:
+def evenly(stop: float, every_s: float = 0.1) -> list[tuple[float, Heartbeat]]:
     return [(i * every_s, beat()) for i in range(1, round(stop / every_s) + 1)]
 
 
@@ -594,26 +594,26 @@ def evenly(stop: float, every_s: float = 0.1) -> list[tuple[float, Beat]]:
         ([*evenly(5.0), (5.2, beat()), *((t + 5.2, b) for t, b in evenly(20.0))], 0.6),
     ],
 )
-def test_whose_beats_come_evenly_is_missed_sooner(times: list[tuple[float, Beat]], allowed_s: float) -> None:
+def test_whose_beats_come_evenly_is_missed_sooner(times: list[tuple[float, Heartbeat]], allowed_s: float) -> None:
     pulse, last = after(*times), times[-1][0]
-    assert judge(pulse, RULES, Expected(), last + allowed_s - 0.01).verdict is Verdict.WELL
-    assert judge(pulse, RULES, Expected(), last + allowed_s + 0.01).verdict is Verdict.SILENT
+    assert judge(pulse, RULES, ExpectedTimes(), last + allowed_s - 0.01).verdict is Verdict.WELL
+    assert judge(pulse, RULES, ExpectedTimes(), last + allowed_s + 0.01).verdict is Verdict.SILENT
 
 
 def test_a_pause_of_the_broker_makes_no_beats_uneven() -> None:
     pulse = after(*evenly(5.0))
-    pulse.forgive(3.0, 8.05)
-    pulse.take(beat(), 8.1)
-    assert pulse.longest_s == pytest.approx(0.1)
+    pulse.shift_deadlines(3.0, 8.05)
+    pulse.record(beat(), 8.1)
+    assert pulse.longest_gap_s == pytest.approx(0.1)
 
 
 def test_who_computes_and_only_sleeps_is_hung_before_who_runs() -> None:
     """Whatever its step should take: nobody computes asleep. One that loads waits for a disk or a network."""
 
-    def asleep(state: str, for_s: float) -> Pulse:
+    def asleep(state: str, for_s: float) -> HeartbeatHistory:
         return after((1.0, msgspec.structs.replace(beat(state), asleep_s=for_s)))
 
-    expected = Expected(usual_s=60.0)
+    expected = ExpectedTimes(usual_s=60.0)
     assert judge(asleep("computing", 0.7), RULES, expected, 1.1).verdict is Verdict.WELL
     assert judge(asleep("computing", 0.8), RULES, expected, 1.1) == Judgement(
         Verdict.HUNG, "computing, but none of its threads has run for 0.8 s"

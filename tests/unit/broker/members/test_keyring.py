@@ -7,14 +7,25 @@ from itertools import pairwise
 
 import pytest
 
-from swarm.broker.actions import Action, Admit, ClosePipe, OrderWorker
+from swarm.broker.actions import Action, DisconnectPipeline, SendToWorker, SetAllowedKeys
 from swarm.broker.events import KeyRevoked
 from swarm.broker.members import keyring
 from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.workers import Verdict
-from swarm.wire.messages import Denied, Expect, Fence, Finished, Kept, LayerRange, Prepare, Recheck, Rejoin, Shun
+from swarm.wire.messages import (
+    AllowKey,
+    BlockKey,
+    Denied,
+    Fence,
+    Finished,
+    KeptWarm,
+    LayerRange,
+    Prepare,
+    Recheck,
+    Rejoin,
+)
 from tests.unit.broker.bench import Bench, orders, said, settings, submit
 
 BROKER, K0, K1, K2 = (digit * 64 for digit in "b012")
@@ -42,17 +53,17 @@ def keyed(make_bench: MakeBench) -> Bench:
     bench = make_bench(KEYED)
     join(bench, "w0", "w1")
     bench.tick(0.3)
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     return bench
 
 
 def admitted(actions: list[Action], door: str) -> list[frozenset[str]]:
-    return [action.keys for action in actions if isinstance(action, Admit) and action.door == door]
+    return [action.keys for action in actions if isinstance(action, SetAllowedKeys) and action.socket == door]
 
 
 def names_of(bench: Bench) -> list[str]:
-    assert bench.state.book.current is not None
-    return [stage.name for stage in bench.state.book.current.stages]
+    assert bench.state.plans.current is not None
+    return [stage.name for stage in bench.state.plans.current.stages]
 
 
 def test_each_stage_is_told_who_is_before_it(keyed: Bench) -> None:
@@ -67,9 +78,9 @@ def test_the_brokers_doors_hear_who_has_business_there(keyed: Bench) -> None:
     Each is told once."""
     assert admitted(keyed.log, "beat") == [frozenset((K0,)), frozenset((K0, K1))]
     assert admitted(keyed.log, "data") == [frozenset((KEYS[names_of(keyed)[-1]],))]
-    kinds = [type(a.message).__name__ if isinstance(a, OrderWorker) else type(a).__name__ for a in keyed.log]
-    assert kinds.index("Admit") < kinds.index("Welcome")
-    data = next(i for i, a in enumerate(keyed.log) if isinstance(a, Admit) and a.door == "data")
+    kinds = [type(a.message).__name__ if isinstance(a, SendToWorker) else type(a).__name__ for a in keyed.log]
+    assert kinds.index("SetAllowedKeys") < kinds.index("Welcome")
+    data = next(i for i, a in enumerate(keyed.log) if isinstance(a, SetAllowedKeys) and a.socket == "data")
     assert kinds.index("Prepare") < data < kinds.index("Activate")
 
 
@@ -87,8 +98,8 @@ def test_without_a_key_of_its_own_nothing_is_told(make_bench: MakeBench) -> None
     bench = make_bench()
     join(bench, "w0", "w1")
     bench.tick(0.3)
-    assert bench.state.book.serving
-    assert not [action for action in bench.log if isinstance(action, Admit)]
+    assert bench.state.plans.is_serving
+    assert not [action for action in bench.log if isinstance(action, SetAllowedKeys)]
     first, last = names_of(bench)
     found = {peer: order.before for peer, order in orders(bench.log, Prepare) if isinstance(order, Prepare)}
     assert found == {f"{first}.1": None, f"{last}.1": KEYS[first]}
@@ -124,7 +135,7 @@ def test_a_revoked_worker_is_out_at_once(keyed: Bench) -> None:
     judgement = keyed.judgements_of(name)
     assert (judgement.verdict, judgement.evidence) == (Verdict.DEAD, "its key was revoked")
     assert [peer for peer, _ in orders(actions, Denied)] == [f"{name}.1"]
-    assert ClosePipe() in actions
+    assert DisconnectPipeline() in actions
     assert admitted(actions, "beat") == [frozenset(KEYS.values()) - {KEYS[name]}]
     keyed.now += 10.0
     assert beat(keyed, name, KEYS[name]) == []
@@ -139,8 +150,8 @@ def test_a_revoked_worker_is_out_at_once(keyed: Bench) -> None:
 def test_the_others_are_told_who_is_out_for_good(keyed: Bench) -> None:
     """At once: the next plan's fence comes when its epoch is written, if there is one."""
     actions = keyed.feed(KeyRevoked(K1))
-    ((peer, told),) = orders(actions, Shun)
-    assert isinstance(told, Shun)
+    ((peer, told),) = orders(actions, BlockKey)
+    assert isinstance(told, BlockKey)
     assert (peer, told.key) == ("w0.1", K1)
     assert not orders(actions, Fence)
 
@@ -169,8 +180,8 @@ def test_keys_of_former_workers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     ring = Keyring(State(), BROKER)
     for key in (K0, K1, K2):
         ring.add(key)
-    assert admitted(ring.changes(), "beat") == [frozenset((K1, K2))]  # type: ignore[arg-type]
-    assert ring.changes() == []
+    assert admitted(ring.pending_actions(), "beat") == [frozenset((K1, K2))]  # type: ignore[arg-type]
+    assert ring.pending_actions() == []
 
 
 # --- rechecks --------------------------------------------------------------------------------------------------------
@@ -187,16 +198,16 @@ def test_who_receives_a_part_of_a_recheck_is_told_whom_to_hear(make_bench: MakeB
     bench.say(submit(max_tokens=200))
     for _ in range(5):
         bench.finish()
-    expected: list[tuple[str, Expect]] = []
+    expected: list[tuple[str, AllowKey]] = []
     for _ in range(6):
         bench.take()
         bench.tick(5.1)
-        told = [(peer, order) for peer, order in orders(bench.take()) if isinstance(order, Expect | Recheck)]
+        told = [(peer, order) for peer, order in orders(bench.take()) if isinstance(order, AllowKey | Recheck)]
         for sender, recheck in told[-1:]:
             assert isinstance(recheck, Recheck)
             way = [sender, *(leg.to.to for leg in recheck.trial.legs)]
             pairs = [(a, b) for a, b in pairwise(way) if a != b] if keys else []
-            assert told[:-1] == [(b, Expect(epoch=bench.epoch, key=keys[a.partition(".")[0]])) for a, b in pairs]
+            assert told[:-1] == [(b, AllowKey(epoch=bench.epoch, key=keys[a.partition(".")[0]])) for a, b in pairs]
             expected += told[:-1]  # type: ignore[arg-type]
         bench.core.state.rechecks.end()  # another one may begin
     assert bool(expected) == bool(keys)
@@ -205,4 +216,4 @@ def test_who_receives_a_part_of_a_recheck_is_told_whom_to_hear(make_bench: MakeB
 def keep_all(bench: Bench, name: str) -> None:
     """This worker has warm what others have."""
     layers = (LayerRange(0, 6),)
-    bench.tell(name, Kept(incarnation=f"{name}.1", layers=layers, wanted=layers, load_s=0.1))
+    bench.tell(name, KeptWarm(incarnation=f"{name}.1", layers=layers, wanted=layers, load_s=0.1))

@@ -3,14 +3,14 @@ and a request that brings them forth everywhere ends."""
 
 from __future__ import annotations
 
-from swarm.broker.actions import OrderWorker
+from swarm.broker.actions import SendToWorker
 from swarm.broker.events import MessageRefused
-from swarm.broker.members.trust import ACT_AT_ONCE, PAUSE_S, QUARANTINE_AFTER
+from swarm.broker.members.integrity import MAX_IMMEDIATE_EPOCHS, PAUSE_S, QUARANTINE_AFTER
 from swarm.broker.state import WorkerState
 from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import (
     Activate,
-    Dismiss,
+    DataPathError,
     Fence,
     Finished,
     LayerRange,
@@ -18,7 +18,7 @@ from swarm.wire.messages import (
     Prepare,
     Rejoin,
     SequencePosition,
-    Trouble,
+    Unassign,
 )
 from tests.unit.broker.bench import MIB, Bench, orders, ranges, said, submit
 
@@ -29,7 +29,7 @@ def accuse(bench: Bench, reporter: str, sender: str, *sequences: str) -> None:
     """``reporter`` got hidden states of these requests from ``sender`` that are not finite."""
     rows = tuple(SequencePosition(bench.sequence(request_id).id, 2) for request_id in sequences)
     found = NotFinite(sender, ranges(bench)[sender], rows)
-    trouble = Trouble(
+    trouble = DataPathError(
         epoch=bench.epoch, incarnation=bench.workers[reporter].incarnation, reason="not finite", not_finite=found
     )
     bench.tell(reporter, trouble)
@@ -37,8 +37,8 @@ def accuse(bench: Bench, reporter: str, sender: str, *sequences: str) -> None:
 
 def order_of(bench: Bench) -> list[str]:
     """The workers' names in the order of the pipeline."""
-    assert bench.state.book.current is not None
-    return [stage.name for stage in bench.state.book.current.stages]
+    assert bench.state.plans.current is not None
+    return [stage.name for stage in bench.state.plans.current.stages]
 
 
 def rejoin(bench: Bench, name: str) -> None:
@@ -58,7 +58,7 @@ def test_who_sends_what_is_not_finite_is_out(serving: Bench) -> None:
     suspect = serving.state.workers[f"{first}.1"]
     assert suspect.state is WorkerState.OUT
     judgement = serving.judgements_of(first)
-    assert judgement.verdict is Verdict.LIED
+    assert judgement.verdict is Verdict.CORRUPT
     assert judgement.evidence == (
         f"it sent {second} hidden states that are not finite, out of layers 0–2: sequence 1 from position 2 on"
     )
@@ -81,7 +81,7 @@ def test_a_liar_is_called_back_after_a_pause(serving: Bench) -> None:
     for pause_s in (PAUSE_S, 2 * PAUSE_S):
         serving.say(submit(f"r{pause_s}", max_tokens=500))
         liar, second = order_of(serving)
-        serving.state.workers[f"{liar}.1"].num_lies = int(pause_s // PAUSE_S) - 1
+        serving.state.workers[f"{liar}.1"].num_corrupt_results = int(pause_s // PAUSE_S) - 1
         accuse(serving, second, liar, f"r{pause_s}")
         assert not calls(serving, liar, pause_s - 0.5)
         assert calls(serving, liar, 1.0)
@@ -109,17 +109,21 @@ def test_nothing_that_a_liar_holds_is_used_again(serving: Bench) -> None:
     first, second = order_of(serving)
     serving.mute = {second}  # it never gets ready to take over all layers: no plan is in force
     accuse(serving, second, first, "r")
-    assert serving.state.book.current is None
+    assert serving.state.plans.current is None
     for _ in range(2):
         serving.take()
         rejoin(serving, first)
         mine = [
-            type(a.message) for a in serving.take() if isinstance(a, OrderWorker) and a.peer == b"%s.1" % first.encode()
+            type(a.message)
+            for a in serving.take()
+            if isinstance(a, SendToWorker) and a.peer == b"%s.1" % first.encode()
         ]
-        assert Dismiss in mine
-        assert mine.index(Dismiss) < min((mine.index(kind) for kind in (Prepare, Activate) if kind in mine), default=99)
+        assert Unassign in mine
+        assert mine.index(Unassign) < min(
+            (mine.index(kind) for kind in (Prepare, Activate) if kind in mine), default=99
+        )
     assert serving.judgements_of(first).verdict is Verdict.WELL
-    assert serving.state.workers[f"{first}.1"].num_lies == 1
+    assert serving.state.workers[f"{first}.1"].num_corrupt_results == 1
 
 
 def test_nobody_can_accuse_but_the_stage_behind(serving: Bench) -> None:
@@ -191,7 +195,7 @@ def test_one_worker_alone_that_lies_is_the_worker(serving: Bench) -> None:
     for _ in range(QUARANTINE_AFTER + 2):
         if order_of(serving)[0] == liar:
             accuse(serving, order_of(serving)[1], liar, "r")
-            assert serving.judgements_of(liar).verdict is Verdict.LIED
+            assert serving.judgements_of(liar).verdict is Verdict.CORRUPT
             rejoin(serving, liar)
     assert len(serving.sequence().not_finite) > QUARANTINE_AFTER
     serving.run_dry()
@@ -204,13 +208,13 @@ def test_a_liar_is_out_even_if_the_request_has_ended(serving: Bench) -> None:
     serving.run_dry()
     first, second = order_of(serving)
     accuse(serving, second, first, "r")
-    assert serving.judgements_of(first).verdict is Verdict.LIED
+    assert serving.judgements_of(first).verdict is Verdict.CORRUPT
 
 
 def test_a_damaged_message_blames_nobody(serving: Bench) -> None:
     """A new epoch at once, with the same workers; no request counts it."""
     serving.say(submit())
-    serving.tell("w1", Trouble(epoch=1, incarnation="w1.1", reason="checksum", damaged=True))
+    serving.tell("w1", DataPathError(epoch=1, incarnation="w1.1", reason="checksum", damaged=True))
     assert serving.epoch == 2
     assert set(ranges(serving)) == {"w0", "w1"}
     assert serving.sequence().num_deaths == 0
@@ -232,7 +236,7 @@ def test_an_answer_that_the_broker_can_not_read_is_a_lost_step(serving: Bench) -
 def test_garbage_while_nothing_is_under_way_changes_nothing(serving: Bench) -> None:
     """No step can have been in it."""
     serving.feed(MessageRefused("data"))
-    serving.tell("w1", Trouble(epoch=1, incarnation="w1.1", reason="checksum", damaged=True))
+    serving.tell("w1", DataPathError(epoch=1, incarnation="w1.1", reason="checksum", damaged=True))
     serving.say(submit())
     serving.feed(MessageRefused("control"))  # that door carries no steps
     assert serving.epoch == 1
@@ -242,9 +246,9 @@ def test_damage_without_end_is_not_answered_at_that_pace(serving: Bench) -> None
     """If nothing comes through at all, new epochs are made no faster than for steps that are lost without a word; one
     step that comes through, and damage is an accident again."""
     serving.say(submit())
-    for _ in range(ACT_AT_ONCE + 4):
+    for _ in range(MAX_IMMEDIATE_EPOCHS + 4):
         serving.feed(MessageRefused("data"))
-    assert serving.epoch == 1 + ACT_AT_ONCE
+    assert serving.epoch == 1 + MAX_IMMEDIATE_EPOCHS
     serving.finish()
     serving.feed(MessageRefused("data"))
-    assert serving.epoch == 2 + ACT_AT_ONCE
+    assert serving.epoch == 2 + MAX_IMMEDIATE_EPOCHS

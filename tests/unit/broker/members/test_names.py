@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.events import BeatHeard, WorkerDisconnected, WorkerSaid
-from swarm.broker.members.entry import MAX_STRANGERS
-from swarm.broker.members.names import PROOF_S
+from swarm.broker.events import HeartbeatReceived, WorkerDisconnected, WorkerMessageReceived
+from swarm.broker.members.admission import MAX_REMEMBERED
+from swarm.broker.members.worker_names import PROOF_S
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import WorkerState
-from swarm.broker.state.newcomers import MAX_CLAIMS, MAX_REFUSALS, TELL_AGAIN_S, Newcomers
-from swarm.wire.messages import NOBODYS, Denied, LayerRange, Leaving, Lineage, Order, Query, Welcome
+from swarm.broker.state.newcomers import MAX_CLAIMS, MAX_REFUSALS, REPORT_INTERVAL_S, Newcomers
+from swarm.wire.messages import NO_LINEAGE, Denied, LayerRange, Leaving, Lineage, Order, Query, Welcome
 from tests.unit.broker.bench import Bench, FakeWorker, beat_of, orders, ranges, submit
 
 MakeBench = Callable[..., Bench]
@@ -23,7 +23,7 @@ BEFORE = Lineage("a journal", 3)
 def knocks(bench: Bench, name: str = "w1", incarnation: str = "w1.2", **fields: object) -> FakeWorker:
     """A second process of this name says Hello; the first one goes on."""
     worker = FakeWorker(name, incarnation, **fields)  # type: ignore[arg-type]
-    bench.feed(WorkerSaid(worker.peer, worker.hello()))
+    bench.feed(WorkerMessageReceived(worker.peer, worker.hello()))
     return worker
 
 
@@ -80,7 +80,7 @@ def test_one_that_fell_silent_is_replaced_when_that_is_known(serving: Bench) -> 
     """Its machine lost its power, or it is frozen: no connection closes. A beat that was on its way proves nothing."""
     serving.silent = {"w1"}
     new = knocks(serving)
-    serving.feed(BeatHeard(beat_of("w1.1")))
+    serving.feed(HeartbeatReceived(beat_of("w1.1")))
     serving.workers["w1"] = new
     serving.tick(serving.settings.health.beat_timeout_s + 0.3)
     assert answers(serving) == [Welcome]
@@ -156,7 +156,7 @@ def test_a_pause_of_the_brokers_own_proves_nothing(serving: Bench) -> None:
     serving.silent = {"w1"}
     new = knocks(serving)
     serving.now += 5.0
-    serving.feed(BeatHeard(beat_of("w1.1")))
+    serving.feed(HeartbeatReceived(beat_of("w1.1")))
     serving.tick()
     assert answers(serving) == []
     serving.workers["w1"] = new
@@ -174,30 +174,30 @@ def test_who_was_refused_is_told_so_again_at_once(serving: Bench) -> None:
     serving.take()
     knocks(serving)
     assert answers(serving) == [Denied]
-    for number in range(2 * MAX_STRANGERS):
+    for number in range(2 * MAX_REMEMBERED):
         knocks(serving, "w0", f"w0.{number + 2}")
     assert len(serving.state.newcomers.claims) == MAX_CLAIMS
     serving.tick(PROOF_S + 0.3)
-    assert len(serving.state.replaced) == MAX_STRANGERS
+    assert len(serving.state.replaced) == MAX_REMEMBERED
     assert not serving.state.newcomers.claims
 
 
 def test_who_came_from_elsewhere_makes_room_for_the_brokers_own_machine(serving: Bench) -> None:
     """Who joins from elsewhere chose its name itself; and is not let in again though it has not heard of it."""
     far = serving.add("far", "far.1")
-    serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+    serving.feed(WorkerMessageReceived(far.peer, far.hello(), "far"))
     serving.take()
     knocks(serving, "far", "far.2")
     told = [(peer, type(order)) for peer, order in orders(serving.take()) if isinstance(order, Welcome | Denied)]
     assert told == [("far.1", Denied), ("far.2", Welcome)]
-    serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+    serving.feed(WorkerMessageReceived(far.peer, far.hello(), "far"))
     assert answers(serving, "far.1") == [Denied]
     assert lives(serving, "far.2")
 
 
 @pytest.mark.parametrize(
     ("after_s", "first", "stays"),
-    [(0.5, NOBODYS, "w1.1"), (0.5, BEFORE, "w1.1"), (REJOIN_S + 1.0, NOBODYS, "w1.2")],
+    [(0.5, NO_LINEAGE, "w1.1"), (0.5, BEFORE, "w1.1"), (REJOIN_S + 1.0, NO_LINEAGE, "w1.2")],
 )
 def test_after_a_restart_of_the_broker_the_second_process_may_come_first(
     make_bench: MakeBench, after_s: float, first: Lineage, stays: str
@@ -211,7 +211,9 @@ def test_after_a_restart_of_the_broker_the_second_process_may_come_first(
     bench.tick(after_s)
     bench.take()
     former = FakeWorker("w1", "w1.1", lineage=BEFORE)
-    bench.feed(WorkerSaid(former.peer, former.hello(held_layers=LayerRange(0, 3) if first == BEFORE else None)))
+    bench.feed(
+        WorkerMessageReceived(former.peer, former.hello(held_layers=LayerRange(0, 3) if first == BEFORE else None))
+    )
     bench.tick(PROOF_S + 0.3)
     told = [(peer, type(order)) for peer, order in orders(bench.take()) if isinstance(order, Welcome | Denied)]
     assert told == ([("w1.2", Denied), ("w1.1", Welcome)] if stays == "w1.1" else [("w1.1", Denied)])
@@ -233,18 +235,18 @@ def test_who_comes_again_and_again_is_told_of_now_and_then() -> None:
     """Somebody may start it every second; it is counted all the same."""
     book = Newcomers()
     hello = FakeWorker("w1", "w1.2").hello()
-    for second in range(int(TELL_AGAIN_S) + 1):
-        book.refuse(hello, "taken", float(second))
-    (row,) = book.report(TELL_AGAIN_S)
-    assert (book.num_told, row["number"], row["times"], row["ago_s"]) == (2, 2, int(TELL_AGAIN_S) + 1, 0.0)
+    for second in range(int(REPORT_INTERVAL_S) + 1):
+        book.record_refusal(hello, "taken", float(second))
+    (row,) = book.report(REPORT_INTERVAL_S)
+    assert (book.num_reported, row["number"], row["times"], row["ago_s"]) == (2, 2, int(REPORT_INTERVAL_S) + 1, 0.0)
 
 
 def test_a_crowd_of_names_is_not_told_of_all_at_once() -> None:
     """Names are chosen freely: there are so many a minute, and no more are kept."""
     book = Newcomers()
     for number in range(10 * MAX_REFUSALS):
-        book.refuse(FakeWorker(f"x{number}", f"x{number}.1").hello(), "another model", 0.0)
-    assert (book.num_told, len(book.refusals)) == (MAX_REFUSALS, MAX_REFUSALS)
-    book.refuse(FakeWorker("w1", "w1.2").hello(), "taken", TELL_AGAIN_S)
-    assert [row["name"] for row in book.report(TELL_AGAIN_S)][-1] == "w1"
-    assert len(book.refusals) == MAX_REFUSALS
+        book.record_refusal(FakeWorker(f"x{number}", f"x{number}.1").hello(), "another model", 0.0)
+    assert (book.num_reported, len(book.refused)) == (MAX_REFUSALS, MAX_REFUSALS)
+    book.record_refusal(FakeWorker("w1", "w1.2").hello(), "taken", REPORT_INTERVAL_S)
+    assert [row["name"] for row in book.report(REPORT_INTERVAL_S)][-1] == "w1"
+    assert len(book.refused) == MAX_REFUSALS

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.actions import Note
-from swarm.broker.members.recheck import DRAWN, PATIENCE_S, RecheckSettings
+from swarm.broker.actions import WriteLog
+from swarm.broker.members.recheck import MAX_DRAWN, TIMEOUT_S, RecheckSettings
 from swarm.wire.messages import (
     Cancel,
-    Digested,
     Edge,
-    Kept,
+    GetDigest,
+    KeptWarm,
     LayerRange,
-    Leg,
+    LogDigest,
     Recheck,
     Rechecked,
-    TellDigest,
+    RecheckHop,
 )
 from tests.unit.broker.bench import TOKEN, Bench, orders, settings, submit
 
@@ -43,7 +43,7 @@ def bench(make_bench: MakeBench) -> Bench:
 
 
 def keep(bench: Bench, name: str, *layers: LayerRange) -> None:
-    bench.tell(name, Kept(incarnation=f"{name}.1", layers=layers, wanted=layers, load_s=0.1))
+    bench.tell(name, KeptWarm(incarnation=f"{name}.1", layers=layers, wanted=layers, load_s=0.1))
 
 
 def asked(bench: Bench, within_s: float = EVERY_S + 0.1) -> tuple[str, Recheck, str | None]:
@@ -52,7 +52,7 @@ def asked(bench: Bench, within_s: float = EVERY_S + 0.1) -> tuple[str, Recheck, 
     bench.tick(within_s)
     found = orders(bench.take())
     rechecks = [(peer, order) for peer, order in found if isinstance(order, Recheck)]
-    digests = [(peer, order) for peer, order in found if isinstance(order, TellDigest)]
+    digests = [(peer, order) for peer, order in found if isinstance(order, GetDigest)]
     ((peer, recheck),) = rechecks
     for _, order in digests:
         assert (order.ticket, order.stop) == (recheck.trial.ticket, recheck.stop)
@@ -68,7 +68,7 @@ def answer(bench: Bench, recheck: Recheck, **fields: object) -> None:
 
 
 def digested(bench: Bench, recheck: Recheck, who: str, digest: str) -> None:
-    said = Digested(epoch=recheck.epoch, incarnation=who, ticket=recheck.trial.ticket, digest=digest)
+    said = LogDigest(epoch=recheck.epoch, incarnation=who, ticket=recheck.trial.ticket, digest=digest)
     bench.tell(who.partition(".")[0], said)
 
 
@@ -78,8 +78,8 @@ def counted(bench: Bench) -> dict[str, float]:
 
 
 def names(bench: Bench) -> tuple[str, str]:
-    assert bench.state.book.current is not None
-    first, last = bench.state.book.current.stages
+    assert bench.state.plans.current is not None
+    first, last = bench.state.plans.current.stages
     return first.name, last.name
 
 
@@ -125,15 +125,15 @@ def test_the_first_stage_and_then_the_last(bench: Bench) -> None:
     assert recheck.stop == kv
     assert recheck.open.tokens == tuple(bench.sequence().tokens[: kv + 1])
     assert (peer, recheck.boundary, suspect) == (f"{last}.1", 0, f"{first}.1")
-    assert recheck.trial.legs == (Leg(Edge(f"{last}.1", f"tcp://{last}.1"), LayerRange(0, 3)),)
+    assert recheck.trial.legs == (RecheckHop(Edge(f"{last}.1", f"tcp://{last}.1"), LayerRange(0, 3)),)
     answer(bench, recheck, digest="abc")
     digested(bench, recheck, f"{first}.1", "abc")
     assert counted(bench) == {"rechecks": 1, "rechecks_agreed": 1}
     assert bench.state.workers[f"{first}.1"].num_confirmed == 1
     peer, recheck, suspect = asked(bench)
     assert (peer, recheck.boundary, suspect) == (f"{first}.1", 3, None)
-    assert recheck.trial.legs == (Leg(Edge(f"{first}.1", f"tcp://{first}.1"), LayerRange(3, 6)),)
-    assert recheck.trial.drawn == min(DRAWN, bench.sequence().num_generated)
+    assert recheck.trial.legs == (RecheckHop(Edge(f"{first}.1", f"tcp://{first}.1"), LayerRange(3, 6)),)
+    assert recheck.trial.drawn == min(MAX_DRAWN, bench.sequence().num_generated)
     answer(bench, recheck, tokens=(TOKEN,) * recheck.trial.drawn)
     assert counted(bench) == {"rechecks": 2, "rechecks_agreed": 2}
 
@@ -142,9 +142,9 @@ def test_the_input_comes_from_the_stage_before_whoever_computes(make_bench: Make
     """Of three stages the first one sends what the second got, to the third, which has those layers warm."""
     bench = make_bench(settings(recheck=RecheckSettings(EVERY_S)))
     bench.serve(3, host="one", kernels=KERNELS)
-    assert bench.state.book.current is not None
-    first, middle, last = (stage.name for stage in bench.state.book.current.stages)
-    keep(bench, last, bench.state.book.current.stages[1].layers)
+    assert bench.state.plans.current is not None
+    first, middle, last = (stage.name for stage in bench.state.plans.current.stages)
+    keep(bench, last, bench.state.plans.current.stages[1].layers)
     bench.say(submit(max_tokens=200))
     for _ in range(5):
         bench.finish()
@@ -175,7 +175,7 @@ def test_a_disagreement_names_both_and_touches_nothing(bench: Bench) -> None:
     digested(bench, recheck, f"{first}.1", "abc")
     bench.log.clear()
     answer(bench, recheck, digest="abd")
-    (note,) = [a for a in bench.log if isinstance(a, Note) and a.event == "recheck_disagreed"]
+    (note,) = [a for a in bench.log if isinstance(a, WriteLog) and a.event == "recheck_disagreed"]
     assert note.level == "error"
     assert (note.fields["worker"], note.fields["checkers"], note.fields["layers"]) == (first, [last], "0–2")
     assert counted(bench) == {"rechecks": 1, "rechecks_disagreed": 1}
@@ -201,8 +201,8 @@ def test_several_may_share_the_work(make_bench: MakeBench) -> None:
     """If nobody has all layers of a stage, those who have a part of them compute one after the other."""
     bench = make_bench(settings(recheck=RecheckSettings(EVERY_S)))
     bench.serve(3, host="one", kernels=KERNELS)
-    assert bench.state.book.current is not None
-    first, middle, last = (stage.name for stage in bench.state.book.current.stages)
+    assert bench.state.plans.current is not None
+    first, middle, last = (stage.name for stage in bench.state.plans.current.stages)
     keep(bench, first, LayerRange(2, 3))
     keep(bench, last, LayerRange(3, 4))
     bench.say(submit(max_tokens=50))
@@ -251,7 +251,7 @@ def test_what_comes_between_voids_it(bench: Bench, what: str) -> None:
         case "a problem":
             answer(bench, recheck, problem="there is no time")
         case "no answer":
-            bench.tick(PATIENCE_S + 0.2)
+            bench.tick(TIMEOUT_S + 0.2)
         case _:
             bench.join("w2", host="one", kernels=KERNELS)
             bench.tick(0.3)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import xxhash
 
-from swarm.broker.actions import Action, SayClient
+from swarm.broker.actions import Action, SendToClient
 from swarm.broker.events import AssetPartArrived
-from swarm.broker.members.assets import ASK_AGAIN_S
+from swarm.broker.members.assets import REASSIGN_S
 from swarm.testing import fake_manifest
 from swarm.wire.messages import ASSET_PART_BYTES, MAX_ASSET_BYTES, Asset, AssetPart, GetAsset, Manifest, Welcome
 from tests.unit.broker.bench import Bench, orders
@@ -57,7 +57,7 @@ def test_a_file_comes_in_parts_and_is_served_in_parts(bench: Bench) -> None:
     bench.feed(part("w0.1", "tokenizer.json", rest, len(first), len(data)))
     answers = [bench.say(GetAsset(name="tokenizer.json", offset=offset)) for offset in (0, ASSET_PART_BYTES)]
     for (action,), expected in zip(answers, (first, rest), strict=True):
-        assert isinstance(action, SayClient)
+        assert isinstance(action, SendToClient)
         assert isinstance(action.message, AssetPart)
         assert (action.message.total, action.payload) == (len(data), expected)
 
@@ -101,7 +101,7 @@ def test_if_the_one_that_was_asked_is_lost_another_one_is(two: Bench) -> None:
     assert asked(two.take()) == [("w1.1", ("tokenizer.json",))]
     two.feed(part("w1.1", "tokenizer.json", TOKENIZER))
     assert two.state.assets == {"tokenizer.json": TOKENIZER, "chat.jinja": CHAT}
-    two.tick(2 * ASK_AGAIN_S)
+    two.tick(2 * REASSIGN_S)
     assert asked(two.take()) == []
 
 
@@ -121,11 +121,11 @@ def test_a_wrong_file_is_not_kept_and_another_worker_is_asked(two: Bench) -> Non
     two.feed(part("w0.1", "tokenizer.json", b"wrong!"))
     two.feed(part("w0.1", "chat.jinja", CHAT))
     assert two.state.counters["wrong_assets"] == 1
-    two.tick(ASK_AGAIN_S - 0.5)
+    two.tick(REASSIGN_S - 0.5)
     assert asked(two.take()) == []
     two.tick(1.0)
     assert asked(two.take()) == [("w1.1", ("tokenizer.json",))]
-    two.tick(ASK_AGAIN_S + 0.5)
+    two.tick(REASSIGN_S + 0.5)
     assert asked(two.take()) == [("w0.1", ("tokenizer.json",))]
 
 

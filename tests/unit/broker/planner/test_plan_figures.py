@@ -9,9 +9,9 @@ from math import inf, isfinite
 
 import pytest
 
-from swarm.broker.planner.load import Load, Speeds
-from swarm.broker.planner.problem import Problem, Shortage
-from swarm.broker.planner.solve import EXACT, solve
+from swarm.broker.planner.load import PlannedLoad, Speeds
+from swarm.broker.planner.problem import PlanningProblem, Shortage
+from swarm.broker.planner.solve import MAX_EXACT, solve
 from swarm.wire.messages import LayerCost, LinkCost
 from tests.unit.broker.bench import Bench, ranges
 from tests.unit.broker.drafts.test_plan_wanted import costs, join, plan_of, ruled, why_of
@@ -21,14 +21,14 @@ from tests.unit.broker.planner.test_plan_search import device, model_of
 @pytest.mark.parametrize("seconds", [0.0, 1e-320, 1e308, inf])
 def test_speeds_are_finite_and_more_than_nothing(seconds: float) -> None:
     found = tuple(LayerCost(kind, rows, 0, seconds, False) for kind in ("decode", "prefill") for rows in (1, 8))
-    speeds = Speeds.of(found, alone=False)
+    speeds = Speeds.from_costs(found, alone=False)
     assert speeds is not None
-    layer_s = speeds.layer_s(Load(64, 4096, 2.0))
+    layer_s = speeds.layer_s(PlannedLoad(64, 4096, 2.0))
     assert isfinite(layer_s)
     assert layer_s > 0
 
 
-@pytest.mark.parametrize("count", [2, EXACT + 2])
+@pytest.mark.parametrize("count", [2, MAX_EXACT + 2])
 @pytest.mark.parametrize("host", [None, "here"])
 @pytest.mark.parametrize("seconds", [0.0, 1e308, inf])
 def test_a_plan_is_made_of_any_figures(
@@ -55,7 +55,7 @@ def test_who_measured_for_ever_is_left_out(make_bench: Callable[..., Bench], sec
 
 
 def test_a_wire_that_passes_nothing(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(ruled(load=Load(1, 0, 0.0)))
+    bench = make_bench(ruled(load=PlannedLoad(1, 0, 0.0)))
     for name in ("w0", "w1"):
         worker = bench.add(name)
         bench.tell(name, worker.hello(costs=costs(0.001), link=LinkCost(inf, 1e-320)))
@@ -67,5 +67,5 @@ def test_a_wire_that_passes_nothing(make_bench: Callable[..., Bench]) -> None:
 def test_devices_that_take_no_time_have_a_plan() -> None:
     """The search divides by the best cost: not by nothing."""
     free = replace(device("a"), layer_s=0.0)
-    found = solve(Problem(model_of(1, 1, 1), (free, replace(free, name="b", host="b"))))
+    found = solve(PlanningProblem(model_of(1, 1, 1), (free, replace(free, name="b", host="b"))))
     assert not isinstance(found, Shortage)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.planner.problem import Problem, Shortage
-from swarm.broker.planner.solve import EXACT, solve
+from swarm.broker.planner.problem import PlanningProblem, Shortage
+from swarm.broker.planner.solve import MAX_EXACT, solve
 from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench
 from tests.unit.broker.drafts.test_plan_wanted import join, ruled
@@ -17,7 +17,7 @@ SIX = model_of(1, 1, 1, 1, 1, 1)
 
 
 def lacking(*devices: dict[str, object]) -> Shortage:
-    found = solve(Problem(SIX, tuple(device(f"w{i}", **fields) for i, fields in enumerate(devices))))  # type: ignore[arg-type]
+    found = solve(PlanningProblem(SIX, tuple(device(f"w{i}", **fields) for i, fields in enumerate(devices))))  # type: ignore[arg-type]
     assert isinstance(found, Shortage)
     return found
 
@@ -61,7 +61,7 @@ def test_contradictions_by_hand_are_named(devices: list[dict[str, object]], text
 
 
 def test_contradictions_are_named_among_many() -> None:
-    found = lacking(*[{"pinned": LayerRange(0, 4)}, {"pinned": LayerRange(1, 6)}, *[{}] * EXACT])
+    found = lacking(*[{"pinned": LayerRange(0, 4)}, {"pinned": LayerRange(1, 6)}, *[{}] * MAX_EXACT])
     assert found.text.startswith("other pins: w0 and w1")
 
 
@@ -69,11 +69,11 @@ def test_a_harmless_cap_is_not_blamed() -> None:
     """Where the layers don't pack into the memory either way, memory is asked for."""
     model = model_of(5, 5, 5, 5)
     devices = (device("a", 9, max_layers=4), device("b", 9), device("c", 9))
-    found = solve(Problem(model, devices))
+    found = solve(PlanningProblem(model, devices))
     assert isinstance(found, Shortage)
     assert found.text.startswith("workers with more memory each")
     tight = (device("a", 15, max_layers=1), device("b", 10, max_layers=2), device("c", 4))
-    found = solve(Problem(model, tight))
+    found = solve(PlanningProblem(model, tight))
     assert isinstance(found, Shortage)
     assert found.text.startswith("other pins or caps")
 
@@ -85,4 +85,4 @@ def test_time_is_not_taken_for_memory(make_bench: Callable[..., Bench], seconds:
     join(bench, "w0", seconds)
     join(bench, "w1", seconds)
     bench.tick()
-    assert not bench.state.book.waits_for
+    assert not bench.state.plans.waits_for

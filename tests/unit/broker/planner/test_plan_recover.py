@@ -9,16 +9,26 @@ from dataclasses import replace
 import pytest
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.problem import Device, Line, Model, Problem, Share
-from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, MOST_REST_S, RESTS, Replays, Takeover, soonest
-from swarm.broker.planner.standby import Standby, standby
+from swarm.broker.planner.problem import Device, LayerShare, Line, ModelSizes, PlanningProblem
+from swarm.broker.planner.standby import StandbyPolicy, choose_standby
+from swarm.broker.planner.takeover import (
+    CHUNK_S,
+    MAX_PAUSE_S,
+    MIN_LOAD_S,
+    NEAR,
+    NEAR_S,
+    PAUSE_FACTOR,
+    ReplayWork,
+    Takeover,
+    find_takeover,
+)
 from swarm.wire.messages import LayerRange, layers_of
 
 MIB = 1 << 20
 
 
-def model(num_layers: int = 12, layer_bytes: int = 10 * MIB) -> Model:
-    return Model(
+def model(num_layers: int = 12, layer_bytes: int = 10 * MIB) -> ModelSizes:
+    return ModelSizes(
         name="m",
         layer_bytes=(layer_bytes,) * num_layers,
         embed_bytes=5 * MIB,
@@ -34,18 +44,18 @@ def device(name: str, **fields: object) -> Device:
 
 
 def line(*shares: tuple[int, int, int]) -> Line:
-    return tuple(Share(who, LayerRange(first, stop)) for who, first, stop in shares)
+    return tuple(LayerShare(who, LayerRange(first, stop)) for who, first, stop in shares)
 
 
-def without(problem: Problem, survivors: Line) -> Problem:
+def without(problem: PlanningProblem, survivors: Line) -> PlanningProblem:
     """Whoever held layers and is no survivor is dead: it has room for nothing."""
     alive = {share.device for share in survivors}
     devices = (d if d.held is None or i in alive else replace(d, memory_bytes=0) for i, d in enumerate(problem.devices))
     return replace(problem, devices=tuple(devices))
 
 
-def found(problem: Problem, survivors: Line, positions: int = 100) -> Takeover:
-    result = soonest(without(problem, survivors), survivors, Replays(positions))
+def found(problem: PlanningProblem, survivors: Line, positions: int = 100) -> Takeover:
+    result = find_takeover(without(problem, survivors), survivors, ReplayWork(positions))
     assert result is not None
     layers = [layer for share in result.line for layer in range(share.layers.first, share.layers.stop)]
     assert layers == list(range(problem.model.num_layers))
@@ -59,32 +69,32 @@ def found(problem: Problem, survivors: Line, positions: int = 100) -> Takeover:
 def test_neighbours_share_what_is_lost() -> None:
     """Both load half of it at once, which is sooner than one loading it all."""
     devices = tuple(device(f"w{i}", held=LayerRange(4 * i, 4 * i + 4)) for i in range(3))
-    result = found(Problem(model(), devices), line((0, 0, 4), (2, 8, 12)))
+    result = found(PlanningProblem(model(), devices), line((0, 0, 4), (2, 8, 12)))
     assert result.line == line((0, 0, 6), (2, 6, 12))
     assert result.taken == line((0, 4, 6), (2, 6, 8))
-    assert result.load_s == pytest.approx(LOAD_S + 0.2)
+    assert result.load_s == pytest.approx(MIN_LOAD_S + 0.2)
     assert result.replay_s == pytest.approx(4 * 100 * 0.0001)
 
 
 def test_what_is_replayed() -> None:
     """Each sequence by itself in chunks; a position has half of its sequence before it, on average over all of them."""
-    assert Replays.of([], 256) == Replays(0, 0, 0)
-    several = Replays.of([1, 256, 257], 256)
-    assert several == Replays(514, 4, (1 + 256**2 + 257**2) // (2 * 514), beside=513 / 514)
+    assert ReplayWork.from_sequences([], 256) == ReplayWork(0, 0, 0)
+    several = ReplayWork.from_sequences([1, 256, 257], 256)
+    assert several == ReplayWork(514, 4, (1 + 256**2 + 257**2) // (2 * 514), overlap=513 / 514)
 
 
 def test_who_is_level_takes_a_part_of_the_time_from_the_others() -> None:
     """Steps rest RESTS times as long as they take, so a replay beside them lasts longer; one by itself doesn't."""
-    assert Replays.of([512], 256).taken_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
-    four = Replays.of([256] * 4, 256)
-    assert four.taken_s(4.0, 0.1) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / RESTS))
-    assert four.taken_s(4.0, 2.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 * 2.0 / MOST_REST_S))
+    assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
+    four = ReplayWork.from_sequences([256] * 4, 256)
+    assert four.predict_s(4.0, 0.1) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / PAUSE_FACTOR))
+    assert four.predict_s(4.0, 2.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 * 2.0 / MAX_PAUSE_S))
 
 
 def test_the_ends_of_the_pipeline() -> None:
     """The first stage's layers can only go to the one behind it, the last one's to the one before it."""
     devices = tuple(device(f"w{i}", held=LayerRange(4 * i, 4 * i + 4)) for i in range(3))
-    problem = Problem(model(), devices)
+    problem = PlanningProblem(model(), devices)
     assert found(problem, line((1, 4, 8), (2, 8, 12))).line == line((1, 0, 8), (2, 8, 12))
     assert found(problem, line((0, 0, 4), (1, 4, 8))).line == line((0, 0, 4), (1, 4, 12))
     assert found(problem, line((1, 4, 8))).line == line((1, 0, 12))
@@ -94,12 +104,12 @@ def test_who_is_warm_goes_before_who_must_load() -> None:
     """A neighbour that keeps the layers takes them all; so does a spare."""
     devices = [device(f"w{i}", held=LayerRange(4 * i, 4 * i + 4)) for i in range(3)]
     devices[2] = device("w2", held=LayerRange(8, 12), kept=(LayerRange(4, 8),))
-    result = found(Problem(model(), tuple(devices)), line((0, 0, 4), (2, 8, 12)))
+    result = found(PlanningProblem(model(), tuple(devices)), line((0, 0, 4), (2, 8, 12)))
     assert result.line == line((0, 0, 4), (2, 4, 12))
     assert result.load_s == 0.0
     cold = [device(f"w{i}", held=LayerRange(4 * i, 4 * i + 4)) for i in range(3)]
     spare = device("spare", kept=(LayerRange(3, 9),))
-    result = found(Problem(model(), (*cold, spare)), line((0, 0, 4), (2, 8, 12)))
+    result = found(PlanningProblem(model(), (*cold, spare)), line((0, 0, 4), (2, 8, 12)))
     assert result.line == line((0, 0, 4), (3, 4, 8), (2, 8, 12))
 
 
@@ -107,7 +117,7 @@ def test_a_slow_worker_that_is_warm_loses_against_a_long_replay() -> None:
     """Time counts, not bytes: with much to be replayed, a quick worker that loads first is sooner."""
     slow = device("slow", held=LayerRange(0, 4), kept=(LayerRange(4, 8),), replay_s=0.01)
     quick = device("quick", held=LayerRange(8, 12), replay_s=0.0001)
-    problem = Problem(model(8 + 4), (slow, quick))
+    problem = PlanningProblem(model(8 + 4), (slow, quick))
     assert found(problem, line((0, 0, 4), (1, 8, 12)), 1).line == line((0, 0, 8), (1, 8, 12))
     assert found(problem, line((0, 0, 4), (1, 8, 12)), 1000).line == line((0, 0, 4), (1, 4, 12))
 
@@ -115,7 +125,7 @@ def test_a_slow_worker_that_is_warm_loses_against_a_long_replay() -> None:
 def test_two_gaps_and_one_spare() -> None:
     """It goes where most is missing; the neighbours take the rest."""
     devices = tuple(device(f"w{i}", held=LayerRange(3 * i, 3 * i + 3)) for i in range(4))
-    problem = Problem(model(), (*devices, device("spare", kept=(LayerRange(0, 12),))))
+    problem = PlanningProblem(model(), (*devices, device("spare", kept=(LayerRange(0, 12),))))
     result = found(problem, line((0, 0, 3), (2, 6, 9)))
     assert {share.device for share in result.line} >= {0, 2}
     assert layers_of(share.layers for share in result.taken) == {3, 4, 5, 9, 10, 11}
@@ -125,8 +135,8 @@ def test_survivors_without_room_are_no_way_back() -> None:
     """Survivors that can't hold more, and nobody else: it can't be done in this way."""
     tight = tuple(device(f"w{i}", memory_bytes=(64 + 45) * MIB, held=LayerRange(4 * i, 4 * i + 4)) for i in range(3))
     survivors = line((0, 0, 4), (2, 8, 12))
-    assert soonest(without(Problem(model(), tight), survivors), survivors, Replays(10)) is None
-    assert soonest(Problem(model(), tight), (), Replays(10)) is None
+    assert find_takeover(without(PlanningProblem(model(), tight), survivors), survivors, ReplayWork(10)) is None
+    assert find_takeover(PlanningProblem(model(), tight), (), ReplayWork(10)) is None
 
 
 def test_by_exhaustive_search() -> None:
@@ -150,26 +160,26 @@ def test_by_exhaustive_search() -> None:
         )
         survivors = []
         if first:
-            survivors.append(Share(0, LayerRange(0, first)))
+            survivors.append(LayerShare(0, LayerRange(0, first)))
         if stop < num:
-            survivors.append(Share(1, LayerRange(stop, num)))
-        problem = Problem(model(num), devices, takes_turns=chance.random() < 0.5)
-        result = soonest(problem, tuple(survivors), Replays(50))
+            survivors.append(LayerShare(1, LayerRange(stop, num)))
+        problem = PlanningProblem(model(num), devices, takes_turns=chance.random() < 0.5)
+        result = find_takeover(problem, tuple(survivors), ReplayWork(50))
         ways = list(every_way(problem, tuple(survivors), LayerRange(first, stop), 50))
         assert (result is None) == (not ways)
         if result is not None:
-            limit = min(seconds for seconds, _ in ways) * (1 + ABOUT) + ABOUT_S
+            limit = min(seconds for seconds, _ in ways) * (1 + NEAR) + NEAR_S
             mine = step_s(problem, result.line)
-            assert result.load_s + result.replay_s <= limit * (1 + ABOUT) + ABOUT_S
+            assert result.load_s + result.replay_s <= limit * (1 + NEAR) + NEAR_S
             assert mine <= max(step for seconds, step in ways if seconds <= limit * (1 + 1e-9)) * (1 + 1e-9)
 
 
-def step_s(problem: Problem, way: Line) -> float:
+def step_s(problem: PlanningProblem, way: Line) -> float:
     parts = tables.stage_seconds(problem, way)
     return sum(parts) if problem.takes_turns else max(parts)
 
 
-def every_way(problem: Problem, survivors: Line, gap: LayerRange, positions: int) -> list[tuple[float, float]]:
+def every_way(problem: PlanningProblem, survivors: Line, gap: LayerRange, positions: int) -> list[tuple[float, float]]:
     """(seconds, step) of every cut between the neighbours and every spare."""
     model_, used = problem.model, {share.device for share in survivors}
     before = next((s for s in survivors if s.layers.stop == gap.first), None)
@@ -183,22 +193,22 @@ def every_way(problem: Problem, survivors: Line, gap: LayerRange, positions: int
             continue
         way = []
         if before is not None:
-            way.append(Share(before.device, LayerRange(before.layers.first, low)))
+            way.append(LayerShare(before.device, LayerRange(before.layers.first, low)))
         if spare is not None:
-            way.append(Share(spare, LayerRange(low, high)))
+            way.append(LayerShare(spare, LayerRange(low, high)))
         if behind is not None:
-            way.append(Share(behind.device, LayerRange(high, behind.layers.stop)))
+            way.append(LayerShare(behind.device, LayerRange(high, behind.layers.stop)))
         if all(model_.needed_bytes(s.layers, 0) <= problem.devices[s.device].memory_bytes for s in way):
             result.append((_seconds(problem, tuple(way), gap, positions), step_s(problem, tuple(way))))
     return result
 
 
-def _seconds(problem: Problem, way: Line, gap: LayerRange, positions: int) -> float:
+def _seconds(problem: PlanningProblem, way: Line, gap: LayerRange, positions: int) -> float:
     load = replay = 0.0
     for share in way:
         one = problem.devices[share.device]
         moved = float(tables.moved_bytes(problem.model, one)[share.layers.first, share.layers.stop])
-        load = max(load, moved / one.load_bytes_per_s + LOAD_S if moved else 0.0)
+        load = max(load, moved / one.load_bytes_per_s + MIN_LOAD_S if moved else 0.0)
         taken = layers_of((share.layers,)) & layers_of((gap,))
         replay += len(taken) * positions * one.replay_s
     return load + replay
@@ -207,8 +217,8 @@ def _seconds(problem: Problem, way: Line, gap: LayerRange, positions: int) -> fl
 # --- standby ----------------------------------------------------------------------------------------------------------
 
 
-def kept(problem: Problem, shares: Line, policy: Standby) -> dict[int, tuple[LayerRange, ...]]:
-    result = standby(problem, shares, policy)
+def kept(problem: PlanningProblem, shares: Line, policy: StandbyPolicy) -> dict[int, tuple[LayerRange, ...]]:
+    result = choose_standby(problem, shares, policy)
     for who, ranges in result.items():
         own = [share.layers for share in shares if share.device == who]
         assert not layers_of(ranges) & layers_of(own), "nobody keeps its own"
@@ -219,7 +229,7 @@ def kept(problem: Problem, shares: Line, policy: Standby) -> dict[int, tuple[Lay
 
 def test_neighbours_keep_every_layer_once_more() -> None:
     """Each stage's halves, by those beside it; at the ends, the whole."""
-    problem = Problem(model(), tuple(device(f"w{i}") for i in range(3)))
+    problem = PlanningProblem(model(), tuple(device(f"w{i}") for i in range(3)))
     assert kept(problem, line((0, 0, 4), (1, 4, 8), (2, 8, 12)), "neighbours") == {
         0: (LayerRange(4, 6),),
         1: (LayerRange(0, 4), LayerRange(8, 12)),
@@ -232,17 +242,17 @@ def test_every_death_finds_its_layers_warm() -> None:
     """With room enough, whoever dies: nothing is to be loaded."""
     for num in (2, 3, 4):
         shares = line(*((i, 12 // num * i, 12 // num * (i + 1)) for i in range(num)))
-        plain = Problem(model(), tuple(device(f"w{i}") for i in range(num)))
-        keeps = standby(plain, shares, "neighbours")
+        plain = PlanningProblem(model(), tuple(device(f"w{i}") for i in range(num)))
+        keeps = choose_standby(plain, shares, "neighbours")
         devices = tuple(device(f"w{s.device}", held=s.layers, kept=keeps.get(s.device, ())) for s in shares)
         for dead in range(num):
             survivors = tuple(share for share in shares if share.device != dead)
-            assert found(Problem(model(), devices), survivors).load_s == 0.0
+            assert found(PlanningProblem(model(), devices), survivors).load_s == 0.0
 
 
 def test_where_one_has_no_room_the_other_takes_more() -> None:
     devices = (device("w0", memory_bytes=110 * MIB), device("w1"), device("w2"))
-    keeps = kept(Problem(model(), devices), line((0, 0, 4), (1, 4, 8), (2, 8, 12)), "neighbours")
+    keeps = kept(PlanningProblem(model(), devices), line((0, 0, 4), (1, 4, 8), (2, 8, 12)), "neighbours")
     assert 0 not in keeps
     assert keeps[2] == (LayerRange(4, 8),)
 
@@ -251,11 +261,11 @@ def test_keys_and_values_keep_their_room() -> None:
     """Standby takes half of what is free at most, and nothing of what is wanted for positions."""
     shares = line((0, 0, 6), (1, 6, 12))
     devices = (device("w0", memory_bytes=165 * MIB), device("w1", memory_bytes=165 * MIB))
-    problem = Problem(model(), devices)
+    problem = PlanningProblem(model(), devices)
     free = 165 * MIB - problem.model.weight_bytes(LayerRange(0, 6))
     taken = sum(map(problem.model.weight_bytes, kept(problem, shares, "all")[0]))
     assert 0 < taken <= free / 2
-    wanted = Problem(model(), devices, kv_positions=problem.model.kv_positions(LayerRange(0, 6), 165 * MIB))
+    wanted = PlanningProblem(model(), devices, kv_positions=problem.model.kv_positions(LayerRange(0, 6), 165 * MIB))
     assert kept(wanted, shares, "all") == {}
 
 
@@ -263,6 +273,6 @@ def test_whoever_has_no_part_keeps_what_fits() -> None:
     """The first as much as it can, the next goes on from there."""
     small = 64 * MIB + 10 * MIB * 7 + 5 * MIB
     devices = (device("w0"), device("spare", memory_bytes=small), device("other", memory_bytes=small))
-    keeps = kept(Problem(model(), devices), line((0, 0, 12)), "neighbours")
+    keeps = kept(PlanningProblem(model(), devices), line((0, 0, 12)), "neighbours")
     assert keeps[1] == (LayerRange(0, 7),)
     assert keeps[2] == (LayerRange(7, 12),)

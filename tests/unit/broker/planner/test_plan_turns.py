@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.planner.solve import EXACT
+from swarm.broker.planner.solve import MAX_EXACT
 from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.testing import fake_manifest
-from swarm.wire.messages import Query, Suppose
+from swarm.wire.messages import PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, ranges
 from tests.unit.broker.drafts.test_plan_wanted import costs, join, lengths, plan_of, ruled, why_of
 
@@ -20,7 +20,7 @@ def together(bench: Bench, num_layers: int, names: list[str], host: str = "here"
         bench.tell(name, worker.hello(costs=costs(0.001)))
 
 
-@pytest.mark.parametrize(("layers", "count"), [(24, EXACT + 1), (24, 12), (6, 20), (10, 9)])
+@pytest.mark.parametrize(("layers", "count"), [(24, MAX_EXACT + 1), (24, 12), (6, 20), (10, 9)])
 def test_any_number_that_takes_turns_has_even_shares(make_bench: Callable[..., Bench], layers: int, count: int) -> None:
     """As many layers each, up to one; and what is asked for by hand would be the same again."""
     bench = make_bench(ruled())
@@ -35,16 +35,16 @@ def test_any_number_that_takes_turns_has_even_shares(make_bench: Callable[..., B
 def test_shares_of_many_stay_when_one_goes(make_bench: Callable[..., Bench]) -> None:
     """One that holds nothing goes: nobody loads anything again."""
     bench = make_bench(ruled())
-    together(bench, 6, [f"w{i}" for i in range(EXACT + 2)])
+    together(bench, 6, [f"w{i}" for i in range(MAX_EXACT + 2)])
     bench.tick()
     before = ranges(bench)
     assert len(before) == 6
-    bench.lose(next(f"w{i}" for i in range(EXACT + 2) if f"w{i}" not in before))
+    bench.lose(next(f"w{i}" for i in range(MAX_EXACT + 2) if f"w{i}" not in before))
     bench.tick(1.0)
     assert ranges(bench) == before
 
 
-@pytest.mark.parametrize("count", [3, EXACT + 1])
+@pytest.mark.parametrize("count", [3, MAX_EXACT + 1])
 def test_what_would_be_made_is_what_is_done(make_bench: Callable[..., Bench], count: int) -> None:
     """A newcomer that would gain less than the margin: the plan stays, and that is the answer."""
     bench = make_bench(ruled(margin=5.0))
@@ -55,12 +55,12 @@ def test_what_would_be_made_is_what_is_done(make_bench: Callable[..., Bench], co
     join(bench, "late", 0.0005)
     bench.tick(1.0)
     assert ranges(bench) == before
-    answer = bench.ask(Query(what="plan", suppose=Suppose()))
+    answer = bench.ask(Query(what="plan", suppose=PlanWhatIf()))
     assert answer.body["state"] == "would stay as it is"
     assert answer.body["step_s"] == answer.body["now_step_s"]
 
 
-@pytest.mark.parametrize("count", [EXACT, EXACT + 1, 3 * EXACT])
+@pytest.mark.parametrize("count", [MAX_EXACT, MAX_EXACT + 1, 3 * MAX_EXACT])
 def test_one_more_is_told_among_many(make_bench: Callable[..., Bench], count: int) -> None:
     """With many workers too it is said what one more would change: here it takes a layer from each of some."""
     bench = make_bench(ruled())
@@ -77,7 +77,7 @@ def test_one_more_is_told_among_many(make_bench: Callable[..., Bench], count: in
 def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> None:
     """Where stages take turns on one machine, another one may be of no use: then nothing is promised."""
     bench = make_bench(ruled())
-    together(bench, 24, [f"w{i}" for i in range(EXACT + 1)])
+    together(bench, 24, [f"w{i}" for i in range(MAX_EXACT + 1)])
     bench.tick()
     found = plan_of(bench)["forecast"]
     assert isinstance(found, dict)
@@ -117,7 +117,7 @@ def test_a_way_over_machines_is_looked_at_though_one_machine_s_stages_are_as_qui
     bench.tick()
     join(bench, "far", 0.020, alone_s=0.018, host="there")
     bench.tick(1.0)
-    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert forecast is not None
     assert not forecast.takes_turns
     assert "far" in ranges(bench)

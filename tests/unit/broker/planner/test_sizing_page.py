@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from swarm.broker.planner.problem import Device, Model, Problem, Shortage
+from swarm.broker.planner.problem import Device, ModelSizes, PlanningProblem, Shortage
 from swarm.broker.planner.solve import solve
-from swarm.stage.shell.budget import share_out
+from swarm.stage.shell.budget import split_memory
 from swarm.wire.messages import LayerRange
 
 PAGE = (Path(__file__).parents[4] / "docs" / "how-to" / "operations.md").read_text()
@@ -16,7 +16,7 @@ GRID = 32  # positions of a block, in which room is counted
 HIDDEN, INTERMEDIATE, HEADS, SIZE, WORDS = 4096, 14336, 8, 128, 128_256
 LAYER = 2 * (2 * HIDDEN**2 + 2 * HIDDEN * HEADS * SIZE + 3 * HIDDEN * INTERMEDIATE + 2 * HIDDEN)
 VOCABULARY = 2 * WORDS * HIDDEN
-MODEL = Model(
+MODEL = ModelSizes(
     name="8b",
     layer_bytes=(LAYER,) * 32,
     embed_bytes=VOCABULARY,
@@ -27,7 +27,7 @@ MODEL = Model(
 
 
 def left_of(limit_bytes: int) -> int:
-    return share_out(limit_bytes, 400 * MIB, 256 * MIB).model_bytes
+    return split_memory(limit_bytes, 400 * MIB, 256 * MIB).model_bytes
 
 
 def planned(limit_bytes: int) -> list[tuple[str, LayerRange, int]]:
@@ -36,7 +36,7 @@ def planned(limit_bytes: int) -> list[tuple[str, LayerRange, int]]:
     devices = tuple(
         Device(name=f"w{n}", memory_bytes=memory, layer_s=0.005, head_s=0.010, host=f"host {n}") for n in range(3)
     )
-    line = solve(Problem(MODEL, devices, kv_positions=4096))
+    line = solve(PlanningProblem(MODEL, devices, kv_positions=4096))
     assert not isinstance(line, Shortage)
     return [
         (devices[each.device].name, each.layers, MODEL.kv_positions(each.layers, memory) // GRID * GRID)

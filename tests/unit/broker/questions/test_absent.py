@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.events import WorkerSaid
-from swarm.wire.messages import ByHand, Leaving, Pin, Query, Report, Steer, StopWorker, Suppose
+from swarm.broker.events import WorkerMessageReceived
 from swarm.wire.messages import LayerRange as Layers
+from swarm.wire.messages import Leaving, Pin, PlanCommand, PlanOverrides, PlanWhatIf, Query, Report, StopWorker
 from tests.unit.broker.bench import Bench, said
 
 ORDERS = [
     StopWorker(worker="w1"),
     StopWorker(worker="w1", again=True),
-    Steer(verb="cordon", worker="w1"),
-    Steer(verb="drain", worker="w1"),
-    Steer(verb="plan", by_hand=ByHand(pins=(Pin("w1", Layers(0, 3)),))),
-    Query(what="plan", suppose=Suppose(without=("w1",))),
+    PlanCommand(verb="cordon", worker="w1"),
+    PlanCommand(verb="drain", worker="w1"),
+    PlanCommand(verb="plan", by_hand=PlanOverrides(pins=(Pin("w1", Layers(0, 3)),))),
+    Query(what="plan", suppose=PlanWhatIf(without=("w1",))),
 ]
 
 
-def refusal(bench: Bench, order: StopWorker | Steer | Query) -> str:
+def refusal(bench: Bench, order: StopWorker | PlanCommand | Query) -> str:
     before = len(bench.log)
     bench.say(order)
     (report,) = said(bench.log[before:], Report)
@@ -29,7 +29,7 @@ def refusal(bench: Bench, order: StopWorker | Steer | Query) -> str:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
-def test_of_a_frozen_worker_it_is_said_that_it_is_out(serving: Bench, order: StopWorker | Steer | Query) -> None:
+def test_of_a_frozen_worker_it_is_said_that_it_is_out(serving: Bench, order: StopWorker | PlanCommand | Query) -> None:
     """Since when, why, and which process it is; not that there is none of that name."""
     serving.silent = {"w1"}
     serving.tick(1.0)
@@ -57,6 +57,6 @@ def test_one_that_lives_is_meant_whoever_had_its_name_before(serving: Bench) -> 
     """Dead ones are remembered for a while."""
     serving.lose("w1")
     again = serving.add("w1", "w1.2")
-    serving.feed(WorkerSaid(again.peer, again.hello()))
+    serving.feed(WorkerMessageReceived(again.peer, again.hello()))
     serving.tick()
-    assert serving.ask(Steer(verb="cordon", worker="w1")).ok
+    assert serving.ask(PlanCommand(verb="cordon", worker="w1")).ok

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.auth.permissions import deny_reason
 from swarm.broker.state import WorkerState
-from swarm.broker.state.plans import Steering
-from swarm.lock.rights import refusal
-from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer, StopWorker
+from swarm.broker.state.plans import PlanConstraints
+from swarm.wire.messages import Cap, LayerRange, Pin, PlanCommand, PlanOverrides, Query, StopWorker
 from tests.unit.broker.bench import Bench, submit
 from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 
 
 def layers(bench: Bench) -> dict[str, LayerRange]:
-    current = bench.state.book.current
+    current = bench.state.plans.current
     assert current is not None
     return {stage.name: stage.layers for stage in current.stages}
 
 
 def steer(bench: Bench, verb: str, worker: str = "", **fields: object) -> dict[str, object]:
-    report = bench.ask(Steer(verb=verb, worker=worker, **fields))  # type: ignore[arg-type]
+    report = bench.ask(PlanCommand(verb=verb, worker=worker, **fields))  # type: ignore[arg-type]
     assert report.ok, report.body
     return report.body
 
@@ -62,8 +62,8 @@ def test_where_only_the_cordoned_are_left_it_is_said_what_to_do(serving: Bench) 
     steer(serving, "cordon", "w0")
     serving.lose("w1")
     serving.tick(1.0)
-    assert serving.state.book.current is None
-    assert "w0 is cordoned: swarmctl uncordon w0" in serving.state.book.waits_for
+    assert serving.state.plans.current is None
+    assert "w0 is cordoned: swarmctl uncordon w0" in serving.state.plans.waits_for
 
 
 def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
@@ -85,7 +85,7 @@ def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
 def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
     """Nor is it in the list of nodes, where that was by hand; the answer says what takes it back."""
     bench = make_bench(ruled(exclude=frozenset({"w2"}))).serve(3)
-    steer(bench, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(bench, "plan", by_hand=PlanOverrides(exclude=("w1",)))
     steer(bench, "cordon", "w1")
     nodes = bench.ask(Query(what="nodes")).body["workers"]
     assert [row["steered"] for row in nodes] == ["", "cordoned", ""]  # type: ignore[attr-defined]
@@ -104,7 +104,7 @@ def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
 def test_what_else_an_order_brings_about_is_told_with_it(make_bench) -> None:
     """A pin that rests, by hand or by the settings; nobody left to take a dead worker's layers."""
     bench = make_bench(ruled(pins={"w2": LayerRange(4, 6)})).serve(3)
-    steer(bench, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
+    steer(bench, "plan", by_hand=PlanOverrides(pins=(Pin("w0", LayerRange(0, 2)),)))
     bench.tick(1.0)
     assert "note" not in steer(bench, "cordon", "w0")  # which keeps just that
     assert steer(bench, "drain", "w2")["note"] == "its pin to layers 4–5 is suspended until swarmctl uncordon w2"
@@ -117,7 +117,7 @@ def test_what_else_an_order_brings_about_is_told_with_it(make_bench) -> None:
 def test_who_is_needed_is_not_drained(make_bench) -> None:
     """The answer says what the swarm would wait for; nothing has changed."""
     bench = make_bench().serve(1)
-    report = bench.ask(Steer(verb="drain", worker="w0"))
+    report = bench.ask(PlanCommand(verb="drain", worker="w0"))
     assert not report.ok
     assert "the swarm can't do without w0, it would wait for" in str(report.body["error"])
     assert not bench.state.steering.drained
@@ -131,7 +131,7 @@ def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
     steer(bench, "drain", "w1")
     held = "a worker besides w0, w1, which must not be used (w0, w1 are drained: swarmctl uncordon w0 or w1)"
     would_wait = f"the swarm can't do without w2, it would wait for {held}"
-    assert bench.ask(Steer(verb="drain", worker="w2")).body == {"error": would_wait}
+    assert bench.ask(PlanCommand(verb="drain", worker="w2")).body == {"error": would_wait}
     assert bench.ask(StopWorker(worker="w2")).body == {"error": f"{would_wait} (--force stops it anyway)"}
     again = bench.ask(StopWorker(worker="w2", again=True))
     assert again.body == {"error": f"{would_wait} (--force restarts it anyway)"}
@@ -147,7 +147,7 @@ def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
 
 def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     """Supposed, it changes nothing; applied, it takes the place of what was applied before."""
-    hand = ByHand(pins=(Pin("w0", LayerRange(0, 1)),))
+    hand = PlanOverrides(pins=(Pin("w0", LayerRange(0, 1)),))
     body = steer(serving, "plan", by_hand=hand, dry_run=True)
     assert body["state"] == "would be made"
     serving.tick(1.0)
@@ -156,10 +156,10 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     assert steer(serving, "plan", by_hand=hand)["state"] == "is made now"
     serving.tick(1.0)
     assert layers(serving) == {"w0": LayerRange(0, 1), "w1": LayerRange(1, 6)}
-    steer(serving, "plan", by_hand=ByHand(caps=(Cap("w1", 2),)))
+    steer(serving, "plan", by_hand=PlanOverrides(caps=(Cap("w1", 2),)))
     serving.tick(1.0)
     assert len(layers(serving)["w1"]) == 2
-    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w1",)))
     serving.tick(1.0)
     assert layers(serving) == {"w0": LayerRange(0, 6)}
     steer(serving, "plan")
@@ -171,15 +171,15 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
 def test_a_plan_by_hand_is_told_with_the_words_just_given(serving: Bench, dry_run: bool) -> None:
     """Not with those that counted before; how long they last only where there are any."""
 
-    def told(hand: ByHand) -> tuple[list[str], bool]:
+    def told(hand: PlanOverrides) -> tuple[list[str], bool]:
         body = steer(serving, "plan", by_hand=hand, dry_run=dry_run)
         serving.tick(1.0)
         return [text for text in body["why"] if text.startswith("by hand: ")], "lasts" in body  # type: ignore[attr-defined]
 
     back = "swarmctl plan --apply goes back to the settings"
-    assert told(ByHand(caps=(Cap("w1", 5),))) == ([f"by hand: w1 has at most 5 of them; {back}"], not dry_run)
-    assert told(ByHand(exclude=("w1",))) == ([f"by hand: w1 is excluded; {back}"], not dry_run)
-    assert told(ByHand()) == ([], False)
+    assert told(PlanOverrides(caps=(Cap("w1", 5),))) == ([f"by hand: w1 has at most 5 of them; {back}"], not dry_run)
+    assert told(PlanOverrides(exclude=("w1",))) == ([f"by hand: w1 is excluded; {back}"], not dry_run)
+    assert told(PlanOverrides()) == ([], False)
     assert "lasts" not in steer(serving, "rebalance")
 
 
@@ -190,9 +190,9 @@ def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
         return serving.ask(Query(what="plan")).body.get("by_hand")
 
     assert told() is None
-    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 1)),), caps=(Cap("w1", 5),)))
+    steer(serving, "plan", by_hand=PlanOverrides(pins=(Pin("w0", LayerRange(0, 1)),), caps=(Cap("w1", 5),)))
     assert told() == {"pins": {"w0": [0, 1]}, "caps": {"w1": 5}}
-    steer(serving, "plan", by_hand=ByHand(exclude=("w1",), objective="latency"))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w1",), objective="latency"))
     assert told() == {"exclude": ["w1"], "objective": "latency"}
     steer(serving, "plan")
     assert told() is None
@@ -200,7 +200,7 @@ def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
 
 def test_what_was_laid_down_is_told_while_there_is_no_plan(serving: Bench) -> None:
     """It may be why there is none."""
-    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w1",)))
     steer(serving, "cordon", "w1")
     serving.lose("w0")
     serving.tick(1.0)
@@ -215,30 +215,30 @@ def test_what_was_laid_down_is_told_while_there_is_no_plan(serving: Bench) -> No
 @pytest.mark.parametrize(
     ("hand", "words"),
     [
-        (ByHand(exclude=("w0", "w1")), "nothing was changed: the swarm would wait for a worker besides w0, w1"),
-        (ByHand(exclude=("w9",)), "no worker 'w9': the workers are w0, w1"),
-        (ByHand(pins=(Pin("w0", LayerRange(0, 3)), Pin("w1", LayerRange(2, 6)))), "which overlap"),
+        (PlanOverrides(exclude=("w0", "w1")), "nothing was changed: the swarm would wait for a worker besides w0, w1"),
+        (PlanOverrides(exclude=("w9",)), "no worker 'w9': the workers are w0, w1"),
+        (PlanOverrides(pins=(Pin("w0", LayerRange(0, 3)), Pin("w1", LayerRange(2, 6)))), "which overlap"),
     ],
 )
-def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: ByHand, words: str) -> None:
-    before = serving.state.steering
-    report = serving.ask(Steer(verb="plan", by_hand=hand))
+def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: PlanOverrides, words: str) -> None:
+    before = serving.state.constraints
+    report = serving.ask(PlanCommand(verb="plan", by_hand=hand))
     assert not report.ok
     assert words in str(report.body["error"])
-    assert serving.state.steering == before
+    assert serving.state.constraints == before
 
 
 def test_who_has_gone_may_be_excluded_again(serving: Bench) -> None:
     """Or a new plan by hand could not repeat that of one that has left; whoever never was here may not."""
     serving.join("w2")
-    steer(serving, "plan", by_hand=ByHand(exclude=("w2",)))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w2",)))
     serving.lose("w2")
     del serving.state.workers["w2.1"]  # so long ago that only the operator's word has its name
     serving.join("w3")
     serving.lose("w3")
-    steer(serving, "plan", by_hand=ByHand(exclude=("w2", "w3"), caps=(Cap("w1", 5),)))
-    assert serving.state.steering.exclude == {"w2", "w3"}
-    report = serving.ask(Steer(verb="plan", by_hand=ByHand(caps=(Cap("w3", 5),))))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w2", "w3"), caps=(Cap("w1", 5),)))
+    assert serving.state.constraints.exclude == {"w2", "w3"}
+    report = serving.ask(PlanCommand(verb="plan", by_hand=PlanOverrides(caps=(Cap("w3", 5),))))
     assert str(report.body["error"]).startswith("w3 has been out for ")
 
 
@@ -248,37 +248,37 @@ def test_who_has_gone_may_be_excluded_again(serving: Bench) -> None:
     [
         (
             "drain",
-            ByHand(pins=(Pin("w1", LayerRange(3, 6)),)),
+            PlanOverrides(pins=(Pin("w1", LayerRange(3, 6)),)),
             "w1 is drained and gets no layers, whatever is pinned to it: first swarmctl uncordon w1",
         ),
         (
             "cordon",
-            ByHand(pins=(Pin("w1", LayerRange(0, 3)),)),
+            PlanOverrides(pins=(Pin("w1", LayerRange(0, 3)),)),
             "first swarmctl uncordon w1: it is cordoned, so it keeps layers 3–5, and no others",
         ),
         (
             "cordon",
-            ByHand(caps=(Cap("w1", 2),)),
+            PlanOverrides(caps=(Cap("w1", 2),)),
             "first swarmctl uncordon w1: it is cordoned, so it keeps layers 3–5, more than 2",
         ),
         (
             "uncordon",
-            ByHand(pins=(Pin("w1", LayerRange(3, 6)),), exclude=("w1",)),
+            PlanOverrides(pins=(Pin("w1", LayerRange(3, 6)),), exclude=("w1",)),
             "w1 can't be pinned and excluded at once",
         ),
     ],
 )
 def test_what_another_word_would_overrule_is_refused(
-    serving: Bench, verb: str, hand: ByHand, words: str, dry_run: bool
+    serving: Bench, verb: str, hand: PlanOverrides, words: str, dry_run: bool
 ) -> None:
     """In one line that says what to do; neither made nor supposed. Once that is done, it is made."""
     steer(serving, verb, "w1")
     serving.tick(1.0)
-    before = serving.state.steering
-    report = serving.ask(Steer(verb="plan", by_hand=hand, dry_run=dry_run))
+    before = serving.state.constraints
+    report = serving.ask(PlanCommand(verb="plan", by_hand=hand, dry_run=dry_run))
     assert not report.ok
     assert str(report.body["error"]).startswith(words)
-    assert serving.state.steering == before
+    assert serving.state.constraints == before
     steer(serving, "uncordon", "w1")
     serving.tick(1.0)
     if not hand.exclude:
@@ -290,19 +290,19 @@ def test_what_another_word_would_overrule_is_refused(
 def test_a_pin_does_not_bring_back_who_must_not_be_used(make_bench) -> None:
     """Excluded by the settings, leaving or gone."""
     bench = make_bench(ruled(exclude=frozenset({"w1"}))).serve(2)
-    hand = ByHand(pins=(Pin("w1", LayerRange(0, 3)),))
-    report = bench.ask(Steer(verb="plan", by_hand=hand))
+    hand = PlanOverrides(pins=(Pin("w1", LayerRange(0, 3)),))
+    report = bench.ask(PlanCommand(verb="plan", by_hand=hand))
     assert report.body == {
         "error": "w1 is excluded by the settings and gets no layers: first take it out of plan.exclude"
     }
     bench.lose("w1")
-    report = bench.ask(Steer(verb="plan", by_hand=hand))
+    report = bench.ask(PlanCommand(verb="plan", by_hand=hand))
     assert str(report.body["error"]).startswith("w1 has been out for ")
 
 
 def test_a_cordoned_worker_may_be_pinned_to_what_it_keeps(serving: Bench) -> None:
     steer(serving, "cordon", "w1")
-    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w1", LayerRange(3, 6)),)))
+    steer(serving, "plan", by_hand=PlanOverrides(pins=(Pin("w1", LayerRange(3, 6)),)))
 
 
 def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
@@ -316,7 +316,7 @@ def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
     serving.tick(1.0)
     assert left_out() == {"w1": "it is drained (swarmctl uncordon lets it have layers again)"}
     steer(serving, "uncordon", "w1")
-    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(serving, "plan", by_hand=PlanOverrides(exclude=("w1",)))
     serving.tick(1.0)
     assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply takes that back)"}
 
@@ -332,7 +332,7 @@ def test_who_finds_all_layers_kept_is_told_by_whom(make_bench) -> None:
 
 
 def test_the_hint_names_every_setting_that_lasts(serving: Bench) -> None:
-    lasts = str(steer(serving, "plan", by_hand=ByHand(objective="latency"))["lasts"])
+    lasts = str(steer(serving, "plan", by_hand=PlanOverrides(objective="latency"))["lasts"])
     assert all(f"plan.{name}" in lasts for name in ("pins", "caps", "exclude", "objective"))
 
 
@@ -340,9 +340,9 @@ def test_planning_anew_ends_with_the_plan(serving: Bench) -> None:
     """The best plan stays as it is, and later changes are worth it by the settings again."""
     epoch = serving.epoch
     assert steer(serving, "rebalance")["state"] == "stays as it is"
-    assert serving.state.steering.margin == 0.0
+    assert serving.state.constraints.margin == 0.0
     serving.tick(1.0)
-    assert serving.state.steering.margin is None
+    assert serving.state.constraints.margin is None
     assert serving.epoch == epoch
 
 
@@ -352,10 +352,10 @@ def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
     join(serving, "w0", 0.01)
     join(serving, "w1", 0.01)
     serving.tick()
-    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
+    steer(serving, "plan", by_hand=PlanOverrides(pins=(Pin("w0", LayerRange(0, 2)),)))
     serving.tick(1.0)
     assert layers(serving)["w0"] == LayerRange(0, 2)
-    serving.state.steer(Steering())  # no pin any more, and nobody asks for a change
+    serving.state.steer(PlanConstraints())  # no pin any more, and nobody asks for a change
     serving.tick(1.0)
     kept = layers(serving)
     steer(serving, "rebalance")
@@ -367,5 +367,5 @@ def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
 def test_only_an_admin_is_at_the_helm() -> None:
     """Where keys are in force."""
     for role in ("client", "gateway", "worker"):
-        assert "may not say which worker gets what" in refusal(role, Steer(verb="cordon", worker="w0"))
-    assert refusal("admin", Steer(verb="cordon", worker="w0")) == ""
+        assert "may not say which worker gets what" in deny_reason(role, PlanCommand(verb="cordon", worker="w0"))
+    assert deny_reason("admin", PlanCommand(verb="cordon", worker="w0")) == ""

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.broker.actions import Note
+from swarm.broker.actions import WriteLog
 from swarm.broker.events import RulesChanged
-from swarm.wire.messages import ByHand, LayerRange, Pin, Query, Steer, Suppose
+from swarm.wire.messages import LayerRange, Pin, PlanCommand, PlanOverrides, PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, ranges, submit
 
 
-def change(bench: Bench, **fields: object) -> list[Note]:
+def change(bench: Bench, **fields: object) -> list[WriteLog]:
     actions = bench.feed(RulesChanged(replace(bench.settings.plan.rules, **fields)))  # type: ignore[arg-type]
     bench.tick(1.0)
-    return [action for action in actions if isinstance(action, Note) and action.event == "plan_rules_unmet"]
+    return [action for action in actions if isinstance(action, WriteLog) and action.event == "plan_rules_unmet"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_rules_that_allow_no_plan_are_told_and_the_plan_stays(serving: Bench) ->
     assert note.level == "warning"
     assert "a worker besides w0, w1" in str(note.fields["waits_for"])
     assert ranges(serving) == before
-    assert serving.state.book.serving
+    assert serving.state.plans.is_serving
     assert change(serving, exclude=frozenset({"w1"})) == []
     assert ranges(serving) == {"w0": LayerRange(0, 6)}
 
@@ -59,14 +59,14 @@ def test_a_swarm_that_waits_goes_on_when_it_may(make_bench) -> None:
     assert change(bench, exclude=frozenset({"w0"})) == []  # nobody is here: that is told elsewhere
     bench.join("w0")
     bench.tick(1.0)
-    assert not bench.state.book.serving
+    assert not bench.state.plans.is_serving
     change(bench, exclude=frozenset())
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
 
 def test_the_operators_word_still_comes_first(serving: Bench) -> None:
-    hand = ByHand(pins=(Pin("w0", LayerRange(0, 1)),))
-    assert serving.ask(Steer(verb="plan", by_hand=hand)).ok
+    hand = PlanOverrides(pins=(Pin("w0", LayerRange(0, 1)),))
+    assert serving.ask(PlanCommand(verb="plan", by_hand=hand)).ok
     serving.tick(1.0)
     change(serving, pins={"w0": LayerRange(0, 2)})
     assert ranges(serving)["w0"] == LayerRange(0, 1)
@@ -80,7 +80,7 @@ def test_newcomers_are_judged_by_them(serving: Bench) -> None:
 
 def test_what_was_supposed_before_is_asked_anew(serving: Bench) -> None:
     """An answer by the former rules is not given again, also where the plan in force has stayed."""
-    asked = Query(what="plan", suppose=Suppose(without=("w1",)))
+    asked = Query(what="plan", suppose=PlanWhatIf(without=("w1",)))
     assert "waits_for" not in serving.ask(asked).body
     epoch = serving.epoch
     change(serving, caps={"w0": 3})

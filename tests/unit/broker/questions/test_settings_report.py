@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.actions import SayClient, ShowOwnSettings
-from swarm.broker.events import ClientSaid
-from swarm.lock.rights import refusal
+from swarm.auth.permissions import deny_reason
+from swarm.broker.actions import SendToClient, ShowOwnSettings
+from swarm.broker.events import ClientMessageReceived
 from swarm.wire.messages import Report, Setting, ShowSettings
 from tests.unit.broker.bench import CLIENT, Bench
 
@@ -14,14 +14,16 @@ TOLD = (Setting("worker.threads", "3", "the command line"), Setting("worker.bits
 
 
 def answered(bench: Bench, worker: str) -> Report:
-    (said,) = [action for action in bench.feed(ClientSaid(CLIENT, ShowSettings(worker=worker))) if is_said(action)]
-    assert isinstance(said, SayClient)
+    (said,) = [
+        action for action in bench.feed(ClientMessageReceived(CLIENT, ShowSettings(worker=worker))) if is_said(action)
+    ]
+    assert isinstance(said, SendToClient)
     assert isinstance(said.message, Report)
     return said.message
 
 
 def is_said(action: object) -> bool:
-    return isinstance(action, SayClient)
+    return isinstance(action, SendToClient)
 
 
 def test_a_worker_s_are_those_that_it_told(bench: Bench) -> None:
@@ -38,7 +40,7 @@ def test_a_worker_s_are_those_that_it_told(bench: Bench) -> None:
 
 def test_the_broker_s_own_are_told_by_its_process(serving: Bench) -> None:
     """The core knows what it needs of them, and that is not all."""
-    assert ShowOwnSettings(CLIENT) in serving.feed(ClientSaid(CLIENT, ShowSettings()))
+    assert ShowOwnSettings(CLIENT) in serving.feed(ClientMessageReceived(CLIENT, ShowSettings()))
 
 
 @pytest.mark.parametrize(
@@ -53,5 +55,5 @@ def test_what_can_not_be_told_is_refused_in_words(serving: Bench, worker: str, s
 
 def test_only_admins_ask() -> None:
     for role in ("client", "gateway", "worker"):
-        assert "may not ask for settings" in refusal(role, ShowSettings())
-    assert not refusal("admin", ShowSettings())
+        assert "may not ask for settings" in deny_reason(role, ShowSettings())
+    assert not deny_reason("admin", ShowSettings())

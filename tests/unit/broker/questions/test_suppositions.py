@@ -7,15 +7,15 @@ import pickle
 import pytest
 
 from swarm.broker.actions import Action, Solve
-from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.drafts.questions import answered
-from swarm.broker.events import ClientSaid, Solved
-from swarm.broker.questions.what_if import MAX_AGAIN, MAX_ASKERS, MAX_OPEN
+from swarm.broker.admin.plan_preview import MAX_ASKERS, MAX_OPEN, MAX_REPEATS
+from swarm.broker.events import ClientMessageReceived, Solved
+from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.plan_query import answer_query
 from swarm.broker.state import WorkerState
-from swarm.wire.messages import Leaving, Query, Report, StopWorker, Suppose
+from swarm.wire.messages import Leaving, PlanWhatIf, Query, Report, StopWorker
 from tests.unit.broker.bench import Bench, said, submit
 
-MORE = Query(what="plan", suppose=Suppose(more=2))
+MORE = Query(what="plan", suppose=PlanWhatIf(more=2))
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def asked(serving: Bench) -> Bench:
 
 def say(bench: Bench, query: Query, client: bytes = b"a") -> list[Action]:
     """Without solving anything."""
-    return bench.core.handle(ClientSaid(client, query), bench.now)
+    return bench.core.handle(ClientMessageReceived(client, query), bench.now)
 
 
 def solves(actions: list[Action]) -> list[Solve]:
@@ -38,7 +38,7 @@ def reports(actions: list[Action]) -> list[Report]:
 
 
 def solve(bench: Bench, asked: Solve) -> list[Action]:
-    return bench.core.handle(Solved(asked.number, answered(asked.question)), bench.now)
+    return bench.core.handle(Solved(asked.number, answer_query(asked.query)), bench.now)
 
 
 def test_it_is_asked_and_then_told(asked: Bench) -> None:
@@ -46,8 +46,8 @@ def test_it_is_asked_and_then_told(asked: Bench) -> None:
     done = say(asked, MORE)
     assert not reports(done)
     (question,) = solves(done)
-    travelled = pickle.loads(pickle.dumps(question.question))
-    (report,) = reports(asked.core.handle(Solved(question.number, answered(travelled)), asked.now))
+    travelled = pickle.loads(pickle.dumps(question.query))
+    (report,) = reports(asked.core.handle(Solved(question.number, answer_query(travelled)), asked.now))
     assert (report.ok, report.body["state"]) == (True, "would be made")
 
 
@@ -77,26 +77,26 @@ def test_the_plan_in_force_is_told_with_what_one_more_would_change(asked: Bench)
 def test_an_answer_about_another_plan_is_none_about_this(asked: Bench) -> None:
     """The plan has changed meanwhile: it is told as it is."""
     (question,) = solves(say(asked, Query(what="plan")))
-    found = answered(question.question)
+    found = answer_query(question.query)
     asked.join("w2")
     asked.lose("w1")
     (report,) = reports(asked.core.handle(Solved(question.number, found), asked.now))
     assert report.ok
-    current = asked.state.book.current
+    current = asked.state.plans.current
     assert current is None or current.forecast is None or current.forecast.one_more is None
 
 
 def test_too_many_are_turned_away(asked: Bench) -> None:
     """Different questions, or many that ask the same; who wants to know the plan is told it without."""
     for more in range(MAX_OPEN):
-        assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
-    (refused,) = reports(say(asked, Query(what="plan", suppose=Suppose(more=64))))
+        assert solves(say(asked, Query(what="plan", suppose=PlanWhatIf(more=more))))
+    (refused,) = reports(say(asked, Query(what="plan", suppose=PlanWhatIf(more=64))))
     assert "try again in a moment" in str(refused.body["error"])
     (plain,) = reports(say(asked, Query(what="plan")))
     assert plain.body["state"] == "serving"
     for number in range(MAX_ASKERS - 1):
-        assert not say(asked, Query(what="plan", suppose=Suppose(more=1)), b"%d" % number)
-    assert reports(say(asked, Query(what="plan", suppose=Suppose(more=1)), b"late"))
+        assert not say(asked, Query(what="plan", suppose=PlanWhatIf(more=1)), b"%d" % number)
+    assert reports(say(asked, Query(what="plan", suppose=PlanWhatIf(more=1)), b"late"))
 
 
 def test_what_can_not_be_found_out_is_said(asked: Bench) -> None:
@@ -114,7 +114,7 @@ def test_an_answer_that_nobody_waits_for(asked: Bench) -> None:
 
 def test_a_worker_that_is_not_there(asked: Bench) -> None:
     """That needs no solving."""
-    (report,) = reports(say(asked, Query(what="plan", suppose=Suppose(without=("w9",)))))
+    (report,) = reports(say(asked, Query(what="plan", suppose=PlanWhatIf(without=("w9",)))))
     assert "no worker 'w9'" in str(report.body["error"])
 
 
@@ -122,7 +122,7 @@ def test_a_worker_that_is_not_there(asked: Bench) -> None:
 
 
 def stop(bench: Bench, worker: str, client: bytes = b"a", *, force: bool = False) -> list[Action]:
-    return bench.core.handle(ClientSaid(client, StopWorker(worker=worker, force=force)), bench.now)
+    return bench.core.handle(ClientMessageReceived(client, StopWorker(worker=worker, force=force)), bench.now)
 
 
 def test_a_worker_that_is_to_stop_is_asked_about_beside_the_loop(asked: Bench) -> None:
@@ -132,8 +132,8 @@ def test_a_worker_that_is_to_stop_is_asked_about_beside_the_loop(asked: Bench) -
     assert asked.state.workers["w0.1"].state is WorkerState.MEMBER
     done = reports(solve(asked, question))
     assert [report.body for report in done] == [{"worker": "w0", "state": "leaving"}] * 2
-    travelled = pickle.loads(pickle.dumps(question.question))
-    assert isinstance(answered(travelled), Proposal)
+    travelled = pickle.loads(pickle.dumps(question.query))
+    assert isinstance(answer_query(travelled), Proposal)
 
 
 def test_the_answer_is_about_workers_that_are_no_more(asked: Bench) -> None:
@@ -150,7 +150,7 @@ def test_it_is_not_asked_for_ever(asked: Bench) -> None:
     """Workers come and go faster than it can be found out."""
     asked.mute = {f"v{number}" for number in range(9)}
     actions = stop(asked, "w0")
-    for number in range(MAX_AGAIN + 1):
+    for number in range(MAX_REPEATS + 1):
         (question,) = solves(actions)
         asked.join(f"v{number}")
         actions = solve(asked, question)
@@ -178,7 +178,7 @@ def test_force_waits_for_no_answer(asked: Bench) -> None:
     """However many questions are open, one about this worker among them: it leaves in good order, and the answer is
     told at once. Said again, it changes nothing."""
     for more in range(1, MAX_OPEN):
-        assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
+        assert solves(say(asked, Query(what="plan", suppose=PlanWhatIf(more=more))))
     (question,) = solves(stop(asked, "w0", b"a"))
     for _ in range(2):
         done = stop(asked, "w0", b"b", force=True)
@@ -188,7 +188,7 @@ def test_force_waits_for_no_answer(asked: Bench) -> None:
     assert report.body == {"worker": "w0", "state": "leaving"}
     asked.tick(1.0)
     assert asked.state.workers["w0.1"].state is WorkerState.LEFT
-    assert asked.state.book.serving
+    assert asked.state.plans.is_serving
 
 
 def test_force_finds_that_one_that_leaves_can_not_be_spared_any_more(asked: Bench) -> None:
@@ -204,7 +204,7 @@ def test_force_finds_that_one_that_leaves_can_not_be_spared_any_more(asked: Benc
 def test_too_many_questions_before_it(asked: Bench) -> None:
     """It is turned away like any other."""
     for more in range(1, 1 + MAX_OPEN):
-        assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
+        assert solves(say(asked, Query(what="plan", suppose=PlanWhatIf(more=more))))
     (report,) = reports(stop(asked, "w0"))
     assert "too many plan previews" in str(report.body["error"])
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.actions import Dispatch, OrderWorker
+from swarm.broker.actions import Dispatch, SendToWorker
 from swarm.broker.events import StepFinished
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.broker.state.plans import PlanPhase
 from swarm.wire.messages import Activate, LayerRange, Leaving, Lineage, Release, SequencePosition, Welcome
 from tests.unit.broker.bench import Bench, done_of, holds, orders, row, settings, submit
@@ -29,7 +29,7 @@ OWN = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
 def restarted(make_bench: MakeBench) -> Bench:
     """Sequence 5 has three tokens of its prompt and four drawn ones; the workers of the last plan have not come yet."""
     request = RequestRecord(submit("r", max_tokens=16, ignore_eos=True), "", 2.0, [SequenceRecord(5, 0, [7, 7, 7, 7])])
-    return make_bench(settings(lineage=OURS), Past(9, ("w0", "w1"), 6, (request,)))
+    return make_bench(settings(lineage=OURS), JournalSnapshot(9, ("w0", "w1"), 6, (request,)))
 
 
 def come_back(bench: Bench, name: str, lineage: Lineage, position: int, tokens: tuple[int, ...] = KNOWN) -> None:
@@ -125,7 +125,7 @@ def test_a_worker_with_foreign_sequences_that_comes_while_no_plan_is_in_force(ma
     bench.tell("w2", worker.hello(lineage=BEFORE, held_layers=OWN["w1"], held=(held,)))
     bench.mute = set()
     bench.tick(2.0)
-    assert bench.state.book.phase is PlanPhase.SERVING
+    assert bench.state.plans.phase is PlanPhase.SERVING
     assert lives(bench)["w2.1"] == ()
     assert lives(bench)["w0.1"] == (SequencePosition(number, kv),)
 
@@ -164,7 +164,7 @@ def test_orders_and_steps_say_whose_they_are(make_bench: MakeBench) -> None:
     assert orders(bench.log, Welcome)
     assert bench.pipe
     for action in bench.log:
-        if isinstance(action, OrderWorker):
+        if isinstance(action, SendToWorker):
             assert action.message.lineage == OURS
         if isinstance(action, Dispatch):
             assert action.step.lineage == OURS
@@ -176,13 +176,13 @@ def test_an_answer_to_another_broker_does_not_count(make_bench: MakeBench) -> No
     bench.mute = {"w0"}
     bench.join("w0")
     bench.tick()
-    assert bench.state.book.phase is PlanPhase.PREPARING
-    prepared = bench.workers["w0"].prepared(bench.state.book.epoch)
+    assert bench.state.plans.phase is PlanPhase.PREPARING
+    prepared = bench.workers["w0"].prepared(bench.state.plans.epoch)
     bench.tell("w0", msgspec.structs.replace(prepared, lineage=OTHER))
-    assert bench.state.book.phase is PlanPhase.PREPARING
+    assert bench.state.plans.phase is PlanPhase.PREPARING
     assert bench.state.counters["stale_control"] == 1
     bench.tell("w0", msgspec.structs.replace(prepared, lineage=OURS))
-    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
 
 
 def test_it_may_leave_all_the_same(make_bench: MakeBench) -> None:

@@ -7,30 +7,39 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, TryDoor, WriteEpoch
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.events import BeatHeard, EpochWritten, WorkerDisconnected, WorkerSaid
-from swarm.broker.members.entry import MAX_STRANGERS
-from swarm.broker.members.trust import QUARANTINE_AFTER
-from swarm.broker.questions.status import status
-from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.reports.scheduling import scheduler
+from swarm.broker.actions import (
+    ConnectPipeline,
+    DisconnectPipeline,
+    Dispatch,
+    SendToClient,
+    SendToWorker,
+    TestRoute,
+    WriteEpoch,
+    WriteLog,
+)
+from swarm.broker.admin.status import report_status
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.events import EpochWritten, HeartbeatReceived, WorkerDisconnected, WorkerMessageReceived
+from swarm.broker.members.admission import MAX_REMEMBERED
+from swarm.broker.members.integrity import QUARANTINE_AFTER
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.broker.reports.scheduling import report_scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.broker.state.workers import Verdict
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
     Activated,
-    Alive,
+    DataPathError,
     Denied,
     Describe,
     Description,
-    Dismiss,
     Edge,
     Fence,
     Finished,
-    Kept,
+    KeptWarm,
     LayerRange,
+    LeaseRenewed,
     Leaving,
     LoadProgress,
     Prepare,
@@ -42,7 +51,7 @@ from swarm.wire.messages import (
     Report,
     SequencePosition,
     StopWorker,
-    Trouble,
+    Unassign,
     Welcome,
 )
 from tests.unit.broker.bench import (
@@ -62,8 +71,8 @@ from tests.unit.broker.bench import (
 OVERHEAD = 64 * MIB
 
 
-def planning(**fields: object) -> BrokerSettings:
-    return settings(plan=PlanSettings(**({"settle_s": 0.0} | fields)))  # type: ignore[arg-type]
+def planning(**fields: object) -> CoreSettings:
+    return settings(plan=ReconfigurationSettings(**({"settle_s": 0.0} | fields)))  # type: ignore[arg-type]
 
 
 def orders_to(bench: Bench, name: str) -> list[object]:
@@ -83,9 +92,9 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
     assert bench.tick() == [WriteEpoch(1, ("w0", "w1"))]
     # Written: fence, then the layers and the way to the next stage.
     assert bench.write_out() == [
-        OrderWorker(b"w0.1", Fence(epoch=1)),
-        OrderWorker(b"w1.1", Fence(epoch=1)),
-        OrderWorker(
+        SendToWorker(b"w0.1", Fence(epoch=1)),
+        SendToWorker(b"w1.1", Fence(epoch=1)),
+        SendToWorker(
             b"w0.1",
             Prepare(
                 epoch=1,
@@ -95,7 +104,7 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
                 max_sequences=64,
             ),
         ),
-        OrderWorker(
+        SendToWorker(
             b"w1.1",
             Prepare(
                 epoch=1,
@@ -105,25 +114,25 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
                 max_sequences=64,
             ),
         ),
-        TryDoor(1, "tcp://w0.1"),
+        TestRoute(1, "tcp://w0.1"),
     ]
     # One is ready: the other is waited for.
     assert bench.tell("w1", bench.workers["w1"].prepared(1)) == []
     assert bench.tell("w0", bench.workers["w0"].prepared(1)) == [
-        OrderWorker(b"w0.1", Fence(epoch=1)),
-        OrderWorker(b"w1.1", Fence(epoch=1)),
-        OrderWorker(b"w0.1", Activate(epoch=1, first_step=1, live=())),
-        OrderWorker(b"w1.1", Activate(epoch=1, first_step=1, live=())),
-        OpenPipe(1, "tcp://w0.1"),
+        SendToWorker(b"w0.1", Fence(epoch=1)),
+        SendToWorker(b"w1.1", Fence(epoch=1)),
+        SendToWorker(b"w0.1", Activate(epoch=1, first_step=1, live=())),
+        SendToWorker(b"w1.1", Activate(epoch=1, first_step=1, live=())),
+        ConnectPipeline(1, "tcp://w0.1"),
     ]
-    assert bench.state.book.phase is PlanPhase.ACTIVATING
-    assert not bench.state.book.serving
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
+    assert not bench.state.plans.is_serving
     activated = [Activated(epoch=1, incarnation=f"w{i}.1", held=(), logs=()) for i in (0, 1)]
     assert bench.tell("w0", activated[0]) == []
     (note,) = bench.tell("w1", activated[1])
-    assert isinstance(note, Note)
+    assert isinstance(note, WriteLog)
     assert note.event == "plan_serving"
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
 
 
 def test_nothing_carries_an_epoch_that_is_not_written(bench: Bench) -> None:
@@ -132,15 +141,15 @@ def test_nothing_carries_an_epoch_that_is_not_written(bench: Bench) -> None:
     bench.serve(2)
     bench.held = {WriteEpoch}
     bench.lose("w1")
-    assert bench.state.book.epoch == 2
+    assert bench.state.plans.epoch == 2
     bench.join("w2")
     welcome = next(o for o in orders_to(bench, "w2") if isinstance(o, Welcome))
     assert welcome.epoch == 1
     bench.tick(3.0)
-    assert {o.epoch for _, o in orders(bench.log, Alive)} == {1}
+    assert {o.epoch for _, o in orders(bench.log, LeaseRenewed)} == {1}
     bench.write_out()
     bench.tick()
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
 
 
 def test_a_written_epoch_that_nobody_wants_any_more_is_not_announced(bench: Bench) -> None:
@@ -214,7 +223,7 @@ def test_newcomer_is_planned_for_in_the_background(serving: Bench) -> None:
     serving.mute = {"w2"}
     serving.join("w2")
     serving.tick()
-    assert serving.state.book.phase is PlanPhase.PREPARING
+    assert serving.state.plans.phase is PlanPhase.PREPARING
     assert orders(serving.take(), Fence) == []
     # Steps of the old epoch go on being dispatched.
     for _ in range(5):
@@ -256,8 +265,8 @@ def test_fence_before_activate_for_everybody(serving: Bench) -> None:
     serving.tick()
     serving.take()
     actions = serving.tell("w2", serving.workers["w2"].prepared(2))
-    kinds = [type(a.message) if isinstance(a, OrderWorker) else type(a) for a in actions]
-    assert kinds == [Fence] * 3 + [Activate] * 3 + [OpenPipe]
+    kinds = [type(a.message) if isinstance(a, SendToWorker) else type(a) for a in actions]
+    assert kinds == [Fence] * 3 + [Activate] * 3 + [ConnectPipeline]
 
 
 def test_a_newcomer_that_dies_while_loading_disturbs_nobody(serving: Bench) -> None:
@@ -271,8 +280,8 @@ def test_a_newcomer_that_dies_while_loading_disturbs_nobody(serving: Bench) -> N
     serving.tick()
     assert serving.take() == []
     assert serving.epoch == 1
-    assert serving.state.book.phase is PlanPhase.SERVING
-    assert serving.state.book.waits_for == ""
+    assert serving.state.plans.phase is PlanPhase.SERVING
+    assert serving.state.plans.waits_for == ""
     serving.run_dry()
     assert serving.sequence().reason == "length"
 
@@ -307,8 +316,8 @@ def test_if_everybody_refuses_the_reason_is_told(bench: Bench) -> None:
     bench.tick()
     bench.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="a shard is corrupt"))
     bench.tick()
-    assert bench.state.book.waits_for == "a worker that can load the model: w0 refused: a shard is corrupt"
-    assert bench.state.book.phase is PlanPhase.NONE
+    assert bench.state.plans.waits_for == "a worker that can load the model: w0 refused: a shard is corrupt"
+    assert bench.state.plans.phase is PlanPhase.NONE
 
 
 def test_what_was_refused_is_forgotten_and_nothing_else(bench: Bench) -> None:
@@ -316,12 +325,12 @@ def test_what_was_refused_is_forgotten_and_nothing_else(bench: Bench) -> None:
     bench.join("w0", "w1")
     refusing, leaving = bench.state.workers["w0.1"], bench.state.workers["w1.1"]
     for worker in (refusing, leaving):
-        worker.refuse(LayerRange(0, 3), "no room", bench.now)
+        worker.record_refusal(LayerRange(0, 3), "no room", bench.now)
         assert worker.state is WorkerState.REFUSED
     leaving.state = WorkerState.LEAVING
     for worker in (refusing, leaving):
         worker.forget_refusals()
-        assert not worker.refuses(LayerRange(0, 3))
+        assert not worker.has_refused(LayerRange(0, 3))
     assert (refusing.state, leaving.state) == (WorkerState.MEMBER, WorkerState.LEAVING)
 
 
@@ -337,7 +346,7 @@ def test_who_refused_is_asked_again_later(bench: Bench) -> None:
             asked_at.append(bench.now)
             bench.tell("w1", Refused(epoch=prepare.epoch, incarnation="w1.1", reason="no room on the disk"))
         bench.log.clear()
-        assert bench.state.book.serving or not asked_at
+        assert bench.state.plans.is_serving or not asked_at
     waits = [round(b - a) for a, b in itertools.pairwise(asked_at)]
     assert waits == pytest.approx([30, 60, 120, 240, 480, 600, 600], abs=2)
     bench.mute = set()
@@ -416,7 +425,9 @@ def test_who_is_late_is_lost_like_others(make_bench, asked_to_leave: bool) -> No
     lost_before = bench.state.counters["workers_lost"]
     told = bench.tick(3.5)
     named = {
-        n.fields["worker"]: n.event for n in told if isinstance(n, Note) and n.event in ("worker_out", "worker_left")
+        n.fields["worker"]: n.event
+        for n in told
+        if isinstance(n, WriteLog) and n.event in ("worker_out", "worker_left")
     }
     assert named == {"w1": "worker_left" if asked_to_leave else "worker_out", "w2": "worker_out"}
     assert bench.state.counters["workers_lost"] == lost_before + (1 if asked_to_leave else 2)
@@ -467,8 +478,8 @@ def test_death_while_serving(serving: Bench) -> None:
         serving.finish()
     serving.take()
     serving.workers["w0"].held = {1: 2}  # the survivor has lost most of it
-    actions = [a for a in serving.lose("w1") if not isinstance(a, Note)]
-    assert actions == [ClosePipe(), WriteEpoch(2, ("w0",))]
+    actions = [a for a in serving.lose("w1") if not isinstance(a, WriteLog)]
+    assert actions == [DisconnectPipeline(), WriteEpoch(2, ("w0",))]
     kinds = [type(o) for _, o in orders(serving.log)]
     assert kinds == [Fence, Prepare, Fence, Activate]
     (step,) = steps(serving.log)
@@ -509,7 +520,7 @@ def test_death_while_activating(bench: Bench) -> None:
     bench.join("w1")
     bench.tick()
     bench.tell("w1", bench.workers["w1"].prepared(2))
-    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
     bench.take()
     bench.lose("w1")
     (step,) = [a.step for a in bench.take() if isinstance(a, Dispatch)]
@@ -534,7 +545,7 @@ def test_death_of_a_leaving_member_voids_the_plan_under_way(serving: Bench) -> N
     serving.mute = {"w0"}
     serving.say(StopWorker(worker="w1"))
     serving.tick()
-    assert serving.state.book.phase is PlanPhase.PREPARING
+    assert serving.state.plans.phase is PlanPhase.PREPARING
     serving.mute = set()
     serving.lose("w1")
     assert serving.epoch == 3
@@ -562,19 +573,19 @@ def test_a_shortage_is_told_once(make_bench) -> None:
     bench = make_bench()
     bench.join("w0", memory_bytes=MIB)
     bench.tick(2.0)
-    waits = [a for a in bench.log if isinstance(a, Note) and a.event == "swarm_waits"]
+    waits = [a for a in bench.log if isinstance(a, WriteLog) and a.event == "swarm_waits"]
     assert len(waits) == 1
     # A second small one changes the text.
     bench.join("w1", memory_bytes=MIB)
     bench.tick(2.0)
-    assert len([a for a in bench.log if isinstance(a, Note) and a.event == "swarm_waits"]) == 2
+    assert len([a for a in bench.log if isinstance(a, WriteLog) and a.event == "swarm_waits"]) == 2
 
 
 def test_trouble_makes_a_new_epoch_with_the_same_workers(serving: Bench) -> None:
     """A stage that meets something impossible keeps its place; the data path is made anew."""
     serving.say(submit())
     serving.take()
-    serving.tell("w0", Trouble(epoch=1, incarnation="w0.1", reason="a step is missing"))
+    serving.tell("w0", DataPathError(epoch=1, incarnation="w0.1", reason="a step is missing"))
     assert serving.epoch == 2
     assert set(ranges(serving)) == {"w0", "w1"}
     serving.run_dry()
@@ -585,7 +596,7 @@ def test_a_step_that_did_not_come_is_nobodys_fault(serving: Bench) -> None:
     """However often the network loses one: whoever was under way is not quarantined."""
     serving.say(submit(max_tokens=50))
     for _ in range(QUARANTINE_AFTER + 2):
-        lost = Trouble(epoch=serving.epoch, incarnation="w0.1", reason="step 7 is missing", damaged=True)
+        lost = DataPathError(epoch=serving.epoch, incarnation="w0.1", reason="step 7 is missing", damaged=True)
         serving.tell("w0", lost)
         for _ in range(3):
             serving.finish()
@@ -597,9 +608,9 @@ def test_a_step_that_did_not_come_is_nobodys_fault(serving: Bench) -> None:
 def test_trouble_of_an_older_epoch_is_settled(serving: Bench) -> None:
     """A second stage's Trouble about the same thing must not void the plan that answered the first."""
     serving.say(submit())
-    serving.tell("w0", Trouble(epoch=1, incarnation="w0.1", reason="a step is missing"))
+    serving.tell("w0", DataPathError(epoch=1, incarnation="w0.1", reason="a step is missing"))
     serving.take()
-    assert serving.tell("w1", Trouble(epoch=1, incarnation="w1.1", reason="a step is missing")) == []
+    assert serving.tell("w1", DataPathError(epoch=1, incarnation="w1.1", reason="a step is missing")) == []
     assert serving.epoch == 2
     assert serving.state.counters["stale_control"] == 1
 
@@ -785,9 +796,9 @@ def test_a_worker_that_leaves_before_it_is_let_go_is_no_loss(serving: Bench) -> 
     serving.mute = {"w0", "w1"}
     serving.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
     serving.tick()
-    assert serving.state.book.phase is PlanPhase.PREPARING
+    assert serving.state.plans.phase is PlanPhase.PREPARING
     serving.mute = set()
-    assert not [a for a in serving.lose("w0") if isinstance(a, Note) and a.level != "info"]
+    assert not [a for a in serving.lose("w0") if isinstance(a, WriteLog) and a.level != "info"]
     assert serving.state.counters.get("workers_lost", 0) == 0
     assert serving.sequence().num_deaths == 0
     assert serving.state.workers["w0.1"].state is WorkerState.LEFT
@@ -800,7 +811,7 @@ def test_a_plan_under_way_is_dropped_when_one_of_it_wants_to_leave(serving: Benc
     serving.mute = {"w2"}
     serving.join("w2")
     serving.tick()
-    assert serving.state.book.phase is PlanPhase.PREPARING
+    assert serving.state.plans.phase is PlanPhase.PREPARING
     serving.tell("w2", Leaving(incarnation="w2.1", reason="SIGTERM"))
     serving.tick()
     assert serving.epoch == 1
@@ -822,8 +833,8 @@ def test_the_last_worker_may_leave(make_bench) -> None:
     assert [peer for peer, _ in orders(bench.log, Release)] == ["w0.1"]
     assert bench.state.book.current is None
     assert bench.state.book.waits_for == "a worker: none is here"
-    assert status(bench.state, bench.now)["kv_capacity"] == 0  # nor has it any room
-    assert scheduler(bench.state)["kv_capacity"] == 0
+    assert report_status(bench.state, bench.now)["kv_capacity"] == 0  # nor has it any room
+    assert report_scheduler(bench.state)["kv_capacity"] == 0
     bench.join("w1")
     bench.tick()
     bench.run_dry()
@@ -882,7 +893,7 @@ def test_a_released_worker_is_not_called_back(serving: Bench) -> None:
 def test_a_silent_worker_that_beats_again_is_called_back(make_bench) -> None:
     """Declared out, it is fenced and asked to say Hello; it is asked again only after a while; after its Hello it is a
     member like any other."""
-    bench = make_bench(settings(plan=PlanSettings(settle_s=0.0))).serve(2)
+    bench = make_bench(settings(plan=ReconfigurationSettings(settle_s=0.0))).serve(2)
     bench.silent = {"w1"}
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
@@ -890,8 +901,8 @@ def test_a_silent_worker_that_beats_again_is_called_back(make_bench) -> None:
     bench.take()
     # It was only frozen. The first beat calls it back.
     assert bench.beat("w1") == [
-        OrderWorker(b"w1.1", Fence(epoch=2)),
-        OrderWorker(b"w1.1", Rejoin(epoch=2, reason=bench.state.workers["w1.1"].reason)),
+        SendToWorker(b"w1.1", Fence(epoch=2)),
+        SendToWorker(b"w1.1", Rejoin(epoch=2, reason=bench.state.workers["w1.1"].reason)),
     ]
     assert bench.beat("w1") == []
     bench.tick(1.0)
@@ -910,11 +921,11 @@ def test_whoever_the_plan_does_without_is_dismissed(serving: Bench) -> None:
     whenever a plan without it begins to serve."""
     serving.join("w2", memory_bytes=MIB)  # too small for a single layer
     kinds = [type(o) for o in orders_to(serving, "w2")]
-    assert kinds == [Welcome, Dismiss]
+    assert kinds == [Welcome, Unassign]
     serving.tick()
     serving.take()
     serving.lose("w1")
-    assert [o for o in orders_to(serving, "w2") if isinstance(o, Dismiss)] == [Dismiss(epoch=2)]
+    assert [o for o in orders_to(serving, "w2") if isinstance(o, Unassign)] == [Unassign(epoch=2)]
 
 
 def test_a_second_hello_voids_what_was_under_way(serving: Bench) -> None:
@@ -932,10 +943,10 @@ def test_a_restarted_worker_takes_its_formers_place(serving: Bench) -> None:
     serving.lose("w1")
     serving.join("w1", incarnation="w1.2")
     serving.tick()
-    assert {s.incarnation for s in serving.state.book.current.stages} == {"w0.1", "w1.2"}
+    assert {s.incarnation for s in serving.state.plans.current.stages} == {"w0.1", "w1.2"}
     assert "w1.1" not in serving.state.workers
     # What the former still says is a stranger's.
-    assert serving.feed(BeatHeard(beat_of("w1.1"))) == []
+    assert serving.feed(HeartbeatReceived(beat_of("w1.1"))) == []
     assert serving.state.counters["strangers"] == 1
 
 
@@ -947,12 +958,12 @@ def test_a_worker_of_the_brokers_machine_is_not_replaced_from_elsewhere(serving:
         serving.lose("w1")
     serving.take()
     stranger = serving.add("w1", "w1.2")
-    serving.feed(WorkerSaid(stranger.peer, stranger.hello(), "w1"))
+    serving.feed(WorkerMessageReceived(stranger.peer, stranger.hello(), "w1"))
     ((peer, denied),) = orders(serving.take(), Denied)
     assert (peer, "w1-SOMETHING" in str(denied)) == ("w1.2", True)
     assert serving.state.workers["w1.1"].is_gone is is_gone
     far = serving.add("far", "far.1")
-    serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+    serving.feed(WorkerMessageReceived(far.peer, far.hello(), "far"))
     serving.join("far", incarnation="far.2")
     assert [peer for peer, _ in orders(serving.take(), Denied)] == ["far.1"]
     assert not serving.state.workers["far.2"].is_gone
@@ -962,7 +973,7 @@ def test_a_member_replaces_its_own_worker(serving: Bench) -> None:
     """Started anew, before anybody has noticed the end of the former."""
     for number in (1, 2):
         far = serving.add("far", f"far.{number}")
-        serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+        serving.feed(WorkerMessageReceived(far.peer, far.hello(), "far"))
     serving.feed(WorkerDisconnected(b"far.1"))
     assert "far.1" not in serving.state.workers
     assert not serving.state.workers["far.2"].is_gone
@@ -978,14 +989,14 @@ def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
 def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
     """A worker that the broker does not know (it was forgotten, or the broker is a new one) may say Hello; it is not
     asked at every beat, and there is an end to how many are remembered."""
-    call = [OrderWorker(b"w9.1", Rejoin(epoch=1, reason="the broker has no record of this worker"))]
-    assert serving.feed(BeatHeard(beat_of("w9.1"))) == call
-    assert serving.feed(BeatHeard(beat_of("w9.1"))) == []
+    call = [SendToWorker(b"w9.1", Rejoin(epoch=1, reason="the broker has no record of this worker"))]
+    assert serving.feed(HeartbeatReceived(beat_of("w9.1"))) == call
+    assert serving.feed(HeartbeatReceived(beat_of("w9.1"))) == []
     serving.tick(2.5)
-    assert serving.feed(BeatHeard(beat_of("w9.1"))) == call
-    for number in range(3 * MAX_STRANGERS):
-        serving.feed(BeatHeard(beat_of(f"x.{number}")))
-    assert len(serving.state.strangers) == MAX_STRANGERS
+    assert serving.feed(HeartbeatReceived(beat_of("w9.1"))) == call
+    for number in range(3 * MAX_REMEMBERED):
+        serving.feed(HeartbeatReceived(beat_of(f"x.{number}")))
+    assert len(serving.state.non_members) == MAX_REMEMBERED
 
 
 # --- who may join ----------------------------------------------------------------------------------------------------
@@ -1003,7 +1014,7 @@ def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
 def test_who_cannot_be_a_member_is_told_why(serving: Bench, changes: dict, text: str) -> None:
     """Who can't be a member is told why and changes nothing."""
     worker = serving.add("w2")
-    (order,) = [a for a in serving.tell("w2", worker.hello(**changes)) if isinstance(a, OrderWorker)]
+    (order,) = [a for a in serving.tell("w2", worker.hello(**changes)) if isinstance(a, SendToWorker)]
     assert isinstance(order.message, Denied)
     assert text in order.message.reason
     assert "w2.1" not in serving.state.workers
@@ -1062,7 +1073,7 @@ def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., 
     assert waits + "the rest as far as steps leave time for it" in why_of(bench)
     bench.tick(6.0)
     first = LayerRange(3, 4)
-    bench.tell("w0", Kept(epoch=1, incarnation="w0.1", layers=(first,), wanted=(first,), load_s=0.2))
+    bench.tell("w0", KeptWarm(epoch=1, incarnation="w0.1", layers=(first,), wanted=(first,), load_s=0.2))
     size = bench.state.manifest.weight_bytes
     loaded = size(first) / size(LayerRange(3, 6))
     warming = bench.ask(Query(what="nodes")).body["workers"][0]["warming"]
@@ -1071,19 +1082,19 @@ def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., 
     assert any(f"{100 * loaded:.0f} % of it is loaded, the rest in about" in line for line in why_of(bench))
     assert bench.state.workers["w0.1"].load_bytes_per_s == pytest.approx(size(first) / 0.2)
     both = (LayerRange(3, 6),)
-    bench.tell("w0", Kept(epoch=1, incarnation="w0.1", layers=both, wanted=both, load_s=0.4))
+    bench.tell("w0", KeptWarm(epoch=1, incarnation="w0.1", layers=both, wanted=both, load_s=0.4))
     assert bench.ask(Query(what="nodes")).body["workers"][0]["warming"] is None
 
 
 def test_the_plan_says_when_stages_share_cores(make_bench: Callable[..., Bench]) -> None:
     """Why only one step is in flight at a time on one machine; a GPU among them is no such case."""
     together = make_bench().serve(2, host="here")
-    assert together.state.book.current.shares_cores
+    assert together.state.plans.current.shares_cores
     assert (
         "all stages share the cores of here: in mode auto one step is in flight at a time, "
         "and each stage uses all of them in turn"
     ) in why_of(together)
-    assert not make_bench().serve(2, host="here", device="cuda").state.book.current.shares_cores
+    assert not make_bench().serve(2, host="here", device="cuda").state.plans.current.shares_cores
 
 
 def test_clients_of_a_dead_plan_are_not_told(serving: Bench) -> None:
@@ -1091,7 +1102,7 @@ def test_clients_of_a_dead_plan_are_not_told(serving: Bench) -> None:
     serving.say(submit())
     serving.take()
     serving.lose("w1")
-    assert [a for a in serving.take() if isinstance(a, SayClient)] == []
+    assert [a for a in serving.take() if isinstance(a, SendToClient)] == []
 
 
 def test_an_answer_about_an_older_plan_does_not_count(bench: Bench) -> None:
@@ -1101,15 +1112,15 @@ def test_an_answer_about_an_older_plan_does_not_count(bench: Bench) -> None:
     bench.tick()
     first = bench.workers["w0"].prepared(1)
     bench.lose("w1")
-    assert bench.state.book.epoch == 2
+    assert bench.state.plans.epoch == 2
     bench.tell("w0", first)
-    assert bench.state.book.phase is PlanPhase.PREPARING
+    assert bench.state.plans.phase is PlanPhase.PREPARING
     bench.tell("w0", bench.workers["w0"].prepared(2))
-    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
     bench.tell("w0", Activated(epoch=1, incarnation="w0.1", held=(), logs=()))
-    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
     bench.tell("w0", Activated(epoch=2, incarnation="w0.1", held=(), logs=()))
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
 
 
 @pytest.mark.parametrize("kind", [Prepare, Activate])

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.broker.events import Tick
-from swarm.broker.planner.recover import RESTS
-from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.recovery.rebuild import RebuildSettings, runs_to_rebuild
+from swarm.broker.planner.takeover import PAUSE_FACTOR
+from swarm.broker.recovery.rebuild import RebuildSettings, find_rebuild_runs
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
 from swarm.wire.messages import (
     Activated,
@@ -55,7 +55,7 @@ def runs(plan: Plan, stages: dict[str, Activated]) -> list[tuple[str | None, int
     request = Request(submit("r"), CLIENT, 0.0, None)
     sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(TARGET)), limit=200)
     sequence.kv = TARGET
-    found = runs_to_rebuild(sequence, plan, stages)
+    found = find_rebuild_runs(sequence, plan, stages)
     return found if isinstance(found, int) else [_short(run) for run in found]
 
 
@@ -145,7 +145,7 @@ def test_lost_layers_are_rebuilt_from_the_nearest_log(name: str) -> None:
 def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
     """Three workers and running sequences; the second worker dies. What the third one holds then is new to it, and the
     first one has the log of what it sent."""
-    plan = PlanSettings(settle_s=0.0, rebuild=RebuildSettings(chunk=chunk))
+    plan = ReconfigurationSettings(settle_s=0.0, rebuild=RebuildSettings(chunk=chunk))
     bench = Bench(settings(plan=plan)).serve(3)
     for index in range(count):
         bench.say(submit(f"r{index}", num_prompt=10 * (count - index), max_tokens=8))
@@ -161,13 +161,13 @@ def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
             first.logged[sequence.id] = sequence.kv
     bench.take()
     bench.lose(second(bench))
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     return bench
 
 
 def ordered(bench: Bench) -> list[str]:
-    assert bench.state.book.current is not None
-    return [stage.name for stage in bench.state.book.current.stages]
+    assert bench.state.plans.current is not None
+    return [stage.name for stage in bench.state.plans.current.stages]
 
 
 def second(bench: Bench) -> str:
@@ -246,7 +246,7 @@ def test_steps_rest_while_the_layers_of_others_are_rebuilt() -> None:
     bench.tick(STEP_S)
     bench.finish()
     assert not bench.pipe
-    bench.tick(RESTS * STEP_S - TICK_S)
+    bench.tick(PAUSE_FACTOR * STEP_S - TICK_S)
     assert not bench.pipe
     bench.tick(2 * TICK_S)
     assert len(bench.pipe) == 1

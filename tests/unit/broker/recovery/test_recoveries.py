@@ -7,14 +7,25 @@ from typing import Any
 
 import pytest
 
-from swarm.broker.actions import Note
-from swarm.broker.core_settings import BrokerSettings
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.planner.recover import CHUNK_S, ORDERS_S
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.actions import WriteLog
+from swarm.broker.core_settings import CoreSettings
+from swarm.broker.planner.takeover import CHUNK_S, ORDERS_S
+from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import PlanPhase
-from swarm.broker.state.recoveries import Few
-from swarm.wire.messages import Cancel, Finished, Keep, Kept, LayerRange, Prepare, Query, Refused, Report, Trouble
+from swarm.broker.state.recoveries import FirstAndLast
+from swarm.wire.messages import (
+    Cancel,
+    DataPathError,
+    Finished,
+    KeepWarm,
+    KeptWarm,
+    LayerRange,
+    Prepare,
+    Query,
+    Refused,
+    Report,
+)
 from tests.unit.broker.bench import Bench, orders, ranges, said, settings, submit
 
 
@@ -29,8 +40,8 @@ def three(make_bench: Callable[..., Bench], **rules: object) -> Bench:
     return bench
 
 
-def ruled(**rules: object) -> BrokerSettings:
-    return settings(plan=PlanSettings(settle_s=0.0, rules=PlanRules(**rules)))  # type: ignore[arg-type]
+def ruled(**rules: object) -> CoreSettings:
+    return settings(plan=ReconfigurationSettings(settle_s=0.0, rules=PlanRules(**rules)))  # type: ignore[arg-type]
 
 
 def recoveries(bench: Bench) -> list[dict[str, Any]]:
@@ -49,7 +60,7 @@ def test_neighbours_take_what_they_keep_warm(make_bench: Callable[..., Bench]) -
     bench = three(make_bench)
     bench.lose("w1")
     assert ranges(bench) == {"w0": LayerRange(0, 3), "w2": LayerRange(3, 6)}
-    current = bench.state.book.current
+    current = bench.state.plans.current
     assert current is not None
     assert [stage.load_bytes for stage in current.stages] == [0, 0]
 
@@ -69,8 +80,8 @@ def test_a_spare_that_is_warm(make_bench: Callable[..., Bench]) -> None:
     bench = three(make_bench, caps={"w0": 2, "w1": 2, "w2": 2, "spare": 2})
     bench.join("spare")
     asked = bench.tick() + bench.tick()
-    assert ("spare.1", Keep(epoch=1, layers=(LayerRange(0, 6),))) in [
-        (who, Keep(epoch=o.epoch, layers=o.layers)) for who, o in orders(asked, Keep) if isinstance(o, Keep)
+    assert ("spare.1", KeepWarm(epoch=1, layers=(LayerRange(0, 6),))) in [
+        (who, KeepWarm(epoch=o.epoch, layers=o.layers)) for who, o in orders(asked, KeepWarm) if isinstance(o, KeepWarm)
     ]
     bench.lose("w1")
     assert ranges(bench) == {"w0": LayerRange(0, 2), "spare": LayerRange(2, 4), "w2": LayerRange(4, 6)}
@@ -82,7 +93,7 @@ def test_a_second_loss_on_the_way_back(make_bench: Callable[..., Bench]) -> None
     bench = three(make_bench)
     bench.mute = {"w0", "w2"}
     bench.lose("w1")
-    assert bench.state.book.phase is PlanPhase.PREPARING
+    assert bench.state.plans.phase is PlanPhase.PREPARING
     bench.mute = set()
     bench.lose("w2")
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
@@ -98,13 +109,13 @@ def test_who_can_not_load_is_not_asked_again(make_bench: Callable[..., Bench]) -
     bench = three(make_bench, standby="none")
     bench.mute = {"w2"}
     bench.lose("w1")
-    epoch = bench.state.book.epoch
+    epoch = bench.state.plans.epoch
     bench.mute = set()
     bench.tell("w2", Refused(epoch=epoch, incarnation="w2.1", reason="the disk is gone"))
     bench.tick()
     current = ranges(bench)
     assert [layers for name, layers in current.items() if name == "w2"] in ([], [LayerRange(4, 6)])
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     bench.run_dry()
     assert bench.sequence().reason == "length"
 
@@ -120,7 +131,7 @@ def test_trouble_changes_no_layers(make_bench: Callable[..., Bench]) -> None:
     """All live: the same stages in a new epoch, and the recovery says why."""
     bench = three(make_bench)
     before = ranges(bench)
-    bench.tell("w1", Trouble(epoch=bench.epoch, incarnation="w1.1", reason="a step is missing"))
+    bench.tell("w1", DataPathError(epoch=bench.epoch, incarnation="w1.1", reason="a step is missing"))
     assert ranges(bench) == before
     bench.finish()
     assert recoveries(bench)[-1]["choice"] == "every worker keeps its layers"
@@ -133,8 +144,8 @@ def test_capacity_gone_for_good(make_bench: Callable[..., Bench]) -> None:
     for name in ("w0", "w1", "w2"):
         bench.lose(name)
     bench.tick(30.0)
-    assert not bench.state.book.serving
-    assert "a worker" in bench.state.book.waits_for
+    assert not bench.state.plans.is_serving
+    assert "a worker" in bench.state.plans.waits_for
     assert bench.sequence().reason is None
     bench.join("w9")
     bench.tick()
@@ -163,13 +174,13 @@ def test_only_what_a_worker_said_is_warm(make_bench: Callable[..., Bench]) -> No
     """What it was asked to keep counts for nothing until it says that it has it, and what it lost is lost."""
     bench = make_bench(ruled()).serve(3)
     worker = bench.state.workers["w0.1"]
-    assert worker.kept == (LayerRange(2, 3),)
-    bench.tell("w0", Kept(incarnation="w0.1", layers=(), wanted=(LayerRange(2, 3),), load_s=1.0))
-    assert worker.kept == ()
+    assert worker.warm_layers == (LayerRange(2, 3),)
+    bench.tell("w0", KeptWarm(incarnation="w0.1", layers=(), wanted=(LayerRange(2, 3),), load_s=1.0))
+    assert worker.warm_layers == ()
     bench.say(submit(max_tokens=64, ignore_eos=True))
     bench.finish()
     bench.lose("w1")
-    current = bench.state.book.current
+    current = bench.state.plans.current
     assert current is not None
     assert current.stages[-1].layers == LayerRange(2, 6) or current.stages[0].load_bytes > 0
 
@@ -182,31 +193,31 @@ def test_what_is_warm_stays_so_over_a_lost_connection(make_bench: Callable[..., 
     bench.tick()
     whole = (LayerRange(0, 6),)
     bench.tell("spare", bench.workers["spare"].hello())
-    assert bench.state.workers["spare.1"].kept == whole
+    assert bench.state.workers["spare.1"].warm_layers == whole
     asked = bench.tick() + bench.tick()
-    assert "spare.1" not in [who for who, _ in orders(asked, Keep)]
-    bench.state.workers["spare.1"].num_lies = 1
+    assert "spare.1" not in [who for who, _ in orders(asked, KeepWarm)]
+    bench.state.workers["spare.1"].num_corrupt_results = 1
     bench.tell("spare", bench.workers["spare"].hello())
-    assert bench.state.workers["spare.1"].kept == ()
+    assert bench.state.workers["spare.1"].warm_layers == ()
 
 
 def test_nobody_is_asked_twice(make_bench: Callable[..., Bench]) -> None:
     """What a worker could not load, it is not asked for again until there is another plan."""
     bench = make_bench(ruled()).serve(2)
     wanted = (LayerRange(0, 3),)
-    bench.tell("w1", Kept(incarnation="w1.1", layers=(), wanted=wanted, load_s=1.0))
+    bench.tell("w1", KeptWarm(incarnation="w1.1", layers=(), wanted=wanted, load_s=1.0))
     bench.take()
-    assert orders(bench.tick(1.0), Keep) == []
+    assert orders(bench.tick(1.0), KeepWarm) == []
     bench.join("w2")
     bench.tick()
     bench.tick()
-    assert "w1.1" in [who for who, _ in orders(bench.log, Keep)]
+    assert "w1.1" in [who for who, _ in orders(bench.log, KeepWarm)]
 
 
 def test_room_is_promised_with_the_plan(make_bench: Callable[..., Bench]) -> None:
     """Each stage hears what it will keep before it reckons its room for keys and values."""
     bench = make_bench(ruled(standby="none")).serve(2)
-    assert all(not worker.kept for worker in bench.state.workers.values())
+    assert all(not worker.warm_layers for worker in bench.state.workers.values())
     bench = make_bench(ruled())
     bench.join("w0", "w1")
     bench.tick()
@@ -231,7 +242,7 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     bench.now += 0.5
     bench.mute = set()
     for name in ("w0", "w2"):
-        bench.tell(name, bench.workers[name].prepared(bench.state.book.epoch))
+        bench.tell(name, bench.workers[name].prepared(bench.state.plans.epoch))
     bench.now += 0.25
     actions = bench.finish()
     (recovery,) = recoveries(bench)
@@ -247,7 +258,7 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     assert measured["resume_s"] == pytest.approx(0.25)
     parts = [measured[f"{name}_s"] for name in ("plan", "load", "activate", "replay", "resume")]
     assert measured["total_s"] == pytest.approx(sum(parts))
-    (note,) = [a for a in actions if isinstance(a, Note) and a.event == "recovered"]
+    (note,) = [a for a in actions if isinstance(a, WriteLog) and a.event == "recovered"]
     assert note.fields["predicted"] == recovery["predicted"]
     assert note.fields["measured"] == measured
 
@@ -257,7 +268,7 @@ def test_a_worker_that_dies_for_days(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(ruled()).serve(1)
     found = bench.state.recoveries
     for number in range(20_000):
-        found.lost(f"w{number}", "its connection closed", LayerRange(number, number + 1), None, bench.now)
+        found.record_loss(f"w{number}", "its connection closed", LayerRange(number, number + 1), None, bench.now)
     (told,) = recoveries(bench)
     first, last = [*range(8)], [*range(19_992, 20_000)]
     assert told["losses"] == 20_000
@@ -272,11 +283,11 @@ def test_a_worker_that_dies_for_days(make_bench: Callable[..., Bench]) -> None:
 @pytest.mark.parametrize(("num", "between"), [(1, 0), (8, 0), (16, 0), (17, 1)])
 def test_few_losses_are_all_told(num: int, between: int) -> None:
     """Nothing is counted that can be shown."""
-    few = Few[int]()
+    few = FirstAndLast[int]()
     for number in range(num):
         few.add(number)
-    assert (few.num, len(few.kept), few.num_between) == (num, num - between, between)
-    assert len(few.words()) == min(num, 17)
+    assert (few.num, len(few.items), few.num_between) == (num, num - between, between)
+    assert len(few.describe()) == min(num, 17)
 
 
 def test_a_recovery_ends_with_its_requests(make_bench: Callable[..., Bench]) -> None:

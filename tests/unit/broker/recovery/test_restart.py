@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.core_settings import BrokerSettings
+from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import JournalBroke, JournalMended, Tick
-from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.recovery.restart import REJOIN_S
-from swarm.broker.requests.tokens import timing
+from swarm.broker.requests.tokens import build_timing
 from swarm.broker.state import SequenceState
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
@@ -31,17 +31,17 @@ OWN = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
 GENERATED = [7, 7, 7, 7]
 
 
-def past(*generated: int, epoch: int = 9, workers: tuple[str, ...] = ("w0", "w1")) -> Past:
+def past(*generated: int, epoch: int = 9, workers: tuple[str, ...] = ("w0", "w1")) -> JournalSnapshot:
     """One request of three tokens, of which so many more are in the journal."""
     request = RequestRecord(
         submit("r", max_tokens=16, ignore_eos=True), "tenant", 2.0, [SequenceRecord(5, 0, list(generated))]
     )
-    return Past(epoch, workers, next_sequence=6, requests=(request,))
+    return JournalSnapshot(epoch, workers, next_sequence=6, requests=(request,))
 
 
-def starting(min_workers: int) -> BrokerSettings:
+def starting(min_workers: int) -> CoreSettings:
     """As for a swarm that is started with so many workers."""
-    return settings(plan=PlanSettings(settle_s=0.0, min_workers=min_workers, gather_s=30.0))
+    return settings(plan=ReconfigurationSettings(settle_s=0.0, min_workers=min_workers, gather_s=30.0))
 
 
 def come_back(bench: Bench, name: str, position: int | None, log: int = 0) -> None:
@@ -93,7 +93,7 @@ def test_the_epoch_is_above_all_that_were(make_bench: Callable[..., Bench]) -> N
     come_back(bench, "w1", 6)
     bench.tick()
     assert bench.write_out() != []
-    assert bench.state.book.epoch == 10
+    assert bench.state.plans.epoch == 10
 
 
 @pytest.mark.parametrize(("ahead", "resumes"), [(6, 6), (7, 6), (9, 6)])
@@ -126,8 +126,8 @@ def test_known_workers_are_waited_for(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(past=past(*GENERATED))
     come_back(bench, "w0", 6)
     bench.tick(REJOIN_S / 2)
-    assert bench.state.book.current is None
-    assert bench.state.book.waits_for == "the workers from before the restart: w1"
+    assert bench.state.plans.current is None
+    assert bench.state.plans.waits_for == "the workers from before the restart: w1"
     bench.tick(REJOIN_S)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
     bench.run_dry()
@@ -140,7 +140,7 @@ def test_the_brokers_own_pause_is_no_lateness_of_those_awaited(make_bench: Calla
     come_back(bench, "w0", 6)
     bench.tick(REJOIN_S / 2)
     stand_still(bench, 60.0)
-    assert bench.state.book.waits_for == "the workers from before the restart: w1"
+    assert bench.state.plans.waits_for == "the workers from before the restart: w1"
     come_back(bench, "w1", 6)
     bench.tick()
     assert ranges(bench) == OWN
@@ -152,11 +152,11 @@ def test_nor_of_those_that_were_started_again(make_bench: Callable[..., Bench]) 
     come_back(bench, "w0", None)
     stand_still(bench, 60.0)
     bench.tick(REJOIN_S)
-    assert bench.state.book.waits_for == "the workers from before the restart: w1, w2"
+    assert bench.state.plans.waits_for == "the workers from before the restart: w1, w2"
     come_back(bench, "w1", None)
     stand_still(bench, 20.0)
     bench.tick(REJOIN_S / 2)
-    assert bench.state.book.waits_for == "the workers from before the restart: w2"
+    assert bench.state.plans.waits_for == "the workers from before the restart: w2"
     bench.tick(REJOIN_S)
     assert set(ranges(bench)) == {"w0", "w1"}
 
@@ -167,7 +167,7 @@ def test_nor_of_those_that_a_first_plan_waits_for(make_bench: Callable[..., Benc
     bench.join("w0")
     stand_still(bench, 60.0)
     bench.tick(29.0)
-    assert bench.state.book.waits_for == "1 more of 2 workers"
+    assert bench.state.plans.waits_for == "1 more of 2 workers"
     bench.tick(2.0)
     assert set(ranges(bench)) == {"w0"}
 
@@ -188,7 +188,7 @@ def test_nobody_holds_anything(make_bench: Callable[..., Bench]) -> None:
 def test_an_end_that_the_journal_did_not_hear_of(make_bench: Callable[..., Bench]) -> None:
     """The last token known is an end of sequence: nothing is computed after it."""
     request = RequestRecord(submit("r", max_tokens=16), "tenant", 2.0, [SequenceRecord(5, 0, [7, 0])])
-    bench = make_bench(past=Past(9, ("w0",), 6, (request,)))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, (request,)))
     bench.join("w0")
     bench.tick()
     assert bench.sequence().reason == "stop"
@@ -197,7 +197,7 @@ def test_an_end_that_the_journal_did_not_hear_of(make_bench: Callable[..., Bench
 
 def test_an_empty_past_waits_for_nobody(make_bench: Callable[..., Bench]) -> None:
     """A first start with a journal is a first start."""
-    bench = make_bench(past=Past())
+    bench = make_bench(past=JournalSnapshot())
     bench.join("w0")
     bench.tick()
     assert bench.epoch == 1
@@ -205,7 +205,7 @@ def test_an_empty_past_waits_for_nobody(make_bench: Callable[..., Bench]) -> Non
 
 def test_requests_are_taken_before_the_first_worker_is_back(make_bench: Callable[..., Bench]) -> None:
     """The model is known from before, so nobody is sent away for the moment that it takes."""
-    bench = make_bench(past=Past(9, ("w0",), 6, manifest=fake_manifest()))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, manifest=fake_manifest()))
     bench.say(submit("new"))
     assert bench.state.requests["new"].accepted
     bench.join("w0")
@@ -217,7 +217,7 @@ def test_requests_are_taken_before_the_first_worker_is_back(make_bench: Callable
 def test_another_model_ends_what_the_old_one_was_asked(make_bench: Callable[..., Bench]) -> None:
     """Whoever starts the swarm again with another model gets that one; what the old one was asked ends, and why."""
     before = past(*GENERATED)
-    bench = make_bench(past=Past(9, ("w0",), 6, before.requests, manifest=fake_manifest()))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, before.requests, manifest=fake_manifest()))
     bench.join("w0", manifest=fake_manifest(num_layers=4))
     bench.tick()
     assert bench.state.manifest == fake_manifest(num_layers=4)
@@ -231,7 +231,7 @@ def test_another_model_ends_what_the_old_one_was_asked(make_bench: Callable[...,
 def test_a_new_request_is_nobody_s(make_bench: Callable[..., Bench]) -> None:
     """Numbers of sequences fell back (a backup, a damaged journal), and workers hold another's under the number of a
     request that came since: it begins at its beginning, and later ones get numbers that nobody has used."""
-    bench = make_bench(past=Past(9, ("w0", "w1"), next_sequence=5, manifest=fake_manifest()))
+    bench = make_bench(past=JournalSnapshot(9, ("w0", "w1"), next_sequence=5, manifest=fake_manifest()))
     bench.say(submit("new", max_tokens=4, ignore_eos=True))
     assert bench.sequence("new").id == 5
     come_back(bench, "w0", 2)
@@ -247,7 +247,7 @@ def test_a_new_request_is_nobody_s(make_bench: Callable[..., Bench]) -> None:
 def test_a_stranger_with_another_model(make_bench: Callable[..., Bench]) -> None:
     """While the known workers are on their way, nobody else takes the swarm away from them."""
     before = past(*GENERATED)
-    bench = make_bench(past=Past(9, ("w0", "w1"), 6, before.requests, manifest=fake_manifest()))
+    bench = make_bench(past=JournalSnapshot(9, ("w0", "w1"), 6, before.requests, manifest=fake_manifest()))
     bench.join("stranger", manifest=fake_manifest(num_layers=4))
     (denied,) = [order for _, order in orders(bench.log, Denied)]
     assert isinstance(denied, Denied)
@@ -264,10 +264,10 @@ def test_processes_that_start_are_waited_for_longer(make_bench: Callable[..., Be
     bench = make_bench(starting(2), past=past(*GENERATED))
     come_back(bench, "w0", None)
     bench.tick(2 * REJOIN_S)
-    assert bench.state.book.current is None
+    assert bench.state.plans.current is None
     come_back(bench, "w1", None)
     bench.tick()
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     assert len(ranges(bench)) == 2
 
 
@@ -276,7 +276,7 @@ def test_fewer_than_are_wanted_wait_as_at_a_first_start(make_bench: Callable[...
     bench = make_bench(starting(2), past=past(*GENERATED))
     come_back(bench, "w0", None)
     bench.tick(29.5)
-    assert bench.state.book.waits_for == "the workers from before the restart: w1"
+    assert bench.state.plans.waits_for == "the workers from before the restart: w1"
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
@@ -284,18 +284,18 @@ def test_fewer_than_are_wanted_wait_as_at_a_first_start(make_bench: Callable[...
 def test_fewer_are_started_than_there_were(make_bench: Callable[..., Bench]) -> None:
     """All that are wanted are there, and nobody holds anything: whoever else there was may not have been started at
     all, and gets the moment in which workers that are started together come."""
-    bench = make_bench(starting(1), past=Past(9, ("w0", "w1"), 6))
+    bench = make_bench(starting(1), past=JournalSnapshot(9, ("w0", "w1"), 6))
     bench.tick(9.0)
     bench.join("w0")
     bench.tick(REJOIN_S - 0.5)
-    assert bench.state.book.waits_for == "the workers from before the restart: w1"
+    assert bench.state.plans.waits_for == "the workers from before the restart: w1"
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
 
 def test_as_many_as_before_and_others(make_bench: Callable[..., Bench]) -> None:
     """One that had joined later is not started with the others; that holds nobody up, either."""
-    bench = make_bench(starting(2), past=Past(9, ("w0", "w1", "joined"), 6))
+    bench = make_bench(starting(2), past=JournalSnapshot(9, ("w0", "w1", "joined"), 6))
     bench.tick(9.0)
     bench.join("w0")
     bench.tick(2 * REJOIN_S)
@@ -312,7 +312,7 @@ def test_while_one_comes_after_the_other_there_is_no_plan(make_bench: Callable[.
     for name in ("w0", "w1"):
         bench.join(name)
         bench.tick(REJOIN_S - 0.5)
-        assert bench.state.book.current is None
+        assert bench.state.plans.current is None
     bench.join("w2")
     bench.tick()
     assert set(ranges(bench)) == {"w0", "w1", "w2"}
@@ -326,7 +326,7 @@ def test_what_is_warm_is_known_from_the_first_word(make_bench: Callable[..., Ben
         bench.tell(name, bench.add(name, kept=(kept,)).hello(epoch=9, held_layers=layers, held=held))
     bench.tick(REJOIN_S + 0.5)
     assert ranges(bench) == {"w0": LayerRange(0, 3), "w2": LayerRange(3, 6)}
-    current = bench.state.book.current
+    current = bench.state.plans.current
     assert current is not None
     assert [stage.load_bytes for stage in current.stages] == [0, 0]
 
@@ -341,7 +341,7 @@ def test_it_is_told_as_a_recovery(make_bench: Callable[..., Bench]) -> None:
     (found,) = bench.state.recoveries.past
     assert found.as_json()["cause"] == "the broker was started again"
     assert (found.layer_positions, found.num_sequences) == (0, 1)
-    told = timing(bench.sequence(), bench.now)
+    told = build_timing(bench.sequence(), bench.now)
     assert (told.queued_s, told.first_token_s) == (0.0, 0.0)
 
 
@@ -362,7 +362,7 @@ def test_a_loss_of_everything_is_told_too(make_bench: Callable[..., Bench]) -> N
 
 def test_a_loss_of_nothing_is_none(make_bench: Callable[..., Bench]) -> None:
     """Everything was started again, and no request was under way."""
-    bench = make_bench(past=Past(9, ("w0",), 6, manifest=fake_manifest()))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, manifest=fake_manifest()))
     bench.say(submit("new"))
     bench.join("w0")
     bench.tick()
@@ -373,13 +373,13 @@ def test_a_loss_of_nothing_is_none(make_bench: Callable[..., Bench]) -> None:
 
 def test_what_the_journal_holds_up_is_said(make_bench: Callable[..., Bench]) -> None:
     """A loss while nothing can be written: the epoch waits, and the status names the disk, not the workers."""
-    bench = make_bench(settings(plan=PlanSettings(settle_s=0.0))).serve(2)
+    bench = make_bench(settings(plan=ReconfigurationSettings(settle_s=0.0))).serve(2)
     bench.say(submit(max_tokens=8, ignore_eos=True))
     bench.finish()
     bench.feed(JournalBroke("the disk is full"))
     bench.held = {WriteEpoch}
     bench.lose("w1")
-    assert bench.state.book.waits_for == "the journal to write epoch 2, which it can't: the disk is full"
+    assert bench.state.plans.waits_for == "the journal to write epoch 2, which it can't: the disk is full"
     bench.write_out()
     bench.feed(JournalMended())
     bench.run_dry()
@@ -395,7 +395,9 @@ def test_deaths_are_remembered(make_bench: Callable[..., Bench]) -> None:
     sequence = bench.sequence().id
     assert written.blames == ((sequence, 1),)
     before = past(*GENERATED)
-    bench = make_bench(past=Past(9, ("w0", "w1"), 6, before.requests, manifest=fake_manifest(), blames=((5, 2),)))
+    bench = make_bench(
+        past=JournalSnapshot(9, ("w0", "w1"), 6, before.requests, manifest=fake_manifest(), blames=((5, 2),))
+    )
     come_back(bench, "w0", 6)
     come_back(bench, "w1", 6)
     bench.tick()
@@ -406,7 +408,7 @@ def test_deaths_are_remembered(make_bench: Callable[..., Bench]) -> None:
 
 def test_what_was_wrong_with_the_journal_is_told(make_bench: Callable[..., Bench]) -> None:
     """In the status, for as long as this broker lives: nobody has to find it in the log."""
-    bench = make_bench(past=Past(9, ("w0",), 6, notes=("the journal was damaged",)))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, notes=("the journal was damaged",)))
     (answer,) = said(bench.say(Query(what="status")), Report)
     assert isinstance(answer, Report)
     assert answer.body["journal_notes"] == ["the journal was damaged"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import Action, NewTokens, ReadRequest, SayClient, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, NewTokens, ReadRequest, SendToClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import (
     AcceptanceWritten,
     ClientUnreachable,
@@ -18,9 +18,9 @@ from swarm.broker.events import (
     RequestRead,
 )
 from swarm.broker.requests.tokens import WINDOW
-from swarm.broker.state import SequenceState, archive
-from swarm.broker.state.archive import MAX_PER_REQUEST, RETRY_S
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.state import SequenceState, ended_requests
+from swarm.broker.state.ended_requests import MAX_PER_REQUEST, RETRY_S
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -29,11 +29,11 @@ from swarm.wire.messages import (
     Detach,
     Finished,
     FinishReason,
+    GetRequest,
     Query,
-    Recall,
-    Recalled,
     Rejected,
     Report,
+    RequestDetails,
     ServerMessage,
     Stop,
     Submit,
@@ -61,8 +61,8 @@ def record(
     return RequestRecord(of or submit(), "tenant", age_s, [each], None if reason is None else ended_age_s)
 
 
-def past(*records: RequestRecord) -> Past:
-    return Past(3, (), next_sequence=1000, requests=records)
+def past(*records: RequestRecord) -> JournalSnapshot:
+    return JournalSnapshot(3, (), next_sequence=1000, requests=records)
 
 
 def read(bench: Bench, found: RequestRecord | None, request_id: str = "r", problem: str = "") -> list[Action]:
@@ -101,17 +101,18 @@ def end(bench: Bench, of: Submit, client: bytes = CLIENT) -> None:
     """It runs to its end, unread; the journal has it all."""
     begin(bench, of, client)
     bench.run_dry()
-    assert bench.state.requests[of.request_id].end_written
+    assert bench.state.requests[of.request_id].is_end_written
 
 
 def test_two_who_asked_at_the_same_time_both_read_it(journalled: Bench) -> None:
     """The first one has taken all of it, and says so: it leaves memory before the second one is answered."""
-    journalled.state.archive.dropped["r"] = b"one"  # who was reading it when memory had no room for it any more
+    # who was reading it when memory had no room for it any more
+    journalled.state.journal_lookups.dropped_readers["r"] = b"one"
     journalled.say(Ack(request_id="r", index=0, next_index=3), b"one")
     journalled.say(Attach(request_id="r", next_index=(0,)), b"two")
     # Not by the bench, whose guard knows of one reader.
     answers = journalled.core.handle(RequestRead("r", record(submit(), 7, 8, 9, reason="length")), journalled.now)
-    told = [each for each in answers if isinstance(each, SayClient)]
+    told = [each for each in answers if isinstance(each, SendToClient)]
     assert [each.client for each in told if isinstance(each.message, Rejected)] == []
     assert tokens_in([each.message for each in told if each.client == b"two"]) == [7, 8, 9]
 
@@ -188,7 +189,7 @@ def test_a_client_reads_on_where_it_was(make_bench: MakeBench) -> None:
     bench.serve(1)
     bench.run_dry()
     assert tokens_in(said(bench.log)) == [TOKEN, TOKEN]
-    assert bench.state.requests["r"].ended
+    assert bench.state.requests["r"].has_ended
 
 
 def test_the_same_submission_after_a_restart(make_bench: MakeBench) -> None:
@@ -372,7 +373,7 @@ def test_submission_of_one_that_its_client_took_back(journalled: Bench) -> None:
 def test_unknown_to_the_journal_too(journalled: Bench) -> None:
     """One clear answer each."""
     journalled.say(Attach(request_id="r", next_index=(0,)))
-    journalled.say(Recall(request_id="r"), OTHER)
+    journalled.say(GetRequest(request_id="r"), OTHER)
     rejected, report = said(read(journalled, None))
     assert isinstance(rejected, Rejected)
     assert isinstance(report, Report)
@@ -392,22 +393,22 @@ def test_a_journal_that_cannot_be_read(journalled: Bench) -> None:
 def test_what_was_asked_for_can_be_looked_up_by_anybody(journalled: Bench) -> None:
     """What was asked for, whether it is in memory or not; nobody becomes its reader by that."""
     begin(journalled, submit("here"))
-    assert said(journalled.say(Recall(request_id="here"), OTHER)) == [Recalled(submit=submit("here"))]
+    assert said(journalled.say(GetRequest(request_id="here"), OTHER)) == [RequestDetails(submit=submit("here"))]
     assert journalled.state.requests["here"].client == CLIENT
-    journalled.say(Recall(request_id="r"), OTHER)
-    assert said(read(journalled, ENDED)) == [Recalled(submit=ENDED.submit)]
+    journalled.say(GetRequest(request_id="r"), OTHER)
+    assert said(read(journalled, ENDED)) == [RequestDetails(submit=ENDED.submit)]
 
 
 def test_many_ask_for_the_same(journalled: Bench) -> None:
     """It is read once; each gets an answer, and too many are told to come back."""
-    recall = Recall(request_id="r")
+    recall = GetRequest(request_id="r")
     actions = [journalled.say(recall, b"%d" % n) for n in range(MAX_PER_REQUEST + 1)]
     assert sum(ReadRequest("r") in each for each in actions) == 1
     refused = only(actions[-1], Report)
     assert isinstance(refused, Report)
     assert (refused.what, refused.body["request_id"]) == ("recall", "r")
     assert (refused.body["code"], refused.body["retry_after_s"]) == ("overloaded", 1.0)
-    assert said(read(journalled, ENDED)) == [Recalled(submit=ENDED.submit)] * MAX_PER_REQUEST
+    assert said(read(journalled, ENDED)) == [RequestDetails(submit=ENDED.submit)] * MAX_PER_REQUEST
 
 
 def test_cancelled_before_the_journal_has_answered(journalled: Bench) -> None:
@@ -448,7 +449,7 @@ def test_lists_are_memory_and_journal(journalled: Bench) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than four ended requests in memory."""
-    monkeypatch.setattr(archive, "MAX_KEPT", 4)
+    monkeypatch.setattr(ended_requests, "MAX_ENDED", 4)
 
 
 def test_what_is_written_once_more_is_written_whole(journalled: Bench) -> None:
@@ -471,7 +472,7 @@ def test_ended_requests_take_a_bounded_part_of_memory(journalled: Bench) -> None
     begin(journalled, submit("long", max_tokens=100, ignore_eos=True))
     for number in range(7):
         begin(journalled, submit(f"r{number}", max_tokens=1))
-        while not journalled.state.requests[f"r{number}"].ended:
+        while not journalled.state.requests[f"r{number}"].has_ended:
             journalled.finish()
     assert list(journalled.state.requests) == ["long", "r3", "r4", "r5", "r6"]
 
@@ -481,7 +482,7 @@ def test_their_tokens_are_what_counts(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, room: int, kept: list[str]
 ) -> None:
     """A few long ones fill the same room; the latest is kept whatever its size."""
-    monkeypatch.setattr(archive, "MAX_KEPT_WEIGHT", room)
+    monkeypatch.setattr(ended_requests, "MAX_ENDED_WEIGHT", room)
     found = [record(submit(f"r{n}", max_tokens=200), *[7] * 200, reason="length") for n in range(4)]
     for number, each in enumerate(found):
         each.sequences[0].id = 5 + number
@@ -694,7 +695,7 @@ def test_an_end_that_the_journal_could_not_take(journalled: Bench) -> None:
     assert journalled.feed(EndNotWritten(1)) == []
 
 
-def _answer_to(bench: Bench, message: Attach | Recall, client: bytes = CLIENT) -> Rejected | Report:
+def _answer_to(bench: Bench, message: Attach | GetRequest, client: bytes = CLIENT) -> Rejected | Report:
     (answer,) = said(bench.say(message, client))
     assert isinstance(answer, Rejected | Report)
     return answer
@@ -717,7 +718,7 @@ def test_dropped_while_the_disk_is_full(journalled: Bench) -> None:
     assert (answer.code, answer.retry_after_s) == ("journal", RETRY_S)
     assert "the request has ended" in answer.reason
     assert "the disk is full: make room" in answer.reason
-    journalled.say(Recall(request_id="r0"))
+    journalled.say(GetRequest(request_id="r0"))
     report = only(read(journalled, record(submit("r0", max_tokens=1)), "r0"), Report)
     assert isinstance(report, Report)
     assert "the disk is full: make room" in str(report.body["error"])
@@ -774,7 +775,7 @@ def test_without_a_journal_it_is_told_why_it_is_gone(serving: Bench, is_read: bo
     assert isinstance(answer, Rejected)
     assert answer.code == ("superseded" if is_read else "unknown")
     assert ("another client" in answer.reason, "--state-dir" in answer.reason) == (is_read, not is_read)
-    report = _answer_to(serving, Recall(request_id="r0"))
+    report = _answer_to(serving, GetRequest(request_id="r0"))
     assert isinstance(report, Report)
     assert report.body["error"] == answer.reason
 

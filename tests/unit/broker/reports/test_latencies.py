@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import Cancel, Query, Report
 from tests.unit.broker.bench import CLIENT, Bench, said, submit
 
@@ -70,7 +70,7 @@ def test_tokens_of_a_broker_before_this_one_are_in_no_figure(make_bench: MakeBen
     """Whoever had tokens already gets no first one again, and no gap over the restart."""
     asked = submit(max_tokens=4)
     record = RequestRecord(asked, "t", 1.0, [SequenceRecord(5, 0, [7, 7], [(), ()])])
-    bench = make_bench(past=Past(9, (), 6, (record,))).serve(1)
+    bench = make_bench(past=JournalSnapshot(9, (), 6, (record,))).serve(1)
     bench.now += 0.5
     bench.tick(5.0)
     bench.run_dry()

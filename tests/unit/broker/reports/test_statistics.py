@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import Dispatch, Note, OrderWorker, SayClient, caused
-from swarm.broker.questions.status import nested
-from swarm.broker.requests.tokens import timing
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.actions import Dispatch, SendToClient, SendToWorker, WriteLog, add_cause
+from swarm.broker.admin.status import nest
+from swarm.broker.requests.tokens import build_timing
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Fence,
     Hop,
@@ -36,8 +36,8 @@ def pipeline(bench: Bench) -> dict:
     return json.loads(json.dumps(report.body))["pipeline"]
 
 
-def notes(bench: Bench, event: str) -> list[Note]:
-    return [a for a in bench.log if isinstance(a, Note) and a.event == event]
+def notes(bench: Bench, event: str) -> list[WriteLog]:
+    return [a for a in bench.log if isinstance(a, WriteLog) and a.event == event]
 
 
 def test_times_of_a_step(serving: Bench) -> None:
@@ -106,8 +106,8 @@ def test_profile_lines_on_request(make_bench: MakeBench) -> None:
 
 def test_flat_names_become_levels(serving: Bench) -> None:
     """A worker's figures are shown as a tree; a name that is in the way stays whole."""
-    assert nested({"a": 1.0, "b.c": 2.0, "b.d.e": 3.0}) == {"a": 1.0, "b": {"c": 2.0, "d": {"e": 3.0}}}
-    assert nested({"a": 1.0, "a.b": 2.0}) == {"a": 1.0, "a.b": 2.0}
+    assert nest({"a": 1.0, "b.c": 2.0, "b.d.e": 3.0}) == {"a": 1.0, "b": {"c": 2.0, "d": {"e": 3.0}}}
+    assert nest({"a": 1.0, "a.b": 2.0}) == {"a": 1.0, "a.b": 2.0}
     serving.tell("w0", Stats(incarnation="w0.1", values={"sizes.rows.last": 4.0}))
     (report,) = said(serving.say(Query(what="stats"), b"ctl"))
     assert isinstance(report, Report)
@@ -153,7 +153,7 @@ def carried_over(make_bench: MakeBench, generated: list[int], held: int | None) 
     """A request of two seconds, of which so much was drawn before the broker was started again. Its worker lived on and
     holds so many positions of it, or was started again, too."""
     request = RequestRecord(submit(max_tokens=16, ignore_eos=True), "", 2.0, [SequenceRecord(5, 0, generated)])
-    bench = make_bench(past=Past(9, ("w0",), 6, (request,)))
+    bench = make_bench(past=JournalSnapshot(9, ("w0",), 6, (request,)))
     whole = LayerRange(0, 6)
     parts = () if held is None else (holds(5, held, whole),)
     bench.tell("w0", bench.add("w0").hello(epoch=9, held_layers=whole, held=parts))
@@ -170,7 +170,7 @@ def test_the_line_of_a_request_from_before(make_bench: MakeBench, held: int | No
     assert (line.fields["queued_s"], line.fields["first_token_s"], line.fields["tokens_per_s"]) == (None, None, None)
     assert (line.fields["total_s"], line.fields["tokens"]) == (2.5, 16)
     assert line.fields["recomputed"] == recomputed
-    told = timing(bench.sequence(), bench.now)
+    told = build_timing(bench.sequence(), bench.now)
     assert (told.queued_s, told.first_token_s, told.num_recomputed) == (0.0, 0.0, recomputed)
 
 
@@ -193,10 +193,10 @@ def test_every_event_has_an_id(make_bench: MakeBench) -> None:
 
 def test_causes_go_into_lines_steps_and_orders() -> None:
     """And nowhere else: clients are told what they are told."""
-    assert caused(Note("x", "info", {"a": 1}), "c1") == Note("x", "info", {"a": 1, "cause": "c1"})
-    assert caused(Dispatch(Step(step=1, rows=(), tokens=())), "c1") == Dispatch(
+    assert add_cause(WriteLog("x", "info", {"a": 1}), "c1") == WriteLog("x", "info", {"a": 1, "cause": "c1"})
+    assert add_cause(Dispatch(Step(step=1, rows=(), tokens=())), "c1") == Dispatch(
         Step(step=1, rows=(), tokens=(), cause="c1")
     )
-    assert caused(OrderWorker(b"w", Fence(epoch=2)), "c1") == OrderWorker(b"w", Fence(epoch=2, cause="c1"))
-    said_so = SayClient(b"c", Report(what="x", ok=True, body={}))
-    assert caused(said_so, "c1") is said_so
+    assert add_cause(SendToWorker(b"w", Fence(epoch=2)), "c1") == SendToWorker(b"w", Fence(epoch=2, cause="c1"))
+    said_so = SendToClient(b"c", Report(what="x", ok=True, body={}))
+    assert add_cause(said_so, "c1") is said_so

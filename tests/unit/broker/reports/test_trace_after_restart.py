@@ -14,8 +14,8 @@ from rich.console import Console
 from swarm.broker.actions import NewTokens, ReadList, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ListRead
 from swarm.broker.journal.reader import JournalReader
-from swarm.broker.journal.store import Moment, Store
-from swarm.broker.reports.ended import NO_TIMES
+from swarm.broker.journal.store import JournalStore, Timestamp
+from swarm.broker.reports.ended_requests import NO_TIMES
 from swarm.broker.reports.trace import PARTS, RESTORED
 from swarm.ctl import render_trace
 from swarm.wire.messages import Hop, LayerRange, Query, Report
@@ -35,11 +35,11 @@ HELD = [
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> JournalStore:
+    return JournalStore(tmp_path)
 
 
-def answered(store: Store, request_id: str) -> ListRead:
+def answered(store: JournalStore, request_id: str) -> ListRead:
     """What the reader's thread says when it is asked for a trace."""
     reader = JournalReader(store, lambda found: None, lambda error: None)
     found = reader._answer(ReadList(b"ctl", Query(what="trace", request_id=request_id)))
@@ -64,11 +64,11 @@ def asked_of_the_journal(bench: Bench, request_id: str = "") -> ReadList:
     return read
 
 
-def at(tick: float) -> Moment:
-    return Moment(NOW.wall + tick, tick, NOW.boot)
+def at(tick: float) -> Timestamp:
+    return Timestamp(NOW.wall + tick, tick, NOW.boot)
 
 
-def ended(store: Store, request_id: str = "r", hops: bool = False) -> None:
+def ended(store: JournalStore, request_id: str = "r", hops: bool = False) -> None:
     """Two tokens after three of a prompt."""
     store.write([WriteAcceptance(submit(request_id, hops=hops), (1,), "")], at(50.0))
     store.write([WriteTokens((NewTokens(1, 3, 0, (7, 8), hops=(HOPS, HOPS) if hops else ()),))], at(109.0))
@@ -79,7 +79,7 @@ def ended(store: Store, request_id: str = "r", hops: bool = False) -> None:
 
 
 @pytest.mark.parametrize("hops", [False, True])
-def test_one_that_has_left_memory(make_bench: MakeBench, store: Store, hops: bool) -> None:
+def test_one_that_has_left_memory(make_bench: MakeBench, store: JournalStore, hops: bool) -> None:
     """Positions and end are told, who held what if it was submitted with hops; and that there are no times any more."""
     ended(store, hops=hops)
     bench = make_bench(JOURNALLED)
@@ -92,7 +92,7 @@ def test_one_that_has_left_memory(make_bench: MakeBench, store: Store, hops: boo
     assert ("w1" in shown(body)) is hops
 
 
-def test_the_last_that_ended(make_bench: MakeBench, store: Store) -> None:
+def test_the_last_that_ended(make_bench: MakeBench, store: JournalStore) -> None:
     """Without an id: memory has none, so the journal is asked, and tells of the one that ended last."""
     store.write([accept("older", 2), WriteEnd(2, "length", 0)], at(52.0))
     ended(store)
@@ -101,7 +101,7 @@ def test_the_last_that_ended(make_bench: MakeBench, store: Store) -> None:
     assert body_of(bench.feed(answered(store, "")))["request_id"] == "r"
 
 
-def test_none_has_ended(make_bench: MakeBench, store: Store) -> None:
+def test_none_has_ended(make_bench: MakeBench, store: JournalStore) -> None:
     """Nor is one under way: that is said."""
     bench = make_bench(JOURNALLED)
     asked_of_the_journal(bench)
@@ -109,7 +109,7 @@ def test_none_has_ended(make_bench: MakeBench, store: Store) -> None:
     assert body["error"].startswith("no request is running or in the journal")
 
 
-def test_the_id_itself_before_its_beginning(store: Store) -> None:
+def test_the_id_itself_before_its_beginning(store: JournalStore) -> None:
     """However many others begin like it."""
     for number, name in enumerate(("r", "ra", "rb", "rc"), 1):
         store.write([accept(name, number), WriteEnd(number, "length", 0)], at(50.0 + number))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broker.actions import Action, ReadList, ReadRequest, SayClient, WriteAcceptance, WriteEnd
-from swarm.broker.events import Account, ClientUnreachable, ListRead, RequestRead
+from swarm.broker.actions import Action, ReadList, ReadRequest, SendToClient, WriteAcceptance, WriteEnd
+from swarm.broker.events import ClientAccount, ClientUnreachable, ListRead, RequestRead
 from swarm.broker.journal.reader import JournalReader
-from swarm.broker.journal.store import Moment, Store
-from swarm.broker.reports.ended import row_of
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.journal.store import JournalStore, Timestamp
+from swarm.broker.reports.ended_requests import build_row
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -20,24 +20,24 @@ from swarm.wire.messages import (
     Cancel,
     Detach,
     Finished,
+    GetRequest,
     Query,
-    Recall,
-    Recalled,
     Rejected,
     Report,
+    RequestDetails,
     RequestMessage,
     Stop,
     Submit,
 )
 from tests.unit.broker.bench import Bench, request_settings, said, settings, submit
 
-ALICE, BOB = Account("key:alice"), Account("key:bob")
-GATEWAY = Account("key:gate", may_name_tenants=True)
+ALICE, BOB = ClientAccount("key:alice"), ClientAccount("key:bob")
+GATEWAY = ClientAccount("key:gate", may_name_tenants=True)
 A, B, G = b"alice", b"bob", b"gate"
 JOURNALLED = settings(requests=request_settings(has_journal=True))
 
 ABOUT: tuple[Callable[[str], RequestMessage], ...] = (
-    lambda name: Recall(request_id=name),
+    lambda name: GetRequest(request_id=name),
     lambda name: Attach(request_id=name, next_index=(0,)),
     lambda name: Attach(request_id=name, next_index=(0, 0)),
     lambda name: Ack(request_id=name, index=0, next_index=1),
@@ -72,7 +72,7 @@ def record(of: Submit, tenant: str, *tokens: int, ended_age_s: float | None = 1.
         (None, "", f"client {A.hex()}"),
     ],
 )
-def test_the_key_is_the_tenant(serving: Bench, account: Account | None, named: str, tenant: str) -> None:
+def test_the_key_is_the_tenant(serving: Bench, account: ClientAccount | None, named: str, tenant: str) -> None:
     """What a client says of itself counts only if it speaks for others, and then below its own name."""
     (written, *_) = serving.say(submit(tenant=named), A, account)
     assert isinstance(written, WriteAcceptance)
@@ -151,22 +151,22 @@ def test_two_tenants_ask_for_the_same_id_at_once(make_bench: Callable[..., Bench
     bench.say(submit(), A, ALICE)
     bench.say(submit(), B, BOB)
     actions = bench.feed(RequestRead("r", None))
-    assert [a.client for a in actions if isinstance(a, SayClient) and isinstance(a.message, Rejected)] == [B]
+    assert [a.client for a in actions if isinstance(a, SendToClient) and isinstance(a.message, Rejected)] == [B]
     assert bench.state.requests["r"].tenant == ALICE.tenant
 
 
 def test_its_own_are_found_again_after_a_restart(make_bench: Callable[..., Bench]) -> None:
     """By the tenant that the journal keeps."""
-    past = Past(requests=(record(submit(), ALICE.tenant, 7), record(submit("g"), "key:gate/someone", 7)))
+    past = JournalSnapshot(requests=(record(submit(), ALICE.tenant, 7), record(submit("g"), "key:gate/someone", 7)))
     past.requests[1].sequences[0].id = 2
     bench = make_bench(JOURNALLED, past)
-    assert ReadRequest("r") in bench.say(Recall(request_id="r"), B, BOB)
+    assert ReadRequest("r") in bench.say(GetRequest(request_id="r"), B, BOB)
     (report,) = said(bench.feed(RequestRead("r", past.requests[0])))
     assert isinstance(report, Report)
     assert "not known" in str(report.body["error"])
     for name, client, account in (("r", A, ALICE), ("g", G, GATEWAY), ("r", b"local", None)):
-        (answer,) = said(bench.say(Recall(request_id=name), client, account))
-        assert isinstance(answer, Recalled)
+        (answer,) = said(bench.say(GetRequest(request_id=name), client, account))
+        assert isinstance(answer, RequestDetails)
         assert answer.submit.request_id == name
 
 
@@ -175,7 +175,9 @@ def test_who_may_do_all_reads_everybodys(serving: Bench) -> None:
     serving.say(submit(), A, ALICE)
     serving.say(Attach(request_id="r", next_index=(0,)), b"local")
     serving.run_dry()
-    assert [a.client for a in serving.log if isinstance(a, SayClient) and isinstance(a.message, Finished)] == [b"local"]
+    assert [a.client for a in serving.log if isinstance(a, SendToClient) and isinstance(a.message, Finished)] == [
+        b"local"
+    ]
 
 
 def test_what_became_of_a_request_is_told_to_its_own(make_bench: Callable[..., Bench]) -> None:
@@ -198,7 +200,7 @@ def test_what_became_of_a_request_is_told_to_its_own(make_bench: Callable[..., B
 def test_who_comes_by_the_name_of_one_that_is_gone_is_told_nothing(make_bench: Callable[..., Bench]) -> None:
     """What that one asked for is answered to nobody."""
     bench = make_bench(JOURNALLED).serve(2)
-    bench.say(Recall(request_id="r"), A, ALICE)
+    bench.say(GetRequest(request_id="r"), A, ALICE)
     bench.feed(ClientUnreachable(A))
     assert bench.feed(RequestRead("r", record(submit(), ALICE.tenant, 7))) == []
 
@@ -206,7 +208,7 @@ def test_who_comes_by_the_name_of_one_that_is_gone_is_told_nothing(make_bench: C
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def body(bench: Bench, query: Query, client: bytes, account: Account | None) -> dict[str, object]:
+def body(bench: Bench, query: Query, client: bytes, account: ClientAccount | None) -> dict[str, object]:
     (report,) = said(bench.say(query, client, account))
     assert isinstance(report, Report)
     return report.body
@@ -218,7 +220,7 @@ def test_requests_lists_its_own(serving: Bench) -> None:
     serving.say(submit("rb"), B, BOB)
     serving.say(submit("rg", tenant="x"), G, GATEWAY)
 
-    def listed(account: Account | None) -> list[str]:
+    def listed(account: ClientAccount | None) -> list[str]:
         rows = body(serving, Query(what="requests"), b"c", account)["requests"]
         return [row["request_id"] for row in rows]  # type: ignore[attr-defined]
 
@@ -256,7 +258,7 @@ def test_what_the_journal_lists_is_asked_for_by_account(make_bench: Callable[...
     assert bench.say(query, A, ALICE) == [ReadList(A, query, ALICE)]
     bench.say(submit("rb"), B, BOB)
     bench.feed(RequestRead("rb", None))
-    row = row_of(record(submit(), ALICE.tenant, 7))
+    row = build_row(record(submit(), ALICE.tenant, 7))
     (report,) = said(bench.feed(ListRead(A, query, (row,), account=ALICE)))
     assert isinstance(report, Report)
     assert (report.body["requests"], [kept["request_id"] for kept in report.body["kept"]]) == ([], ["r"])  # type: ignore[attr-defined]
@@ -266,15 +268,15 @@ def test_what_the_journal_lists_is_asked_for_by_account(make_bench: Callable[...
 
 def test_the_journals_reader_finds_its_own(tmp_path: Path) -> None:
     """Lists and traces; others neither fill a list nor make an id's beginning mean several."""
-    store = Store(tmp_path)
+    store = JournalStore(tmp_path)
     for number, (name, tenant) in enumerate(
         [("ra", "key:alice"), ("rb", "key:bob"), ("rg", "key:gate/x"), ("rh", "key:gate"), ("ri", "key:gates/x")], 1
     ):
         writes = [WriteAcceptance(submit(name), (number,), tenant), WriteEnd(number, "length", 0)]
-        store.write(writes, Moment.now())
-    reader = JournalReader(store.for_reading(), lambda found: None, lambda error: None)
+        store.write(writes, Timestamp.now())
+    reader = JournalReader(store.open_read_only(), lambda found: None, lambda error: None)
 
-    def names(account: Account | None, query: Query) -> set[object]:
+    def names(account: ClientAccount | None, query: Query) -> set[object]:
         found = reader._answer(ReadList(A, query, account))
         assert isinstance(found, ListRead)
         assert found.account == account
@@ -287,6 +289,6 @@ def test_the_journals_reader_finds_its_own(tmp_path: Path) -> None:
     assert names(ALICE, Query(what="trace", request_id="r")) == {"ra"}
     assert names(ALICE, Query(what="trace", request_id="rb")) == set()
     assert names(BOB, Query(what="trace", request_id="rb")) == {"rb"}
-    assert len(list(store.ended(Moment.now(), 1, ALICE))) == 1
+    assert len(list(store.list_ended(Timestamp.now(), 1, ALICE))) == 1
     reader.store.close()
     store.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.requests.intake import Places, check_submit, limit_of
-from swarm.broker.state.archive import Refusal
-from swarm.broker.state.queue import Timers
+from swarm.broker.requests.admission import QueueQuota, check_submit, max_positions
+from swarm.broker.state.ended_requests import RequestRefusal
+from swarm.broker.state.queue import RequestTimers
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit
@@ -31,7 +31,7 @@ MODEL = fake_manifest(vocab_size=97, context=64)
 def test_each_refusal_has_a_code_and_its_numbers(fields: dict, code: str, text: str) -> None:
     """Each has a stable code and a sentence with the numbers in it."""
     refusal = check_submit(submit(**fields), MODEL)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RequestRefusal)
     assert refusal.code == code
     assert text in refusal.reason
     assert refusal.retry_after_s is None  # coming back will not help
@@ -48,8 +48,8 @@ def test_what_is_right_passes(fields: dict) -> None:
 
 def test_a_sequence_grows_no_longer_than_it_asks_or_the_context() -> None:
     """The most that a sequence can come to hold: what it asks for, or the context."""
-    assert limit_of(submit(num_prompt=10, max_tokens=5), MODEL) == 15
-    assert limit_of(submit(num_prompt=10, max_tokens=500), MODEL) == 64
+    assert max_positions(submit(num_prompt=10, max_tokens=5), MODEL) == 15
+    assert max_positions(submit(num_prompt=10, max_tokens=500), MODEL) == 64
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_a_sequence_grows_no_longer_than_it_asks_or_the_context() -> None:
 )
 def test_every_class_and_tenant_may_have_a_place(num: int, tenant: int, low: int, normal: int, high: int) -> None:
     """Every class and tenant may have a place, and none but the highest all of them."""
-    places = Places(num)
-    assert places.of_tenant == tenant
-    assert [places.of_class(priority) for priority in (-100, -50)] == [low, low]
-    assert [places.of_class(priority) for priority in (-49, 0)] == [normal, normal]
-    assert [places.of_class(priority) for priority in (1, 100)] == [high, high]
+    places = QueueQuota(num)
+    assert places.max_per_tenant == tenant
+    assert [places.max_for_class(priority) for priority in (-100, -50)] == [low, low]
+    assert [places.max_for_class(priority) for priority in (-49, 0)] == [normal, normal]
+    assert [places.max_for_class(priority) for priority in (1, 100)] == [high, high]
     most = min(tenant, low)
-    assert places.too_many(most, -50) is None
-    assert places.too_many(most + 1, -50) is not None
+    assert places.refuse_too_many(most, -50) is None
+    assert places.refuse_too_many(most + 1, -50) is not None
 
 
 def test_a_refusal_leaves_nothing_behind(serving: Bench) -> None:
@@ -86,11 +86,11 @@ def test_a_refusal_leaves_nothing_behind(serving: Bench) -> None:
 
 def test_timers_are_forgiven_in_place() -> None:
     """A pause moves all of them; nothing is added, however many pauses there are."""
-    timers = Timers()
+    timers = RequestTimers()
     for number in range(100):
         timers.add(10.0 + number, f"r{number}")
     for _ in range(1000):
-        timers.forgive(1.0)
-    assert list(timers.due(1009.9)) == []
-    assert list(timers.due(1011.0)) == ["r0", "r1"]
-    assert len(list(timers.due(1e9))) == 98
+        timers.shift_deadlines(1.0)
+    assert list(timers.pop_due(1009.9)) == []
+    assert list(timers.pop_due(1011.0)) == ["r0", "r1"]
+    assert len(list(timers.pop_due(1e9))) == 98

@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 
-from swarm.broker.actions import Action, ReadRequest, SayClient, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, ReadRequest, SendToClient, WriteEnd, WriteTokens
 from swarm.broker.events import ClientUnreachable, RequestRead, Tick
 from swarm.broker.requests import lookups
 from swarm.broker.requests.requests import WINDOW
-from swarm.broker.state.archive import MAX_PER_REQUEST, PATIENCE_S, Account
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
+from swarm.broker.state.ended_requests import JOURNAL_TIMEOUT_S, MAX_PER_REQUEST, ClientAccount
+from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Ack,
     Attach,
     Cancel,
     Detach,
     Finished,
+    GetRequest,
     LookUp,
-    Recall,
-    Recalled,
     Rejected,
     Report,
+    RequestDetails,
     ServerMessage,
-    Snapshot,
     Submit,
     TokenLogprob,
     Tokens,
+    TokensSnapshot,
 )
 from tests.unit.broker.bench import CLIENT, TOKEN, Bench, request_settings, said, settings, submit
 
@@ -51,7 +51,7 @@ def look(question: int = 1, request_id: str = "r", **fields: int) -> LookUp:
 
 def only(actions: list[Action], client: bytes = OTHER) -> Any:
     """The one message that is said, to this client."""
-    (told,) = [action for action in actions if isinstance(action, SayClient)]
+    (told,) = [action for action in actions if isinstance(action, SendToClient)]
     assert told.client == client
     return told.message
 
@@ -64,13 +64,16 @@ def fate(bench: Bench) -> list[object]:
             r.client,
             r.owner,
             r.detached_at,
-            r.left_for_s,
-            r.stuck,
+            r.grace_s,
+            r.is_blocked,
             r.read_at,
-            [(s.state, s.sent, s.delivered, s.committed, s.unsure, s.finish_sent, s.stop_at) for s in r.sequences],
+            [
+                (s.state, s.sent, s.delivered, s.committed, s.reader_position_unknown, s.end_sent, s.stop_at)
+                for s in r.sequences
+            ],
         )
         for r in state.requests.values()
-    ] + [len(state.timers), list(state.archive.dropped.items())]
+    ] + [len(state.timers), list(state.journal_lookups.dropped_readers.items())]
 
 
 def read(bench: Bench, found: RequestRecord | None, problem: str = "") -> list[ServerMessage]:
@@ -91,7 +94,7 @@ def test_a_look_up_reads_beside_the_reader(serving: Bench) -> None:
         serving.finish()
     before = fate(serving)
     page = only(serving.say(look(7), OTHER))
-    assert page == Snapshot(
+    assert page == TokensSnapshot(
         question=7,
         request_id="r",
         index=0,
@@ -142,7 +145,7 @@ def test_what_was_asked_for_beside_tokens_comes_too(journalled: Bench) -> None:
     journalled.say(look(index=1, start=1), OTHER)
     journalled.watch.written[4] = 4
     (page,) = read(journalled, RequestRecord(submit(logprobs=0, max_tokens=2, n=2), "tenant", 2.0, parts, 1.0))
-    assert isinstance(page, Snapshot)
+    assert isinstance(page, TokensSnapshot)
     assert (page.index, page.ids, page.logprobs, page.submit) == (1, (9,), (logprobs[1],), None)
 
 
@@ -152,15 +155,15 @@ def test_what_was_asked_for_beside_tokens_comes_too(journalled: Bench) -> None:
 def test_equal_questions_get_an_answer_each(journalled: Bench) -> None:
     """Of one client, while the journal is asked once. One that is said again after a broken connection is the same."""
     assert journalled.say(look(1), OTHER) == [ReadRequest("r")]
-    for message in (look(2), look(2), Recall(request_id="r"), Recall(request_id="r")):
+    for message in (look(2), look(2), GetRequest(request_id="r"), GetRequest(request_id="r")):
         assert journalled.say(message, OTHER) == []
     told = read(journalled, ENDED)
-    assert [message.question for message in told if isinstance(message, Snapshot)] == [1, 2]
-    assert [type(message) for message in told].count(Recalled) == 2
+    assert [message.question for message in told if isinstance(message, TokensSnapshot)] == [1, 2]
+    assert [type(message) for message in told].count(RequestDetails) == 2
 
 
-@pytest.mark.parametrize("question", [look(4), Recall(request_id="r")])
-def test_every_refusal_is_an_answer_to_the_question(question: LookUp | Recall, make_bench: MakeBench) -> None:
+@pytest.mark.parametrize("question", [look(4), GetRequest(request_id="r")])
+def test_every_refusal_is_an_answer_to_the_question(question: LookUp | GetRequest, make_bench: MakeBench) -> None:
     """Unknown, somebody else's, unreadable, too many, a slow journal: never ``Rejected``, which is a reader's."""
     bench = make_bench(JOURNALLED).serve(1)
 
@@ -168,14 +171,14 @@ def test_every_refusal_is_an_answer_to_the_question(question: LookUp | Recall, m
         report = only(actions)
         assert isinstance(report, Report)
         assert not report.ok
-        assert report.what == ("recall" if isinstance(question, Recall) else "look_up")
+        assert report.what == ("recall" if isinstance(question, GetRequest) else "look_up")
         assert report.body["request_id"] == "r"
-        assert report.body.get("question") == (None if isinstance(question, Recall) else 4)
+        assert report.body.get("question") == (None if isinstance(question, GetRequest) else 4)
         return report.body["code"], report.body.get("retry_after_s")
 
     bench.say(question, OTHER)
     assert refusal(bench.feed(RequestRead("r", None))) == ("unknown", None)
-    bench.say(question, OTHER, account=Account("bob"))
+    bench.say(question, OTHER, account=ClientAccount("bob"))
     assert refusal(bench.feed(RequestRead("r", ENDED))) == ("unknown", None)
     bench.say(question, OTHER)
     assert refusal(bench.feed(RequestRead("r", None, "disk I/O error"))) == ("journal", 5.0)
@@ -185,10 +188,10 @@ def test_every_refusal_is_an_answer_to_the_question(question: LookUp | Recall, m
     bench.feed(RequestRead("r", None))
     bench.take()
     bench.say(question, OTHER)
-    bench.tick(PATIENCE_S / 2)
+    bench.tick(JOURNAL_TIMEOUT_S / 2)
     assert said(bench.take()) == []
-    bench.tick(PATIENCE_S)
-    assert refusal([action for action in bench.take() if isinstance(action, SayClient)]) == ("journal", 5.0)
+    bench.tick(JOURNAL_TIMEOUT_S)
+    assert refusal([action for action in bench.take() if isinstance(action, SendToClient)]) == ("journal", 5.0)
     bench.feed(RequestRead("r", ENDED))
     assert said(bench.take()) == [], "what comes late is for nobody"
 
@@ -199,7 +202,7 @@ def test_a_question_outlives_a_reader_of_the_same_client(journalled: Bench) -> N
         journalled.say(look(), OTHER)
         journalled.say(Attach(request_id="r", next_index=(0,)), OTHER)
         journalled.say(leave, OTHER)
-        assert [type(message) for message in read(journalled, ENDED)] == [Snapshot]
+        assert [type(message) for message in read(journalled, ENDED)] == [TokensSnapshot]
         journalled.tick(61.0)
 
 
@@ -220,8 +223,8 @@ def test_a_refused_look_up_changes_nothing(serving: Bench) -> None:
     before = fate(serving)
     serving.say(look(index=5), OTHER)
     serving.say(look(request_id="s"), OTHER)
-    serving.say(look(), OTHER, account=Account("bob"))
-    serving.say(Recall(request_id="r"), OTHER)
+    serving.say(look(), OTHER, account=ClientAccount("bob"))
+    serving.say(GetRequest(request_id="r"), OTHER)
     assert fate(serving) == before
     serving.tick(9.0)
     assert said(serving.say(Attach(request_id="r", next_index=(0,)), OTHER), Tokens)
@@ -239,7 +242,7 @@ def test_a_look_up_keeps_nothing_alive(serving: Bench) -> None:
 
 def test_a_reader_whose_request_left_memory_is_not_forgotten_over_a_look_up(journalled: Bench) -> None:
     """The look-up brings it back; the reader's next acknowledgement goes on where it was."""
-    journalled.state.archive.dropped["r"] = CLIENT
+    journalled.state.journal_lookups.dropped_readers["r"] = CLIENT
     journalled.say(look(), OTHER)
     read(journalled, ENDED)
     messages = said(journalled.say(Ack(request_id="r", index=0, next_index=1)))
@@ -319,7 +322,7 @@ def test_it_is_kept_over_a_restart_of_the_broker(make_bench: MakeBench) -> None:
     """What was asked for is in the journal; the time begins anew with the broker."""
     asked = submit(max_tokens=1000, ignore_eos=True, keep_s=30.0)
     record = RequestRecord(asked, "tenant", 2.0, [SequenceRecord(5, 0, [7])], None)
-    bench = make_bench(JOURNALLED, Past(3, (), next_sequence=1000, requests=(record,)))
+    bench = make_bench(JOURNALLED, JournalSnapshot(3, (), next_sequence=1000, requests=(record,)))
     bench.feed(Tick())
     bench.tick(29.0)
     assert lives(bench)

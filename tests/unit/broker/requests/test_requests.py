@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.actions import Action, NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
-from swarm.broker.requests.intake import MOST_S, NOT_SERVING_S
-from swarm.broker.requests.requests import MAX_TOKENS_PER_MESSAGE, TRY_AGAIN_S, WINDOW, derive_seed
+from swarm.broker.actions import Action, NewTokens, SendToClient, WriteAcceptance, WriteEnd, WriteLog, WriteTokens
+from swarm.broker.events import ClientBlocked, ClientUnreachable, StepFinished
+from swarm.broker.requests.admission import MAX_RETRY_S, MIN_RETRY_NOT_SERVING_S
+from swarm.broker.requests.requests import MAX_TOKENS_PER_MESSAGE, RETRY_BLOCKED_S, WINDOW, derive_seed
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -44,7 +44,7 @@ def tokens_of(actions: list, client: bytes = CLIENT) -> list[tuple[int, tuple[in
     return [
         (a.message.start, a.message.ids)
         for a in actions
-        if isinstance(a, SayClient) and a.client == client and isinstance(a.message, Tokens)
+        if isinstance(a, SendToClient) and a.client == client and isinstance(a.message, Tokens)
     ]
 
 
@@ -62,14 +62,14 @@ def test_accepted_only_after_the_journal_has_it(serving: Bench) -> None:
     assert not serving.pipe
     # The journal answers.
     actions = serving.write_out()
-    assert actions[0] == SayClient(CLIENT, Accepted(request_id="r"))
+    assert actions[0] == SendToClient(CLIENT, Accepted(request_id="r"))
     assert [s.rows[0].sequence for s in steps(actions)] == [1]
 
 
 def test_unavailable_before_any_worker(bench: Bench) -> None:
     """Without a worker there is no model: the request is sent away with a time to come back, and nothing is kept."""
     (action,) = bench.say(submit())
-    assert isinstance(action, SayClient)
+    assert isinstance(action, SendToClient)
     assert isinstance(action.message, Rejected)
     assert (action.message.code, action.message.retry_after_s) == ("unavailable", 1.0)
     assert "none is here" in action.message.reason
@@ -98,8 +98,8 @@ def test_the_same_request_again_is_the_same_request(serving: Bench) -> None:
     told, *actions = actions
     assert is_superseded(told, CLIENT)
     assert actions == [
-        SayClient(OTHER, Accepted(request_id="r")),
-        SayClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN))),
+        SendToClient(OTHER, Accepted(request_id="r")),
+        SendToClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN))),
     ]
     assert len(serving.state.sequences) == 1
     # What comes from now on goes to the newest connection alone.
@@ -114,7 +114,9 @@ def test_resubmission_before_acceptance_moves_the_answer(serving: Bench) -> None
     serving.say(submit())
     (told,) = serving.say(submit(), OTHER)
     assert is_superseded(told, CLIENT)
-    assert [a for a in serving.write_out() if isinstance(a, SayClient)] == [SayClient(OTHER, Accepted(request_id="r"))]
+    assert [a for a in serving.write_out() if isinstance(a, SendToClient)] == [
+        SendToClient(OTHER, Accepted(request_id="r"))
+    ]
 
 
 def test_an_acceptance_is_that_of_its_own_request(serving: Bench) -> None:
@@ -219,7 +221,7 @@ def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
 
     assert retry_after(TICK_S) < 0.5
     assert retry_after(3.0) > 2.0
-    assert retry_after(50.0) == MOST_S
+    assert retry_after(50.0) == MAX_RETRY_S
 
 
 def test_retry_after_is_a_time_of_ones_own(make_bench) -> None:
@@ -281,7 +283,7 @@ def test_retry_after_is_long_while_nothing_serves(make_bench) -> None:
     bench.lose("w0")
     bench.say(submit("a"))
     bench.say(submit("b"))
-    assert refused(bench, "c").retry_after_s == NOT_SERVING_S
+    assert refused(bench, "c").retry_after_s == MIN_RETRY_NOT_SERVING_S
 
 
 def test_retry_after_is_the_patience_with_what_fits_nowhere(make_bench) -> None:
@@ -311,7 +313,7 @@ def test_a_full_queue_of_one_tenant_and_class_keeps_places(make_bench) -> None:
     for number in range(15):
         assert said(bench.say(submit(f"crowd {number}", tenant="crowd", priority=-50))) == []
     answer = refused(bench, "crowd 15", tenant="crowd", priority=-50)
-    assert (answer.code, answer.retry_after_s) == ("overloaded", NOT_SERVING_S)
+    assert (answer.code, answer.retry_after_s) == ("overloaded", MIN_RETRY_NOT_SERVING_S)
     assert "15 sequences of this tenant are waiting already, at most 15 may" in answer.reason
     for number in range(3):
         assert said(bench.say(submit(f"other {number}", tenant="other", priority=-50))) == []
@@ -376,7 +378,7 @@ def test_a_token_is_shown_once_it_is_written_and_dispatch_does_not_wait(serving:
     (step,) = steps(actions)
     assert [(r.start, r.count, r.sample) for r in step.rows] == [(3, 1, True)]
     assert said(serving.take(), Tokens) == []
-    assert serving.write_out() == [SayClient(CLIENT, Tokens(request_id="r", index=0, start=0, ids=(TOKEN,)))]
+    assert serving.write_out() == [SendToClient(CLIENT, Tokens(request_id="r", index=0, start=0, ids=(TOKEN,)))]
 
 
 def test_an_ended_request_still_waits_for_its_last_token(serving: Bench) -> None:
@@ -474,7 +476,7 @@ def test_one_reader_at_a_time(serving: Bench) -> None:
     serving.finish()
     (told, news) = serving.say(Attach(request_id="r", next_index=(0,)), OTHER)
     assert is_superseded(told, CLIENT)
-    assert news == SayClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN)))
+    assert news == SendToClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN)))
     assert serving.say(Ack(request_id="r", index=0, next_index=2)) == []
     assert serving.sequence().delivered == 3
     (told,) = serving.say(Attach(request_id="r", next_index=(2,), again=True))
@@ -504,7 +506,7 @@ def test_another_has_read_everything(serving: Bench) -> None:
 def is_superseded(action: Action, client: bytes) -> bool:
     """Is this client told that another one reads the request now?"""
     return (
-        isinstance(action, SayClient)
+        isinstance(action, SendToClient)
         and action.client == client
         and isinstance(action.message, Rejected)
         and (action.message.code, action.message.retry_after_s) == ("superseded", None)
@@ -575,7 +577,7 @@ def test_an_end_is_journalled_and_told_in_one_line(serving: Bench) -> None:
     serving.log.clear()
     actions = serving.finish()
     assert actions[:2] == [WriteTokens((NewTokens(1, 3, 0, (TOKEN,)),)), WriteEnd(1, "length", 1)]
-    assert [a.event for a in actions if isinstance(a, Note)] == ["request_ended"]
+    assert [a.event for a in actions if isinstance(a, WriteLog)] == ["request_ended"]
     assert [s.release for s in steps(actions)] == [(1,)]
 
 
@@ -640,7 +642,7 @@ def test_cancel_by_another_keeps_the_end_for_the_reader(serving: Bench) -> None:
     serving.say(submit())
     serving.take()
     actions = serving.say(Cancel(request_id="r"), OTHER)
-    assert [(a.client, a.message.reason) for a in actions if isinstance(a, SayClient)] == [(CLIENT, "cancelled")]
+    assert [(a.client, a.message.reason) for a in actions if isinstance(a, SendToClient)] == [(CLIENT, "cancelled")]
     (end,) = said(serving.say(Attach(request_id="r", next_index=(0,))))
     assert isinstance(end, Finished)
 
@@ -744,10 +746,10 @@ def test_a_client_that_does_not_read_is_not_away(make_bench) -> None:
     bench.say(submit(max_tokens=6, ignore_eos=True))
     bench.finish()
     bench.finish()
-    bench.feed(ClientStuck(CLIENT))
+    bench.feed(ClientBlocked(CLIENT))
     for _ in range(30):  # it is tried again every so often, and still does not read
         bench.tick(1.0)
-        bench.feed(ClientStuck(CLIENT))
+        bench.feed(ClientBlocked(CLIENT))
     bench.take()
     bench.finish()
     bench.run_dry()
@@ -765,11 +767,11 @@ def test_a_client_that_reads_again_and_has_nothing_to_say(make_bench) -> None:
     for name in ("r", "s"):
         bench.say(submit(name, max_tokens=3, ignore_eos=True))
     bench.finish()
-    bench.feed(ClientStuck(CLIENT))
+    bench.feed(ClientBlocked(CLIENT))
     bench.take()
     bench.run_dry()
     assert said(bench.log) == []
-    bench.tick(TRY_AGAIN_S)
+    bench.tick(RETRY_BLOCKED_S)
     told = said(bench.log)
     assert {(m.request_id, m.start, m.ids) for m in told if isinstance(m, Tokens)} == {
         ("r", 0, (TOKEN,) * 3),
@@ -777,7 +779,7 @@ def test_a_client_that_reads_again_and_has_nothing_to_say(make_bench) -> None:
     }
     assert sorted(m.request_id for m in told if isinstance(m, Finished)) == ["r", "s"]
     bench.take()
-    bench.tick(TRY_AGAIN_S)
+    bench.tick(RETRY_BLOCKED_S)
     assert said(bench.log) == []
 
 
@@ -786,7 +788,7 @@ def test_a_client_that_does_not_read_and_goes(make_bench) -> None:
     bench = make_bench(settings(requests=request_settings(client_grace_s=2.0))).serve(1)
     for name in ("r", "s", "t"):
         bench.say(submit(name))
-    bench.feed(ClientStuck(CLIENT))
+    bench.feed(ClientBlocked(CLIENT))
     assert isinstance(said(bench.say(Cancel(request_id="s")))[-1], Finished)
     assert said(bench.say(Attach(request_id="t", next_index=(0,)))) == []
     bench.take()

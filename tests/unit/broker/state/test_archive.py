@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.state import Request, Sequence, archive
-from swarm.broker.state.archive import MAX_PER_REQUEST, Archive, Shelf, weight_of
+from swarm.broker.state import Request, Sequence, ended_requests
+from swarm.broker.state.ended_requests import MAX_PER_REQUEST, EndedRequests, JournalLookups, request_weight
 from swarm.params import SamplingParams
-from swarm.wire.messages import Ack, Attach, Recall, Submit
+from swarm.wire.messages import Ack, Attach, GetRequest, Submit
 
 CLIENT, OTHER = b"client", b"other"
 
@@ -26,49 +26,49 @@ def request(name: str, num_generated: int = 1, **params: int) -> Request:
 
 def test_what_left_the_shelf_weighs_nothing() -> None:
     """However often it comes and goes, and whatever it weighed when it came."""
-    shelf = Shelf()
+    shelf = EndedRequests()
     first, second = request("a", 10), request("b", 20)
     shelf.add(first)
     shelf.add(second)
     first.sequences[0].tokens.append(7)
     shelf.add(first)
-    assert shelf.weight == weight_of(first) + weight_of(second)
+    assert shelf.weight == request_weight(first) + request_weight(second)
     shelf.remove("a")
     shelf.remove("nobody")
-    assert (shelf.weight, list(shelf.weights)) == (weight_of(second), ["b"])
+    assert (shelf.weight, list(shelf.weights)) == (request_weight(second), ["b"])
     shelf.remove("b")
     assert shelf.weight == 0
 
 
 def test_log_probabilities_weigh_more_than_tokens() -> None:
     """For each alternative, and for the token itself."""
-    plain, more = weight_of(request("a", 10)), weight_of(request("a", 10, logprobs=2))
-    assert more - plain == 10 * 3 * archive.LOGPROB_WEIGHT
+    plain, more = request_weight(request("a", 10)), request_weight(request("a", 10, logprobs=2))
+    assert more - plain == 10 * 3 * ended_requests.LOGPROB_WEIGHT
 
 
 def test_hops_weigh_too() -> None:
     """Each stage's of each token."""
     some = request("a", 2)
-    before = weight_of(some)
+    before = request_weight(some)
     some.sequences[0].hops.extend([(), ((), ())])  # type: ignore[list-item]
-    assert weight_of(some) - before == 2 * archive.HOP_WEIGHT
+    assert request_weight(some) - before == 2 * ended_requests.HOP_WEIGHT
 
 
 def test_the_newest_stays_whatever_it_weighs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that are too much together are; one alone is not. And too many are too many, be they light."""
-    monkeypatch.setattr(archive, "MAX_KEPT_WEIGHT", 30)
-    monkeypatch.setattr(archive, "MAX_KEPT", 3)
-    shelf = Shelf()
+    monkeypatch.setattr(ended_requests, "MAX_ENDED_WEIGHT", 30)
+    monkeypatch.setattr(ended_requests, "MAX_ENDED", 3)
+    shelf = EndedRequests()
     shelf.add(request("long", 100))
-    assert not shelf.is_over
+    assert not shelf.exceeds_limits
     shelf.add(request("short"))
-    assert shelf.is_over
-    assert list(shelf.oldest()) == ["long"]
+    assert shelf.exceeds_limits
+    assert list(shelf.iter_oldest()) == ["long"]
     shelf.remove("long")
     for name in "abc":
-        assert not shelf.is_over
+        assert not shelf.exceeds_limits
         shelf.add(request(name, 0))
-    assert shelf.is_over
+    assert shelf.exceeds_limits
 
 
 # --- questions to the journal -----------------------------------------------------------------------------------------
@@ -80,62 +80,62 @@ def attach(request_id: str, *next_index: int) -> Attach:
 
 def test_the_first_question_asks_the_others_wait() -> None:
     """All are answered together, in their order; and then the next one is the first again."""
-    asked = Archive()
-    assert asked.ask(CLIENT, attach("r", 0)) is True
-    assert asked.ask(OTHER, attach("r", 0)) is False
-    assert asked.ask(OTHER, Recall(request_id="r")) is False
-    assert asked.ask(OTHER, Recall(request_id="q")) is True
-    said = [(CLIENT, attach("r", 0)), (OTHER, attach("r", 0)), (OTHER, Recall(request_id="r"))]
+    asked = JournalLookups()
+    assert asked.enqueue(CLIENT, attach("r", 0)) is True
+    assert asked.enqueue(OTHER, attach("r", 0)) is False
+    assert asked.enqueue(OTHER, GetRequest(request_id="r")) is False
+    assert asked.enqueue(OTHER, GetRequest(request_id="q")) is True
+    said = [(CLIENT, attach("r", 0)), (OTHER, attach("r", 0)), (OTHER, GetRequest(request_id="r"))]
     assert asked.take("r") == [(client, message, None) for client, message in said]
     assert asked.take("r") == []
-    assert asked.ask(CLIENT, attach("r", 0)) is True
+    assert asked.enqueue(CLIENT, attach("r", 0)) is True
 
 
 def test_a_clients_later_word_counts() -> None:
     """Of the same kind, about the same continuation; it keeps its place."""
-    asked = Archive()
-    for message in (attach("r", 1), Ack(request_id="r", index=0, next_index=1), Recall(request_id="r")):
-        asked.ask(CLIENT, message)
+    asked = JournalLookups()
+    for message in (attach("r", 1), Ack(request_id="r", index=0, next_index=1), GetRequest(request_id="r")):
+        asked.enqueue(CLIENT, message)
     later = [attach("r", 5), Ack(request_id="r", index=0, next_index=5)]
     for message in later:
-        assert asked.ask(CLIENT, message) is False  # type: ignore[arg-type]
-    assert asked.ask(CLIENT, Ack(request_id="r", index=1, next_index=2)) is False
+        assert asked.enqueue(CLIENT, message) is False  # type: ignore[arg-type]
+    assert asked.enqueue(CLIENT, Ack(request_id="r", index=1, next_index=2)) is False
     found = [message for _, message, _ in asked.take("r")]
-    assert found == [*later, Recall(request_id="r"), Ack(request_id="r", index=1, next_index=2)]
+    assert found == [*later, GetRequest(request_id="r"), Ack(request_id="r", index=1, next_index=2)]
 
 
 def test_who_withdraws_is_not_answered_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a submission was among it, is told; the others wait on."""
-    monkeypatch.setattr(archive, "MAX_ASKED", 3)
-    asked = Archive()
-    asked.ask(CLIENT, request("r").submit)
-    asked.ask(CLIENT, attach("r", 0))
-    asked.ask(OTHER, attach("r", 0))
-    assert asked.ask(OTHER, Recall(request_id="q")) is None
+    monkeypatch.setattr(ended_requests, "MAX_WAITING", 3)
+    asked = JournalLookups()
+    asked.enqueue(CLIENT, request("r").submit)
+    asked.enqueue(CLIENT, attach("r", 0))
+    asked.enqueue(OTHER, attach("r", 0))
+    assert asked.enqueue(OTHER, GetRequest(request_id="q")) is None
     assert asked.withdraw(CLIENT, "r") is True
     assert asked.withdraw(CLIENT, "r") is False
     assert asked.withdraw(CLIENT, "nobody") is False
     assert asked.take("r") == [(OTHER, attach("r", 0), None)]
     for number in range(3):
-        assert asked.ask(OTHER, Recall(request_id=f"q{number}")) is True
-    assert asked.ask(OTHER, Recall(request_id="late")) is None
+        assert asked.enqueue(OTHER, GetRequest(request_id=f"q{number}")) is True
+    assert asked.enqueue(OTHER, GetRequest(request_id="late")) is None
 
 
 def test_no_more_wait_for_one_request_than_may() -> None:
     """Whoever comes then is told that there is no room; those of others have theirs."""
-    asked = Archive()
+    asked = JournalLookups()
     for number in range(MAX_PER_REQUEST):
-        assert asked.ask(b"%d" % number, attach("r", 0)) is (number == 0)
-    assert asked.ask(CLIENT, attach("r", 0)) is None
-    assert asked.ask(CLIENT, attach("q", 0)) is True
+        assert asked.enqueue(b"%d" % number, attach("r", 0)) is (number == 0)
+    assert asked.enqueue(CLIENT, attach("r", 0)) is None
+    assert asked.enqueue(CLIENT, attach("q", 0)) is True
 
 
 def test_as_many_dropped_ones_are_remembered_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest; and none that nobody was reading."""
-    monkeypatch.setattr(archive, "MAX_DROPPED", 2)
-    some = Archive()
+    monkeypatch.setattr(ended_requests, "MAX_DROPPED", 2)
+    some = JournalLookups()
     unread = request("unread")
     unread.client = None
     for each in (request("a"), request("b"), unread, request("c")):
-        some.note_dropped(each)
-    assert dict(some.dropped) == {"b": CLIENT, "c": CLIENT}
+        some.record_dropped(each)
+    assert dict(some.dropped_readers) == {"b": CLIENT, "c": CLIENT}

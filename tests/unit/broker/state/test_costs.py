@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.state.costs import CHUNK, FORGET_AFTER, StepCosts
-from swarm.broker.state.queue import MAX_TURNED_AWAY, Timers, TurnedAway
+from swarm.broker.state.costs import CHUNK, FORGET_AFTER_STEPS, StepCosts
+from swarm.broker.state.queue import MAX_RETRY_TIMES, RequestTimers, RetryAfter
 
 
 def fed(costs: StepCosts, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:
     """Steps of one size, one after the other; when the last of them ended."""
     for _ in range(times):
-        costs.step_done(tokens, now, now + seconds)
+        costs.record_step(tokens, now, now + seconds)
         now += seconds
     return now
 
@@ -53,7 +53,7 @@ def test_a_bad_day_is_forgotten() -> None:
     now = fed(costs, 256, 1.0)
     now = fed(costs, 64, 0.01, now=now)
     assert costs.budget(0.05, 512) < 128
-    fed(costs, 64, 0.01, times=FORGET_AFTER, now=now)
+    fed(costs, 64, 0.01, times=FORGET_AFTER_STEPS, now=now)
     assert costs.budget(0.05, 512) > 256
 
 
@@ -62,11 +62,11 @@ def test_the_rate_is_of_the_time_at_work() -> None:
     costs = StepCosts()
     assert costs.tokens_per_s is None
     for start in range(0, 1000, 10):
-        costs.step_done(20, start, start + 2.0)
+        costs.record_step(20, start, start + 2.0)
     assert costs.tokens_per_s == pytest.approx(10.0)
     overlapping = StepCosts()
     for start in range(100):
-        overlapping.step_done(20, start, start + 2.0)
+        overlapping.record_step(20, start, start + 2.0)
     assert overlapping.tokens_per_s == pytest.approx(20.0, rel=0.05)
 
 
@@ -74,52 +74,52 @@ def test_the_quickest_step_is_of_late() -> None:
     """One lucky step is not believed for ever."""
     costs = StepCosts()
     now = fed(costs, 1, 0.001)
-    assert costs.least_step_s == 0.001
+    assert costs.min_step_s == 0.001
     fed(costs, 1, 0.1, times=1000, now=now)
-    assert costs.least_step_s == pytest.approx(0.1)
+    assert costs.min_step_s == pytest.approx(0.1)
 
 
 def test_answers_come_to_a_part_of_what_they_may() -> None:
     """Until one has ended, all of it is reckoned with."""
     costs = StepCosts()
-    assert costs.fill == 1.0
+    assert costs.fill_ratio == 1.0
     for _ in range(50):
-        costs.sequence_done(10, 100)
-    assert costs.fill == pytest.approx(0.1)
+        costs.record_sequence(10, 100)
+    assert costs.fill_ratio == pytest.approx(0.1)
 
 
 def test_who_is_turned_away_gets_a_time_of_its_own() -> None:
     """Not all come back for the same place; who has come back is forgotten."""
-    away = TurnedAway()
-    assert [away.add(client, 1, 2.0, 90.0, 10.0) for client in (b"a", b"b", b"c")] == [2.0, 4.0, 6.0]
-    assert away.add(b"d", 2, 2.0, 90.0, 12.0) == 8.0
-    assert away.add(b"e", 1, 2.0, 90.0, 100.0) == 2.0
+    away = RetryAfter()
+    assert [away.schedule(client, 1, 2.0, 90.0, 10.0) for client in (b"a", b"b", b"c")] == [2.0, 4.0, 6.0]
+    assert away.schedule(b"d", 2, 2.0, 90.0, 12.0) == 8.0
+    assert away.schedule(b"e", 1, 2.0, 90.0, 100.0) == 2.0
     assert away.times.keys() == {b"e"}
 
 
 def test_who_is_turned_away_again_keeps_its_time() -> None:
     """Asking often moves nobody's time, not even one's own; but no time is nearer than a place can be free."""
-    away = TurnedAway()
-    away.add(b"a", 1, 2.0, 90.0, 10.0)
-    assert [away.add(b"b", 1, 2.0, 90.0, 10.0 + 0.5 * number) for number in range(5)] == [4.0, 3.5, 3.0, 2.5, 2.0]
-    assert away.add(b"c", 1, 2.0, 90.0, 12.0) == 4.0
+    away = RetryAfter()
+    away.schedule(b"a", 1, 2.0, 90.0, 10.0)
+    assert [away.schedule(b"b", 1, 2.0, 90.0, 10.0 + 0.5 * number) for number in range(5)] == [4.0, 3.5, 3.0, 2.5, 2.0]
+    assert away.schedule(b"c", 1, 2.0, 90.0, 12.0) == 4.0
     away.forget(b"c")
-    assert away.add(b"d", 1, 2.0, 90.0, 12.0) == 4.0
+    assert away.schedule(b"d", 1, 2.0, 90.0, 12.0) == 4.0
 
 
 def test_times_of_those_turned_away_are_bounded() -> None:
     """In number, and by the time in which the queue drains, also when that turns out to be shorter."""
-    away = TurnedAway()
-    told = [away.add(b"%d" % number, 1, 2.0, 20.0, 10.0) for number in range(2 * MAX_TURNED_AWAY)]
-    assert (told[8], max(told), len(away.times)) == (18.0, 20.0, MAX_TURNED_AWAY)
-    assert away.add(b"20", 1, 0.2, 2.0, 10.0) == 2.0
+    away = RetryAfter()
+    told = [away.schedule(b"%d" % number, 1, 2.0, 20.0, 10.0) for number in range(2 * MAX_RETRY_TIMES)]
+    assert (told[8], max(told), len(away.times)) == (18.0, 20.0, MAX_RETRY_TIMES)
+    assert away.schedule(b"20", 1, 0.2, 2.0, 10.0) == 2.0
 
 
 def test_timers_give_what_is_due() -> None:
     """In order of time, each once."""
-    timers = Timers()
+    timers = RequestTimers()
     for at, name in ((3.0, "c"), (1.0, "a"), (2.0, "b")):
         timers.add(at, name)
-    assert list(timers.due(0.5)) == []
-    assert list(timers.due(2.0)) == ["a", "b"]
-    assert list(timers.due(9.0)) == ["c"]
+    assert list(timers.pop_due(0.5)) == []
+    assert list(timers.pop_due(2.0)) == ["a", "b"]
+    assert list(timers.pop_due(9.0)) == ["c"]

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.broker.actions import WriteTokens
 from swarm.broker.state import Request, Sequence
-from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, Retired
+from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, RetiredSequence
 from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Step
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
 
@@ -22,9 +22,9 @@ def test_the_longest_beginning_is_found_in_whole_blocks() -> None:
     """Only blocks that are full count, on both sides, and only as far as every stage has acknowledged them."""
     index = PrefixIndex()
     assert index.find(A) is None
-    index.note(1, A, 31)
+    index.record(1, A, 31)
     assert index.find(A) is None
-    index.note(1, A, 70)
+    index.record(1, A, 70)
     assert index.num_blocks(1) == 2
     assert index.find(A) == (1, 64)
     assert index.find(A[:64] + B) == (1, 64)
@@ -32,14 +32,14 @@ def test_the_longest_beginning_is_found_in_whole_blocks() -> None:
     assert index.find(A[:50]) == (1, 32)
     assert index.find(B) is None
     # It grows as it is acknowledged.
-    index.note(1, A, 96)
+    index.record(1, A, 96)
     assert index.find(A) == (1, 96)
 
 
 def test_the_last_token_is_never_found() -> None:
     """Somebody must compute what comes after it."""
     index = PrefixIndex()
-    index.note(1, A, 64)
+    index.record(1, A, 64)
     assert index.find(A[:64]) == (1, 32)
     assert index.find(A[:65]) == (1, 64)
     assert index.find(A[:32]) is None
@@ -49,13 +49,13 @@ def test_the_last_token_is_never_found() -> None:
 def test_equal_blocks_at_other_positions_are_others() -> None:
     """What stands before a block is part of it: its keys and values depend on that."""
     index = PrefixIndex()
-    index.note(1, A[:32] + A[:32] + A[:32], 96)
+    index.record(1, A[:32] + A[:32] + A[:32], 96)
     assert index.find(A[:32] + B) == (1, 32)
     assert index.find(B[:32] + A) is None
-    index.note(2, B[:32] + A[32:64], 64)
+    index.record(2, B[:32] + A[32:64], 64)
     assert index.find(B[:32] + A[32:64] + B) == (2, 64)
     index.forget(1)
-    index.note(3, A[:32] + B[:32], 64)
+    index.record(3, A[:32] + B[:32], 64)
     assert index.find(A[:64] + B) == (3, 32), "the second block is held by 2, behind another one"
     assert index.find(A[:32] + B) == (3, 64)
 
@@ -63,8 +63,8 @@ def test_equal_blocks_at_other_positions_are_others() -> None:
 def test_of_several_holders_the_latest_is_named_and_forgetting_one_leaves_the_others() -> None:
     """A holder is redundant as long as another holds all that it holds."""
     index = PrefixIndex()
-    index.note(1, A, 96)
-    index.note(2, A, 64)
+    index.record(1, A, 96)
+    index.record(2, A, 64)
     assert index.find(A) == (1, 96)
     assert index.find(A[:70]) == (2, 64)
     assert (index.is_redundant(1), index.is_redundant(2), index.is_redundant(3)) == (False, True, True)
@@ -74,7 +74,7 @@ def test_of_several_holders_the_latest_is_named_and_forgetting_one_leaves_the_ot
     index.forget(2)
     assert index.find(A) is None
     index.forget(2)  # again is no error
-    index.note(3, A, 64)
+    index.record(3, A, 64)
     index.clear()
     assert (index.find(A), index.num_blocks(3)) == (None, 0)
 
@@ -87,7 +87,7 @@ def cache(*ended: int, rules: PrefixRules = RECENT) -> PrefixCache:
     made = PrefixCache(rules)
     for sequence in ended:
         made.acknowledge(sequence, (sequence,) * 70, 70)
-        assert made.retire(sequence, 99) == Retired(sequence, 2)
+        assert made.retire(sequence, 99) == RetiredSequence(sequence, 2)
     return made
 
 
@@ -108,21 +108,21 @@ def test_what_is_begun_from_often_is_kept_longest_where_that_is_the_policy() -> 
     some = cache(1, 2, 3, rules=PrefixRules(policy="frequent"))
     some.acknowledge(4, (1,) * 70 + (9,) * 70, 128)
     assert some.retire(4, 99) is not None
-    some.index.use(1)
-    some.index.use(2)
-    some.index.use(4)
+    some.index.count_use(1)
+    some.index.count_use(2)
+    some.index.count_use(4)
     assert list(some.evict(1, 0)) == [3]
     assert list(some.evict(1, 0)) == [2]
     assert list(some.evict(1, 0)) == [1]
     some.acknowledge(5, (2,) * 70, 70)
-    assert some.index.uses(5) == 0
-    assert some.index.uses(4) == 2
+    assert some.index.num_uses(5) == 0
+    assert some.index.num_uses(4) == 2
 
 
 def test_no_more_than_its_share_is_kept() -> None:
     """Counted in blocks of all the room that there is."""
     some = cache(1, 2, 3, rules=PrefixRules(share=0.5))
-    assert [some.blocks_beyond(room) for room in (4, 10, 12, 100)] == [4, 1, 0, 0]
+    assert [some.excess_blocks(room) for room in (4, 10, 12, 100)] == [4, 1, 0, 0]
 
 
 def test_what_is_pinned_stays() -> None:
@@ -147,14 +147,14 @@ def test_what_another_holds_too_is_not_kept() -> None:
     assert some.retire(4, 99) is None
     assert some.retire(1, 99) is None
     some.pin(2)
-    assert some.retire(2, 99) == Retired(2, 2)
+    assert some.retire(2, 99) == RetiredSequence(2, 2)
     assert some.retire(3, 99) is None
     assert some.find(A) == (2, 64)
 
 
 def test_a_cache_that_is_off_keeps_and_finds_nothing() -> None:
     """Whatever it is told."""
-    off = PrefixCache(PrefixRules(is_kept=False))
+    off = PrefixCache(PrefixRules(is_enabled=False))
     off.acknowledge(1, A, 96)
     assert (off.find(A), off.retire(1, 99), off.num_blocks) == (None, None, 0)
 
@@ -228,8 +228,8 @@ def test_cached_tokens_are_those_of_the_first_time() -> None:
     request = Request(submit("b", num_prompt=70), None, 0.0, None)
     prompt = list(request.submit.prompt)
     sequence = Sequence(2, request, 0, 0, tokens=[*prompt, 7], limit=79, num_restored=1, num_cached=64)
-    sequence.enter((1, 32))
-    sequence.cut_to(0)
+    sequence.admit((1, 32))
+    sequence.truncate_to(0)
     assert sequence.num_cached == 64
 
 
@@ -361,7 +361,7 @@ def test_a_new_epoch_forgets_all_beginnings(make_bench) -> None:
 def test_without_kv_every_token_computes_its_whole_sequence(make_bench, chunk: int) -> None:
     """``kv_cache`` off: for every token all that is known goes in again from position 0, cut to nothing before."""
     of = settings(
-        scheduler=scheduling(kv_cache=False, prefill_chunk=chunk).scheduler, prefix=PrefixRules(is_kept=False)
+        scheduler=scheduling(kv_cache=False, prefill_chunk=chunk).scheduler, prefix=PrefixRules(is_enabled=False)
     )
     bench = make_bench(of).serve(1)
     bench.say(submit(num_prompt=6, max_tokens=3))

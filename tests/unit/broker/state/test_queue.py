@@ -7,7 +7,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from swarm.broker.state import Request, Sequence
-from swarm.broker.state.queue import MAX_IDLE_TENANTS, MIN_HUSKS, Queue
+from swarm.broker.state.queue import MAX_IDLE_TENANTS, MIN_TOMBSTONES, WaitingQueue
 from tests.unit.broker.bench import submit
 
 
@@ -19,14 +19,14 @@ def waiting(
     return Sequence(number, request, 0, 1, list(request.submit.prompt), num_prompt + 8)
 
 
-def filled(*sequences: Sequence) -> Queue:
-    queue = Queue()
+def filled(*sequences: Sequence) -> WaitingQueue:
+    queue = WaitingQueue()
     for sequence in sequences:
         queue.add(sequence)
     return queue
 
 
-def drained(queue: Queue) -> list[int]:
+def drained(queue: WaitingQueue) -> list[int]:
     found = []
     while (sequence := queue.pop()) is not None:
         found.append(sequence.id)
@@ -36,11 +36,11 @@ def drained(queue: Queue) -> list[int]:
 def test_a_higher_class_goes_first() -> None:
     """Whatever came when."""
     queue = filled(waiting(1, priority=-50), waiting(2), waiting(3, priority=50), waiting(4, priority=7))
-    assert queue.highest == 50
-    assert queue.by_class() == {-50: 1, 0: 1, 50: 1, 7: 1}
+    assert queue.highest_class == 50
+    assert queue.counts_by_class() == {-50: 1, 0: 1, 50: 1, 7: 1}
     assert [s.id for s in queue] == [3, 4, 2, 1]
     assert drained(queue) == [3, 4, 2, 1]
-    assert queue.highest is None
+    assert queue.highest_class is None
 
 
 def test_of_one_tenant_the_earliest_deadline_goes_first() -> None:
@@ -103,34 +103,34 @@ def test_silence_earns_nothing() -> None:
 def test_work_is_what_is_known_and_what_may_come() -> None:
     """Prompts count in full, answers by the part of their length that they usually come to."""
     queue = filled(waiting(1, num_prompt=10), waiting(2, num_prompt=20))
-    assert queue.work(1.0) == 10 + 20 + 2 * 8
-    assert queue.work(0.5) == 10 + 20 + 8
+    assert queue.pending_tokens(1.0) == 10 + 20 + 2 * 8
+    assert queue.pending_tokens(0.5) == 10 + 20 + 8
     queue.pop()
-    assert queue.work(1.0) == 20 + 8
+    assert queue.pending_tokens(1.0) == 20 + 8
 
 
 def test_parked_ones_wait_without_a_turn() -> None:
     """They count and are seen, but are not taken before there is another plan; they may go at any time."""
     one, other = waiting(1), waiting(2)
-    queue = Queue()
+    queue = WaitingQueue()
     queue.set_aside(one)
     queue.set_aside(other)
     assert (len(queue), queue.pop(), one in queue) == (2, None, True)
     queue.remove(other)
-    queue.bring_back()
+    queue.restore_aside()
     assert drained(queue) == [1]
 
 
 def test_all_of_a_tenant_are_counted_and_patience_is_that_of_the_parked() -> None:
     """Those without a turn take places too, until they are given up: the longest aside first."""
     queue = filled(waiting(1, "a"), waiting(2, "b"), waiting(3, "a"))
-    assert queue.patience_left(1, 30.0) == 0.0
+    assert queue.seconds_until_given_up(1, 30.0) == 0.0
     for number, unfit_s in ((4, 5.0), (5, 20.0), (6, 50.0)):
         aside = waiting(number, "a")
         aside.unfit_s = unfit_s
         queue.set_aside(aside)
-    assert [queue.num_of(tenant) for tenant in "abc"] == [5, 1, 0]
-    assert [queue.patience_left(num, 30.0) for num in (0, 1, 2, 3, 9)] == [0.0, 0.0, 10.0, 25.0, 25.0]
+    assert [queue.num_waiting(tenant) for tenant in "abc"] == [5, 1, 0]
+    assert [queue.seconds_until_given_up(num, 30.0) for num in (0, 1, 2, 3, 9)] == [0.0, 0.0, 10.0, 25.0, 25.0]
 
 
 def test_tenants_are_bounded() -> None:
@@ -138,22 +138,22 @@ def test_tenants_are_bounded() -> None:
     queue = filled(waiting(0, "waits"))
     for number in range(1, 3 * MAX_IDLE_TENANTS):
         queue.charge(f"t{number}", 1)
-    names = {name for name, _, _ in queue.by_tenant()}
+    names = {name for name, _, _ in queue.loads_by_tenant()}
     assert len(names) <= MAX_IDLE_TENANTS
     assert "waits" in names
-    assert queue.by_tenant()[0][:2] == ("waits", 1)
+    assert queue.loads_by_tenant()[0][:2] == ("waits", 1)
 
 
 def test_husks_are_swept() -> None:
     """Sequences that are withdrawn out of turn don't pile up, and those among them keep their order."""
-    sequences = [waiting(number, "abc"[number % 3]) for number in range(10 * MIN_HUSKS)]
+    sequences = [waiting(number, "abc"[number % 3]) for number in range(10 * MIN_TOMBSTONES)]
     queue = filled(*sequences)
     for sequence in sequences:
         if sequence.id % 10:
             queue.remove(sequence)
     heaps = [heap for group in queue._classes.values() for heap in group.heaps.values()]
-    assert sum(len(heap) for heap in heaps) <= 2 * MIN_HUSKS + len(queue)
-    assert sorted(drained(queue)) == list(range(0, 10 * MIN_HUSKS, 10))
+    assert sum(len(heap) for heap in heaps) <= 2 * MIN_TOMBSTONES + len(queue)
+    assert sorted(drained(queue)) == list(range(0, 10 * MIN_TOMBSTONES, 10))
 
 
 _MOVES = st.lists(
@@ -166,7 +166,7 @@ _MOVES = st.lists(
 def test_nobody_is_lost(moves: list[tuple[str, int]]) -> None:
     """Whatever comes and goes: the queue holds exactly those that were added and not taken, and never hands out one
     while a higher class waits."""
-    queue, inside, number = Queue(), {}, 0
+    queue, inside, number = WaitingQueue(), {}, 0
     for what, chance in moves:
         chosen = inside[sorted(inside)[chance % len(inside)]] if inside else None
         match what:
@@ -190,9 +190,9 @@ def test_nobody_is_lost(moves: list[tuple[str, int]]) -> None:
                 queue.remove(chosen)
                 queue.set_aside(chosen)
             case "bring_back":
-                queue.bring_back()
+                queue.restore_aside()
         assert {s.id for s in queue} == inside.keys()
         assert len(queue) == len(inside)
-        assert sum(queue.by_class().values()) == len(inside) - len(queue.aside)
+        assert sum(queue.counts_by_class().values()) == len(inside) - len(queue.aside)
     turns = [s for s in inside.values() if s.id not in queue.aside]
-    assert queue.work(1.0) == sum(s.limit for s in turns)
+    assert queue.pending_tokens(1.0) == sum(s.limit for s in turns)

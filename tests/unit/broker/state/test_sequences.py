@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import Note
+from swarm.broker.actions import WriteLog
 from swarm.broker.events import Tick
 from swarm.broker.state import Sequence, SequenceState, State
-from swarm.broker.state.standing import MOVES, VERBS, Rebuild
+from swarm.broker.state.lifecycle import ALLOWED_STATES, TRANSITIONS, Rebuild
 from swarm.errors import IllegalMove
 from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench, settings, submit
 
 MOVING: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
-    "enter": (SequenceState.RUNNING, lambda s: s.enter(None)),
-    "take_back": (SequenceState.RUNNING, lambda s: s.take_back(1, 0.0)),
-    "wait_again": (SequenceState.WAITING, lambda s: s.wait_again()),
+    "enter": (SequenceState.RUNNING, lambda s: s.admit(None)),
+    "take_back": (SequenceState.RUNNING, lambda s: s.resume(1, 0.0)),
+    "wait_again": (SequenceState.WAITING, lambda s: s.requeue()),
     "end": (SequenceState.ENDED, lambda s: s.end("stop", "", 0.0)),
 }
 
@@ -29,7 +29,7 @@ def test_a_move_is_refused_where_the_table_has_no_such_move(serving: Bench, stat
     serving.say(submit("a", num_prompt=3))
     sequence = Sequence(7, serving.sequence("a").request, 0, 1, [1, 2, 3], 20, state=state)
     to, act = MOVING[verb]
-    if to in MOVES[state]:
+    if to in TRANSITIONS[state]:
         act(sequence)
         assert sequence.state is to
     else:
@@ -40,35 +40,35 @@ def test_a_move_is_refused_where_the_table_has_no_such_move(serving: Bench, stat
 RUN = Rebuild(None, LayerRange(0, 3), 3, stop=2, start=0, done=0)
 GIVEN: dict[str, tuple[object, ...]] = {
     "acknowledge": (1,),
-    "be_first_to_wait": (0.0,),
-    "be_not_finite": ("w0",),
-    "bound": (10,),
-    "compute_from": (1,),
-    "cut_answer": (0,),
-    "cut_to": (1,),
+    "start_counting_overtakes": (0.0,),
+    "record_not_finite": ("w0",),
+    "lower_limit": (10,),
+    "recompute_from": (1,),
+    "truncate_answer": (0,),
+    "truncate_to": (1,),
     "dispatch": (1,),
     "expect_stop": (1,),
-    "grow": (5, (), None, 0.0),
-    "lag": ([RUN],),
-    "level": (RUN,),
-    "not_fit": (1.0,),
+    "append_token": (5, (), None, 0.0),
+    "start_rebuild": ([RUN],),
+    "finish_rebuild": (RUN,),
+    "add_unfit_time": (1.0,),
     "start": (0.0,),
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALLOWED_STATES)
 @pytest.mark.parametrize("state", SequenceState)
 def test_a_verb_is_refused_in_a_state_where_it_does_not_belong(serving: Bench, state: SequenceState, verb: str) -> None:
     """A step of one that waits, a token of one that has ended: nothing is changed, and the error tells its story."""
     serving.say(submit("a", num_prompt=3))
     sequence = Sequence(7, serving.sequence("a").request, 0, 1, [1, 2, 3], 20, state=state, rebuilds=[RUN])
-    before, act = sequence.story(), getattr(sequence, verb)
-    if state in VERBS[verb]:
+    before, act = sequence.describe(), getattr(sequence, verb)
+    if state in ALLOWED_STATES[verb]:
         act(*GIVEN.get(verb, ()))
     else:
         with pytest.raises(IllegalMove, match=f"it can't {verb.replace('_', ' ')}: sequence 7 of a is {state.value}"):
             act(*GIVEN.get(verb, ()))
-        assert (sequence.story(), sequence.rebuilds) == (before, [RUN])
+        assert (sequence.describe(), sequence.rebuilds) == (before, [RUN])
 
 
 def one_more_block(state: State) -> None:
@@ -107,29 +107,29 @@ def room_without_running(state: State) -> None:
 
 
 def no_plan(state: State) -> None:
-    state.book.current = None
+    state.plans.current = None
 
 
 def counted_on_though_gone(state: State) -> None:
-    next(iter(state.workers.values())).fall_out("its connection closed")
+    next(iter(state.workers.values())).put_out("its connection closed")
 
 
 def levelled_without_a_plan(state: State) -> None:
-    state.flights.clear()
-    state.book.current = None
+    state.in_flight.clear()
+    state.plans.current = None
     state.rebuilding.queue.append(next(iter(state.running)))
 
 
 def levelled_twice(state: State) -> None:
-    state.rebuilding.under_way += [next(iter(state.running))] * 2
+    state.rebuilding.in_progress += [next(iter(state.running))] * 2
 
 
 def running_among_the_ended(state: State) -> None:
-    state.shelf.add(next(iter(state.running)).request)
+    state.ended_requests.add(next(iter(state.running)).request)
 
 
 def shelf_of_another_weight(state: State) -> None:
-    state.shelf.weight += 1
+    state.ended_requests.weight += 1
 
 
 WRONG = {
@@ -159,5 +159,5 @@ def test_a_broken_rule_is_told_and_logged(damage: Callable[[State], None]) -> No
     damage(found.state)
     assert any(WRONG[damage] in wrong for wrong in found.state.check())
     if damage not in (no_plan, levelled_without_a_plan, levelled_twice):  # which a tick mends at once
-        noted = [action for action in found.core.handle(Tick(), found.now) if isinstance(action, Note)]
+        noted = [action for action in found.core.handle(Tick(), found.now) if isinstance(action, WriteLog)]
         assert any(note.event == "rule_broken" and WRONG[damage] in str(note.fields["what"]) for note in noted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.broker.state import SequenceState
-from swarm.broker.steps.room import MAX_PREEMPTED
+from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
 from swarm.wire.messages import BLOCK, Finished, SequencePosition, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, steps, submit
 
@@ -66,7 +66,7 @@ def test_the_youngest_gives_way_and_is_computed_again(make_bench) -> None:
         bench.finish()
     victim = bench.sequence("b")
     assert (_running(bench), _waiting(bench)) == ({"a"}, ["b"])
-    assert (victim.kv, victim.scheduled, victim.blocks, victim.told) == (0, 0, 0, False)
+    assert (victim.kv, victim.scheduled, victim.blocks, victim.is_open_in_stages) == (0, 0, 0, False)
     assert bench.pipe[-1].release == (victim.id,)
     known = tuple(victim.tokens)
     assert len(known) > 3
@@ -106,7 +106,7 @@ def test_the_oldest_is_never_asked(make_bench) -> None:
     bench.run_dry()
     assert bench.sequence("r0").num_preempted == 0
     times = [bench.sequence(f"r{number}").num_preempted for number in range(12)]
-    assert 0 < max(times) <= MAX_PREEMPTED
+    assert 0 < max(times) <= MAX_PREEMPTIONS
     assert all(s.reason == "length" for s in bench.state.sequences.values())
 
 
@@ -114,7 +114,7 @@ def test_who_gave_way_often_enters_with_all_its_room(make_bench) -> None:
     """And is not asked again."""
     bench = _small(make_bench, 4)
     bench.say(submit("a", num_prompt=3, max_tokens=3 * BLOCK))
-    bench.sequence("a").num_preempted = MAX_PREEMPTED
+    bench.sequence("a").num_preempted = MAX_PREEMPTIONS
     bench.lose("w0")
     bench.join("w1", kv_capacity=4 * BLOCK)
     bench.tick()

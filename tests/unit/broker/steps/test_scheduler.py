@@ -16,14 +16,14 @@ from swarm.broker.reports import scheduling as scheduling_report
 from swarm.broker.state import SequenceState
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.scheduler import (
-    MAX_PASSED,
-    MAX_PASSED_S,
-    MOST_TELLING_BYTES,
-    PROMPT_SHARE,
-    SPLIT_FROM,
+    MAX_OPEN_BYTES,
+    MAX_OVERTAKEN_S,
+    MAX_OVERTAKES,
+    MIN_DECODES_TO_SPLIT,
+    MIN_PROMPT_SHARE,
     Mode,
     SchedulerSettings,
-    depth,
+    max_steps_in_flight,
 )
 from swarm.params import MAX_GRAMMAR, Grammar
 from swarm.wire.messages import Ack, Attach, Cancel, Finished, SequencePosition, Step, Stop
@@ -92,9 +92,9 @@ def test_long_grammars_are_told_over_several_steps(make_bench) -> None:
     for _ in range(5):
         (step,) = steps(bench.finish())
         opened.append(len(step.open))
-        assert sum(len(msgspec.msgpack.encode(item)) for item in step.open) < MOST_TELLING_BYTES
+        assert sum(len(msgspec.msgpack.encode(item)) for item in step.open) < MAX_OPEN_BYTES
     assert sum(opened) == 10
-    assert max(opened) == MOST_TELLING_BYTES // (4 * MAX_GRAMMAR + 15)
+    assert max(opened) == MAX_OPEN_BYTES // (4 * MAX_GRAMMAR + 15)
     assert [item for item in opened if item] == [3, 3, 3, 1]
 
 
@@ -171,8 +171,8 @@ def test_prompts_are_shared_out_over_the_pipe(make_bench) -> None:
     assert [row(s) for s in bench.pipe] == [[(1, 0, 200)], [(1, 200, 100)]]
     assert bench.state.decided.throttle == "pending"
     bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
-    bench.say(submit("short", num_prompt=PROMPT_SHARE))
-    assert [row(s) for s in bench.pipe] == [[(1, 0, PROMPT_SHARE)]]
+    bench.say(submit("short", num_prompt=MIN_PROMPT_SHARE))
+    assert [row(s) for s in bench.pipe] == [[(1, 0, MIN_PROMPT_SHARE)]]
     assert bench.state.decided.throttle == "none"
 
 
@@ -270,7 +270,7 @@ def test_what_is_decided_can_be_seen(make_bench) -> None:
     bench.say(submit("c", tenant="bob", priority=-50))
     bench.say(submit("d", tenant="bob", priority=7))
     bench.finish()
-    scheduler, queue = scheduling_report.scheduler(bench.state), scheduling_report.queue(bench.state)
+    scheduler, queue = scheduling_report.report_scheduler(bench.state), scheduling_report.report_queue(bench.state)
     assert (scheduler["mode"], scheduler["depth"], scheduler["preemptions"]) == ("overlapped", 2, 1)
     assert queue["classes"] == {"7": 1, "normal": 1, "low": 1}
     assert {name: of["waiting"] for name, of in queue["tenants"].items()} == {"bob": 2, "ada": 1}
@@ -279,15 +279,15 @@ def test_what_is_decided_can_be_seen(make_bench) -> None:
 
 def test_as_many_steps_in_flight_as_stages_but_one_in_batch_mode() -> None:
     """One step in flight in batch mode; else as many as there are stages."""
-    assert [depth("batch", n) for n in (1, 2, 5)] == [1, 1, 1]
-    assert [depth("overlapped", n) for n in (1, 2, 5)] == [1, 2, 5]
-    assert [depth("auto", n) for n in (1, 2, 5)] == [1, 2, 5]
+    assert [max_steps_in_flight("batch", n) for n in (1, 2, 5)] == [1, 1, 1]
+    assert [max_steps_in_flight("overlapped", n) for n in (1, 2, 5)] == [1, 2, 5]
+    assert [max_steps_in_flight("auto", n) for n in (1, 2, 5)] == [1, 2, 5]
 
 
 def test_depth_on_one_machine() -> None:
     """Left to itself, the broker doesn't let stages that share cores compete for them; if told to, it does."""
-    assert [depth("auto", n, shares_cores=True) for n in (1, 2, 5)] == [1, 1, 1]
-    assert [depth("overlapped", n, shares_cores=True) for n in (1, 2, 5)] == [1, 2, 5]
+    assert [max_steps_in_flight("auto", n, shares_cores=True) for n in (1, 2, 5)] == [1, 1, 1]
+    assert [max_steps_in_flight("overlapped", n, shares_cores=True) for n in (1, 2, 5)] == [1, 2, 5]
 
 
 def _decoding(make_bench, mode: Mode, num_sequences: int, num_workers: int = 2) -> Bench:
@@ -364,11 +364,11 @@ def test_where_a_step_has_one_token_prompts_and_answers_take_turns(make_bench) -
 
 
 def test_auto_splits_only_what_is_worth_it(make_bench) -> None:
-    """Few decodes stay together in one step; from ``SPLIT_FROM`` on they are shared out."""
-    few = _decoding(make_bench, "auto", SPLIT_FROM - 1)
-    assert sum(len(s.rows) for s in few.pipe) == SPLIT_FROM - 1
-    many = _decoding(make_bench, "auto", SPLIT_FROM)
-    assert max(len(s.rows) for s in many.pipe) == SPLIT_FROM // 2
+    """Few decodes stay together in one step; from ``MIN_DECODES_TO_SPLIT`` on they are shared out."""
+    few = _decoding(make_bench, "auto", MIN_DECODES_TO_SPLIT - 1)
+    assert sum(len(s.rows) for s in few.pipe) == MIN_DECODES_TO_SPLIT - 1
+    many = _decoding(make_bench, "auto", MIN_DECODES_TO_SPLIT)
+    assert max(len(s.rows) for s in many.pipe) == MIN_DECODES_TO_SPLIT // 2
 
 
 def test_chunks_of_one_prompt_follow_each_other_through_the_pipe(make_bench) -> None:
@@ -424,23 +424,23 @@ def test_a_big_one_is_passed_only_so_often(make_bench) -> None:
     """Small ones that keep coming do not keep a big one out: after so many the room is kept free for it, and whoever
     came later comes after it."""
     bench = _full_but_for_one(make_bench)
-    for number in range(MAX_PASSED + 5):
+    for number in range(MAX_OVERTAKES + 5):
         bench.say(submit(f"small{number}", num_prompt=1, max_tokens=1))
         bench.finish()
-    assert bench.sequence("big").num_passed == MAX_PASSED
-    ended = [r.id for r in bench.state.requests.values() if r.id.startswith("small") and r.ended]
-    assert 0 < len(ended) <= MAX_PASSED
+    assert bench.sequence("big").num_overtaken == MAX_OVERTAKES
+    ended = [r.id for r in bench.state.requests.values() if r.id.startswith("small") and r.has_ended]
+    assert 0 < len(ended) <= MAX_OVERTAKES
     while bench.sequence("long").reason is None:
         bench.finish()
     assert [s.request.id for s in bench.state.running] == ["big"]
     bench.run_dry()
-    assert all(r.ended for r in bench.state.requests.values())
+    assert all(r.has_ended for r in bench.state.requests.values())
 
 
 def test_a_big_one_is_passed_only_for_so_long(make_bench) -> None:
     """A few small ones, far apart, do not keep it out either."""
     bench = _full_but_for_one(make_bench)
-    bench.tick(MAX_PASSED_S + 0.1)
+    bench.tick(MAX_OVERTAKEN_S + 0.1)
     bench.say(submit("late", num_prompt=1, max_tokens=1))
     bench.finish()
     assert [s.request.id for s in bench.state.waiting] == ["big", "late"]
@@ -452,7 +452,7 @@ def test_what_fits_nowhere_holds_up_nobody(make_bench) -> None:
     bench.say(submit("huge", num_prompt=300))
     bench.join("w1", kv_capacity=4 * 32)
     bench.tick()
-    bench.tick(MAX_PASSED_S + 0.1)
+    bench.tick(MAX_OVERTAKEN_S + 0.1)
     bench.say(submit("small"))
     bench.run_dry()
     assert bench.sequence("small").reason == "length"
@@ -574,7 +574,7 @@ def test_random_events_keep_the_invariants(
 def test_a_tenant_is_charged_for_each_token(serving: Bench) -> None:
     """One each, as it comes."""
     serving.say(submit(max_tokens=5, ignore_eos=True))
-    tenant = serving.state.waiting._tenant(serving.state.requests["r"].tenant)
+    tenant = serving.state.waiting._get_tenant(serving.state.requests["r"].tenant)
     charged = []
     for _ in range(4):
         serving.finish()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.client.results import Piece
-from swarm.client.text.assemble import Assembler
+from swarm.client.text.assemble import PieceAssembler
 from swarm.client.text.tokenizer import TextModel
 from swarm.params import SamplingParams
 from tests.integration.fake_broker import EOS, say, tokenizer_files
@@ -15,13 +15,13 @@ MODEL = TextModel.load(tokenizer_files())
 assert MODEL is not None
 
 
-def assembler(text: TextModel | None = MODEL, **params: object) -> Assembler:
+def assembler(text: TextModel | None = MODEL, **params: object) -> PieceAssembler:
     checked = SamplingParams(**{"max_tokens": 1000, **params})  # type: ignore[arg-type]
     ends = frozenset() if checked.ignore_eos else frozenset({EOS})
-    return Assembler(checked, 0, ends | set(checked.stop_token_ids), None if text is None else text.detokenizer())
+    return PieceAssembler(checked, 0, ends | set(checked.stop_token_ids), None if text is None else text.detokenizer())
 
 
-def run(made: Assembler, tokens: list[int], reason: str = "length") -> list[Piece]:
+def run(made: PieceAssembler, tokens: list[int], reason: str = "length") -> list[Piece]:
     pieces = [piece for token in tokens for piece in made.push(token)]
     return pieces + made.finish("stop" if made.stop_at is not None else reason)
 

@@ -8,14 +8,14 @@ from collections import deque
 
 import pytest
 
-from swarm.client.text.budget import Budget, TimePassed
+from swarm.client.text.budget import TemplateBudget, TemplateTimeout
 from swarm.client.text.template import MAX_SOURCE
-from swarm.client.text.tokenizer import Rendering, TextModel, TooSlow
+from swarm.client.text.tokenizer import ChatRendering, TemplateTooSlow, TextModel
 from swarm.errors import InvalidRequest, ModelError
 from tests.integration.fake_broker import tokenizer_files
 
 USER = [{"role": "user", "content": "x"}]
-A_MOMENT = Rendering(time_s=0.2)
+A_MOMENT = ChatRendering(time_s=0.2)
 
 
 def model(template: str) -> TextModel:
@@ -35,7 +35,7 @@ def model(template: str) -> TextModel:
 )
 def test_a_template_has_its_time(template: str) -> None:
     began = time.thread_time()
-    with pytest.raises(TooSlow, match=r"longer than 0\.2 s"):
+    with pytest.raises(TemplateTooSlow, match=r"longer than 0\.2 s"):
         model(template).encode_chat(USER, how=A_MOMENT)
     assert time.thread_time() - began < 5
 
@@ -112,10 +112,10 @@ def test_ordinary_templates_have_room() -> None:
 
 def test_time_is_that_of_a_processor() -> None:
     """A machine that is busy refuses nothing."""
-    budget = Budget(1, time_s=60.0)
+    budget = TemplateBudget(1, time_s=60.0)
     until = time.thread_time() + 0.01
     while time.thread_time() < until:
         budget.tick()
-    late = Budget(1, time_s=0.0)
-    with pytest.raises(TimePassed):
+    late = TemplateBudget(1, time_s=0.0)
+    with pytest.raises(TemplateTimeout):
         deque((late.tick() for _ in range(200)), maxlen=0)

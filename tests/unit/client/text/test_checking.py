@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from swarm.client.text import grammar as module
-from swarm.client.text.checking import GrammarChecks
 from swarm.client.text.grammar import GrammarChecker
+from swarm.client.text.grammar_checks import GrammarCheckPool
 from swarm.errors import InvalidRequest, Overloaded, Unavailable
 from swarm.params import Grammar, SamplingParams
 from tests.integration.fake_broker import EOS, tiny_tokenizer
@@ -30,7 +30,7 @@ class Compiler:
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.made = Growing[str]()
-        self._really = module.compiled
+        self._really = module.compile_grammar
 
     def __call__(self, grammar: Grammar, words: LLTokenizer) -> LLMatcher:
         self.made.append(grammar.text)
@@ -44,7 +44,7 @@ class Compiler:
 @pytest.fixture
 async def compiler(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Compiler]:
     compiler = Compiler()
-    monkeypatch.setattr(module, "compiled", compiler)
+    monkeypatch.setattr(module, "compile_grammar", compiler)
     yield compiler
     compiler.go_on.set()
 
@@ -56,7 +56,7 @@ def checker() -> GrammarChecker:
 
 async def test_a_slow_grammar_holds_nobody_up(compiler: Compiler, checker: GrammarChecker) -> None:
     """While it is compiled, others are, one after the other; and threads that do other work are all free."""
-    checks = GrammarChecks()
+    checks = GrammarCheckPool()
     slow = asyncio.create_task(checks.check(checker, asked("slow")))
     await compiler.is_at("slow")
     for text in ("a", "b+", "[cd]"):
@@ -72,7 +72,7 @@ async def test_a_slow_grammar_holds_nobody_up(compiler: Compiler, checker: Gramm
 
 async def test_what_is_known_needs_no_thread(compiler: Compiler, checker: GrammarChecker) -> None:
     """However many slow ones are being compiled; also that something is wrong."""
-    checks = GrammarChecks()
+    checks = GrammarCheckPool()
     await checks.check(checker, asked("a"))
     with pytest.raises(InvalidRequest, match="unclosed group"):
         await checks.check(checker, asked("("))
@@ -89,7 +89,7 @@ async def test_what_is_known_needs_no_thread(compiler: Compiler, checker: Gramma
 
 async def test_a_grammar_that_many_ask_for_is_compiled_once(compiler: Compiler, checker: GrammarChecker) -> None:
     """Also when one of them goes away meanwhile."""
-    checks = GrammarChecks()
+    checks = GrammarCheckPool()
     tasks = [asyncio.create_task(checks.check(checker, asked("slow"))) for _ in range(20)]
     await compiler.is_at("slow")
     tasks[0].cancel()
@@ -103,7 +103,7 @@ async def test_a_grammar_that_many_ask_for_is_compiled_once(compiler: Compiler, 
 
 async def test_too_many_are_told_to_come_again(compiler: Compiler, checker: GrammarChecker) -> None:
     """Who would be one too many, and who has waited too long; later they are served."""
-    checks = GrammarChecks(most=2, wait_s=0.05)
+    checks = GrammarCheckPool(max_checks=2, wait_s=0.05)
     waiting = [asyncio.create_task(checks.check(checker, asked(f"slow{n}"))) for n in range(2)]
     await compiler.is_at("slow1")
     with pytest.raises(Overloaded, match="2 grammars are being compiled; try again later") as caught:
@@ -126,7 +126,7 @@ async def test_too_many_are_told_to_come_again(compiler: Compiler, checker: Gram
 
 async def test_closing_ends_the_wait(compiler: Compiler, checker: GrammarChecker) -> None:
     """Of those whose turn has not come."""
-    checks = GrammarChecks()
+    checks = GrammarCheckPool()
     tasks = [asyncio.create_task(checks.check(checker, asked(f"slow{n}"))) for n in range(3)]
     await compiler.is_at("slow1")
     checks.close()

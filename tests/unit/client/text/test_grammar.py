@@ -42,8 +42,8 @@ def test_a_model_must_be_able_to_read_and_to_end() -> None:
 def test_a_grammar_is_compiled_once_while_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of a thousand prompts costs one; and what is remembered is bounded."""
     made = []
-    monkeypatch.setattr(module, "compiled", lambda grammar, _: made.append(grammar))
-    monkeypatch.setattr(module, "MOST_GRAMMARS", 3)
+    monkeypatch.setattr(module, "compile_grammar", lambda grammar, _: made.append(grammar))
+    monkeypatch.setattr(module, "MAX_GRAMMARS", 3)
     checker = GrammarChecker(tiny_tokenizer(), (EOS,))
     for _ in range(1000):
         checker.check(asked("regex", "a"))

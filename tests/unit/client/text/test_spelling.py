@@ -12,13 +12,13 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from swarm.client.text.spelling import Spelling, is_control
-from swarm.client.text.tokenizer import Rendering, TextModel
+from swarm.client.text.tokenizer import ChatRendering, TextModel
 from swarm.errors import InvalidRequest
 from tests.integration.fake_broker import tokenizer_files
 
 TEMPLATES = Path(__file__).parents[2] / "gateway" / "tools" / "templates"
 FAMILIES = ("hermes", "llama31", "mistral", "granite", "deepseek", "coder")
-AS_BEFORE = Rendering(parse_special=True)
+AS_BEFORE = ChatRendering(parse_special=True)
 _CONTROL = re.compile(r"<[|｜][^<>\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>")
 _MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added tokens, and not special
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from swarm.client.text.spelling import Spelling
 from swarm.client.text.vocabulary import (
-    CHARS_A_TOKEN,
-    MOST_CHARS,
-    PIECE,
+    CHARS_PER_TOKEN,
+    MAX_CHARS,
+    PIECE_CHARS,
     Vocabulary,
     load_tokenizer,
     longest_token_bytes,
@@ -98,17 +98,17 @@ def test_without_a_proof_the_tokens_of_pieces_are_counted(monkeypatch: pytest.Mo
     seen: list[int] = []
     monkeypatch.setattr("swarm.client.text.vocabulary._encode", lambda _, text: seen.append(len(text)) or [1] * 1000)
     with pytest.raises(InvalidRequest, match="more than 3000 tokens"):
-        one.encode("x" * (20 * PIECE), most=3000)
-    assert seen == [PIECE] * 4
+        one.encode("x" * (20 * PIECE_CHARS), most=3000)
+    assert seen == [PIECE_CHARS] * 4
 
 
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     one = vocabulary(village(normalizer={"type": "StripAccents"}))
     monkeypatch.setattr("swarm.client.text.vocabulary._encode", lambda *_, **__: [1])
-    assert one.encode("x" * MOST_CHARS, most=100) == (1,)
-    with pytest.raises(InvalidRequest, match=f"at most {MOST_CHARS} are read"):
-        one.encode("x" * (MOST_CHARS + 2 * PIECE), most=100)
-    assert one.encode("x" * (MOST_CHARS + 2 * PIECE), most=MOST_CHARS // CHARS_A_TOKEN * 2) == (1,)
+    assert one.encode("x" * MAX_CHARS, most=100) == (1,)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_CHARS} are read"):
+        one.encode("x" * (MAX_CHARS + 2 * PIECE_CHARS), most=100)
+    assert one.encode("x" * (MAX_CHARS + 2 * PIECE_CHARS), most=MAX_CHARS // CHARS_PER_TOKEN * 2) == (1,)
 
 
 @pytest.mark.parametrize("tokenizer", [village(), tiny_tokenizer()])

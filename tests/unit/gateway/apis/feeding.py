@@ -8,18 +8,26 @@ from typing import Any
 import msgspec
 
 from swarm.client.text.tokenizer import TextModel
-from swarm.gateway.answer import CallBegins, CallEnds, CallText, Counts, End, Part, Text
-from swarm.gateway.apis.writer import Sse, Writer
-from swarm.gateway.desk.served import Served
-from swarm.grammar import vocabulary
+from swarm.gateway.answer import (
+    AnswerPart,
+    CallArgumentsPart,
+    CallEndPart,
+    CallStartPart,
+    ChoiceEndPart,
+    TextPart,
+    TokenCounts,
+)
+from swarm.gateway.apis.writer import AnswerWriter, SseEvent
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.grammar import grammar_vocabulary
 from swarm.wire.messages import Manifest
 from tests.integration.fake_broker import tokenizer_files
 
 Json = dict[str, Any]
-COUNTS = Counts(11, 5, 3)
+COUNTS = TokenCounts(11, 5, 3)
 
 
-def served(aliases: tuple[str, ...] = ()) -> Served:
+def served(aliases: tuple[str, ...] = ()) -> ServedModel:
     """A model that nobody runs."""
     manifest = Manifest(
         name="toy",
@@ -39,35 +47,35 @@ def served(aliases: tuple[str, ...] = ()) -> Served:
     )
     text = TextModel.load(tokenizer_files())
     assert text is not None
-    made = Served.of(manifest, text, 128, aliases)
-    made.words = vocabulary(text.tokenizer.to_str(), manifest.eos_token_ids)
+    made = ServedModel.create(manifest, text, 128, aliases)
+    made.vocabulary = grammar_vocabulary(text.tokenizer.to_str(), manifest.eos_token_ids)
     return made
 
 
-def call(number: int, name: str, *texts: str) -> list[Part]:
+def call(number: int, name: str, *texts: str) -> list[AnswerPart]:
     """A whole call."""
-    begins = CallBegins(0, number, f"call_{number}", name)
-    return [begins, *(CallText(0, number, text) for text in texts), CallEnds(0, number)]
+    begins = CallStartPart(0, number, f"call_{number}", name)
+    return [begins, *(CallArgumentsPart(0, number, text) for text in texts), CallEndPart(0, number)]
 
 
-def said(*texts: str) -> list[Part]:
-    return [Text(0, text) for text in texts]
+def said(*texts: str) -> list[AnswerPart]:
+    return [TextPart(0, text) for text in texts]
 
 
-def streamed(writer: Writer, parts: Sequence[Part], counts: Counts = COUNTS) -> list[Json]:
+def streamed(writer: AnswerWriter, parts: Sequence[AnswerPart], counts: TokenCounts = COUNTS) -> list[Json]:
     """The events of a stream; each is named after its type."""
-    events = [*writer.head(counts.prompt)]
+    events = [*writer.start_events(counts.prompt)]
     for part in parts:
         events += writer.write(part)
-    return [decoded(event) for event in [*events, *writer.tail(counts)]]
+    return [decoded(event) for event in [*events, *writer.end_events(counts)]]
 
 
-def decoded(event: Sse) -> Json:
+def decoded(event: SseEvent) -> Json:
     body: Json = msgspec.json.decode(event.data)
     assert event.event == body["type"]
     return body
 
 
-STOPPED = End(0, "stop", 5)
-CUT = End(0, "length", 5)
-CALLED = End(0, "tool_calls", 5)
+STOPPED = ChoiceEndPart(0, "stop", 5)
+CUT = ChoiceEndPart(0, "length", 5)
+CALLED = ChoiceEndPart(0, "tool_calls", 5)

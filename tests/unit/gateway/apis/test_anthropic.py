@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.answer import End, Part
-from swarm.gateway.apis.anthropic import CountBody, MessageBody, ask_of, count_of, memo_of
+from swarm.gateway.answer import AnswerPart, ChoiceEndPart
+from swarm.gateway.apis.anthropic import CountBody, MessageBody, to_count_request, to_request, to_resume_state
 from swarm.gateway.apis.anthropic_writer import MessageWriter
-from swarm.gateway.ask import Ask
-from swarm.gateway.errors import Problem
-from swarm.gateway.memo import Memo
+from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.errors import ApiError
+from swarm.gateway.resume_state import ResumeState
 from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed
 
 TOY = served()
@@ -23,13 +23,13 @@ def body(**fields: Any) -> MessageBody:
     return MessageBody.model_validate({"model": "toy", "max_tokens": 9, "messages": [USER], **fields})
 
 
-def asked(**fields: Any) -> Ask:
-    return ask_of(body(**fields), TOY)
+def asked(**fields: Any) -> CompletionRequest:
+    return to_request(body(**fields), TOY)
 
 
 def writer(**fields: Any) -> MessageWriter:
     made = body(**fields)
-    memo = Memo.read(memo_of(made, ask_of(made, TOY), 77).text())
+    memo = ResumeState.decode(to_resume_state(made, to_request(made, TOY), 77).encode())
     assert memo is not None
     return MessageWriter(memo, TOY, "r1")
 
@@ -97,11 +97,11 @@ def test_bookkeeping_is_accepted() -> None:
     ],
 )
 def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ApiError) as caught:
         asked(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
-    assert caught.value.anthropic()["error"]["type"] == "invalid_request_error"
+    assert caught.value.to_anthropic()["error"]["type"] == "invalid_request_error"
 
 
 def test_fields_of_sampling() -> None:
@@ -127,7 +127,7 @@ def test_fields_of_sampling() -> None:
 )
 def test_choices_of_tools(choice: Json, expected: tuple[str, str, bool]) -> None:
     use = asked(tools=[{**READ, "type": "custom"}], tool_choice=choice).tools
-    assert (use.choice, use.named, use.parallel) == expected
+    assert (use.choice, use.required_name, use.parallel) == expected
     assert use.tools[0].parameters == {"type": "object"}
 
 
@@ -135,7 +135,7 @@ def test_choices_of_tools(choice: Json, expected: tuple[str, str, bool]) -> None
 def test_what_is_counted_is_what_would_be_asked(choice: Json | None) -> None:
     """The same messages and tools, and whether one must be called: prompts say that."""
     fields: Json = {"model": "toy", "messages": [USER], "system": "Be kind.", "tools": [READ], "tool_choice": choice}
-    counted = count_of(CountBody.model_validate(fields), TOY)
+    counted = to_count_request(CountBody.model_validate(fields), TOY)
     ask = asked(**fields)
     assert (counted.messages, counted.tools) == (ask.messages, ask.tools)
 
@@ -190,7 +190,9 @@ def test_a_call_as_events() -> None:
 
 
 def test_an_answer_as_a_whole() -> None:
-    whole = writer(tools=[READ]).whole([*said("I ", "read."), *call(0, "Read", '{"path"', ":1}"), CALLED], COUNTS)
+    whole = writer(tools=[READ]).full_response(
+        [*said("I ", "read."), *call(0, "Read", '{"path"', ":1}"), CALLED], COUNTS
+    )
     assert whole["content"] == [
         {"type": "text", "text": "I read."},
         {"type": "tool_use", "id": "toolu_0", "name": "Read", "input": {"path": 1}},
@@ -204,21 +206,21 @@ def test_an_answer_as_a_whole() -> None:
     [
         (STOPPED, ("end_turn", None)),
         (CUT, ("max_tokens", None)),
-        (End(0, "stop", 5, "END"), ("stop_sequence", "END")),
+        (ChoiceEndPart(0, "stop", 5, "END"), ("stop_sequence", "END")),
     ],
 )
-def test_why_it_ended(end: Part, expected: tuple[str, str | None]) -> None:
-    whole = writer().whole([*said("x"), end], COUNTS)
+def test_why_it_ended(end: AnswerPart, expected: tuple[str, str | None]) -> None:
+    whole = writer().full_response([*said("x"), end], COUNTS)
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
 
 
 def test_a_call_that_was_cut_off_has_no_input() -> None:
     """Half of an object is none; the stop reason says why."""
-    whole = writer(tools=[READ]).whole([*call(0, "Read", '{"pa'), CUT], COUNTS)
+    whole = writer(tools=[READ]).full_response([*call(0, "Read", '{"pa'), CUT], COUNTS)
     assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
 
 
 def test_a_failure_is_told_in_the_stream() -> None:
-    (event,) = writer().failed(Problem(503, "gone"))
+    (event,) = writer().error_events(ApiError(503, "gone"))
     assert event.event == "error"
     assert event.data == b'{"type":"error","error":{"type":"overloaded_error","message":"gone"}}'

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.answer import Counts, End, Part
+from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TokenCounts
 from swarm.gateway.apis.chat import ChatWriter
 from swarm.gateway.apis.completions import CompletionWriter
-from swarm.gateway.memo import Memo
+from swarm.gateway.resume_state import ResumeState
 from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served
 
 TOY = served()
 
 
-def chunks(parts: list[Part], **memo: Any) -> list[Json]:
+def chunks(parts: list[AnswerPart], **memo: Any) -> list[Json]:
     """What a stream says, without its last word."""
-    writer = ChatWriter(Memo("chat", 7, **memo), TOY, "r")
-    events = [*writer.head(), *(event for part in parts for event in writer.write(part)), *writer.tail(COUNTS)]
+    writer = ChatWriter(ResumeState("chat", 7, **memo), TOY, "r")
+    events = [
+        *writer.start_events(),
+        *(event for part in parts for event in writer.write(part)),
+        *writer.end_events(COUNTS),
+    ]
     assert events[-1].data == b"[DONE]"
     return [json.loads(event.data) for event in events[:-1]]
 
@@ -30,7 +34,7 @@ def test_the_usage_chunk_has_no_choices() -> None:
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == COUNTS.prompt + COUNTS.answer
     assert [chunk["usage"] for chunk in others] == [None] * len(others)
-    text = CompletionWriter(Memo("completions", 7, usage=True), TOY, "r").tail(COUNTS)[0]
+    text = CompletionWriter(ResumeState("completions", 7, usage=True), TOY, "r").end_events(COUNTS)[0]
     assert json.loads(text.data)["choices"] == []
 
 
@@ -41,10 +45,10 @@ def test_usage_that_was_not_asked_for_does_not_come() -> None:
 
 
 @pytest.mark.parametrize("end", [STOPPED, CUT, CALLED])
-def test_the_reason_comes_once_and_last(end: End) -> None:
+def test_the_reason_comes_once_and_last(end: ChoiceEndPart) -> None:
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks([*said("a", "b"), end])]
     assert reasons == [None] * (len(reasons) - 1) + [end.reason]
-    whole = ChatWriter(Memo("chat", 7), TOY, "r").whole([*said("a", "b"), end], COUNTS)
+    whole = ChatWriter(ResumeState("chat", 7), TOY, "r").full_response([*said("a", "b"), end], COUNTS)
     assert whole["choices"][0]["finish_reason"] == end.reason
 
 
@@ -56,6 +60,6 @@ def test_texts_have_no_calls_and_calls_no_text() -> None:
     calls = [chunk["choices"][0]["delta"] for chunk in chunks(parts)]
     arguments = [each["function"]["arguments"] for delta in calls for each in delta.get("tool_calls", [])]
     assert "".join(arguments) == '{"a": 1}'
-    whole = ChatWriter(Memo("chat", 7), TOY, "r").whole(parts, Counts(1, 1))
+    whole = ChatWriter(ResumeState("chat", 7), TOY, "r").full_response(parts, TokenCounts(1, 1))
     assert whole["choices"][0]["message"]["content"] is None
     assert whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from swarm.client.results import Piece
-from swarm.gateway.answer import Part, Text
+from swarm.gateway.answer import AnswerPart, TextPart
 from swarm.gateway.apis.response_writer import ResponseWriter
-from swarm.gateway.apis.responses import ResponseBody, ask_of, memo_of
-from swarm.gateway.ask import Ask, ToolUse
-from swarm.gateway.desk.parts import Parts, call_id
-from swarm.gateway.errors import Problem
-from swarm.gateway.memo import Memo
-from swarm.gateway.tools.family import Argued, Begun, Found, Over, Said
+from swarm.gateway.apis.responses import ResponseBody, to_request, to_resume_state
+from swarm.gateway.completion.assembler import AnswerAssembler, make_call_id
+from swarm.gateway.completion_request import CompletionRequest, ToolOptions
+from swarm.gateway.errors import ApiError
+from swarm.gateway.resume_state import ResumeState
+from swarm.gateway.tool_calls.format import ArgumentsDelta, CallFinished, CallStarted, ParseResult, TextDelta
 from swarm.params import Grammar
 from swarm.wire.messages import TokenLogprob
 from tests.integration.fake_broker import say
@@ -30,26 +30,26 @@ def body(**fields: Any) -> ResponseBody:
     return ResponseBody.model_validate({"model": "toy", "input": "Hi", **fields})
 
 
-def asked(**fields: Any) -> Ask:
-    return ask_of(body(**fields), TOY)
+def asked(**fields: Any) -> CompletionRequest:
+    return to_request(body(**fields), TOY)
 
 
 def writer(**fields: Any) -> ResponseWriter:
     made = body(**fields)
-    memo = Memo.read(memo_of(made, ask_of(made, TOY), 77).text())  # as any gateway finds it
+    memo = ResumeState.decode(to_resume_state(made, to_request(made, TOY), 77).encode())  # as any gateway finds it
     assert memo is not None
     return ResponseWriter(memo, TOY, "r1")
 
 
-def refused(**fields: Any) -> Problem:
-    with pytest.raises(Problem) as caught:
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
         asked(**fields)
     return caught.value
 
 
 def test_what_is_looked_up_before_its_end_is_in_progress() -> None:
     """With what has come so far."""
-    answer = writer().whole(said("Once ", "upon"), COUNTS)
+    answer = writer().full_response(said("Once ", "upon"), COUNTS)
     assert (answer["status"], answer["usage"]) == ("in_progress", None)
     (item,) = answer["output"]
     assert (item["status"], item["content"][0]["text"]) == ("in_progress", "Once upon")
@@ -150,9 +150,9 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
 )
 def test_what_turns_out_to_be_wrong_later_has_the_clients_name(fields: Json, name: str) -> None:
     """A grammar comes of several fields."""
-    assert asked(**fields).name_of("grammar") == name
-    assert asked(**fields).name_of("max_tokens") == "max_output_tokens"
-    assert asked(**fields).name_of("temperature") == "temperature"
+    assert asked(**fields).client_name_of("grammar") == name
+    assert asked(**fields).client_name_of("max_tokens") == "max_output_tokens"
+    assert asked(**fields).client_name_of("temperature") == "temperature"
 
 
 def test_a_stream_may_go_on_without_its_reader() -> None:
@@ -188,7 +188,7 @@ def test_tools_of_both_kinds() -> None:
     assert patch.grammar.kind == "ebnf"
     assert (ask.tools.choice, ask.tools.parallel) == ("required", False)
     named = asked(tools=[SHELL, PATCH], tool_choice={"type": "custom", "name": "apply_patch"}).tools
-    assert (named.choice, named.named) == ("named", "apply_patch")
+    assert (named.choice, named.required_name) == ("named", "apply_patch")
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "shell"}]}
     assert [tool.name for tool in asked(tools=[SHELL, PATCH], tool_choice=allowed).tools.tools] == ["shell"]
 
@@ -268,10 +268,10 @@ def test_calls_as_events() -> None:
         [*call(0, "shell", '{"a'), CUT],
     ],
 )
-def test_whole_is_what_the_stream_ends_with(parts: list[Part]) -> None:
+def test_whole_is_what_the_stream_ends_with(parts: list[AnswerPart]) -> None:
     fields = {"tools": [SHELL], "metadata": {"a": "b"}, "instructions": "Be kind.", "max_output_tokens": 9}
     last = streamed(writer(**fields), parts)[-1]["response"]
-    whole = writer(**fields).whole(parts, COUNTS)
+    whole = writer(**fields).full_response(parts, COUNTS)
     assert whole == last
     assert (whole["id"], whole["object"], whole["created_at"], whole["model"]) == ("resp_r1", "response", 77, "toy")
     assert (whole["metadata"], whole["instructions"], whole["max_output_tokens"]) == ({"a": "b"}, "Be kind.", 9)
@@ -280,23 +280,23 @@ def test_whole_is_what_the_stream_ends_with(parts: list[Part]) -> None:
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     """So is its last item: a call that looks whole may not be."""
-    whole = writer(tools=[SHELL]).whole([*said("x"), *call(0, "shell", '{"a"'), CUT], COUNTS)
+    whole = writer(tools=[SHELL]).full_response([*said("x"), *call(0, "shell", '{"a"'), CUT], COUNTS)
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:
-    (item,) = writer().whole([STOPPED], COUNTS)["output"]
+    (item,) = writer().full_response([STOPPED], COUNTS)["output"]
     assert item["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
 
 
 def test_a_failure_is_told_in_the_stream() -> None:
     """Before the first event and behind others; with a code that OpenAI's clients know."""
-    early = writer().failed(Problem(400, "too long", code="context_length_exceeded"))
+    early = writer().error_events(ApiError(400, "too long", code="context_length_exceeded"))
     assert [event.event for event in early] == ["response.created", "response.in_progress", "response.failed"]
     made = writer()
-    made.head()
-    (late,) = made.failed(Problem(503, "gone"))
+    made.start_events()
+    (late,) = made.error_events(ApiError(503, "gone"))
     assert b'"code":"server_error"' in late.data
     assert b'"sequence_number":2' in late.data
 
@@ -305,7 +305,7 @@ def test_log_probabilities_come_with_the_text() -> None:
     """One entry for each token, in the delta and in the part."""
     (token,) = say("a")
     piece = Piece(token, "a", 0, logprobs=(TokenLogprob(token, -0.5), TokenLogprob(token, -0.5)))
-    events = streamed(writer(top_logprobs=1), [Text(0, "a", (piece,)), STOPPED])
+    events = streamed(writer(top_logprobs=1), [TextPart(0, "a", (piece,)), STOPPED])
     (entry,) = events[4]["logprobs"]
     assert (entry["token"], entry["logprob"], len(entry["top_logprobs"])) == ("a", -0.5, 1)
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [entry]
@@ -313,12 +313,12 @@ def test_log_probabilities_come_with_the_text() -> None:
 
 def test_calls_that_a_family_finds_in_text() -> None:
     """From pieces, however they were cut, to one function call with its own id."""
-    parts = Parts("r1", asked(tools=[SHELL]).tools, Shouting())
+    parts = AnswerAssembler("r1", asked(tools=[SHELL]).tools, Shouting())
     pieces = [Piece(1, "So ", 0), Piece(2, "CALL shell {", 1), Piece(3, "}", 2), Piece(4, "", 3, finish_reason="stop")]
-    whole = writer(tools=[SHELL]).whole([part for piece in pieces for part in parts.take(piece)], COUNTS)
+    whole = writer(tools=[SHELL]).full_response([part for piece in pieces for part in parts.add(piece)], COUNTS)
     text, called = whole["output"]
     assert text["content"][0]["text"] == "So "
-    assert (called["name"], called["arguments"], called["call_id"]) == ("shell", "{}", call_id("r1", 0, 0))
+    assert (called["name"], called["arguments"], called["call_id"]) == ("shell", "{}", make_call_id("r1", 0, 0))
     assert whole["status"] == "completed"
 
 
@@ -334,23 +334,23 @@ class Shouting:
     def fits(self, template: str) -> bool:
         return True
 
-    def reader(self, use: ToolUse) -> Shouting:
+    def parser(self, use: ToolOptions) -> Shouting:
         return self
 
-    def forced(self, use: ToolUse) -> Grammar:
+    def forced_call_grammar(self, use: ToolOptions) -> Grammar:
         return Grammar("regex", "CALL .*")
 
-    def push(self, text: str) -> list[Found]:
+    def push(self, text: str) -> list[ParseResult]:
         if self._called:
-            return [Argued(text)]
+            return [ArgumentsDelta(text)]
         if not text.startswith("CALL "):
-            return [Said(text)]
+            return [TextDelta(text)]
         self._called = True
         _, name, arguments = text.split(" ", 2)
-        return [Begun(name), Argued(arguments)]
+        return [CallStarted(name), ArgumentsDelta(arguments)]
 
-    def finish(self) -> list[Found]:
-        return [Over()] if self._called else []
+    def finish(self) -> list[ParseResult]:
+        return [CallFinished()] if self._called else []
 
 
 @pytest.mark.parametrize(
@@ -369,6 +369,6 @@ class Shouting:
 )
 def test_what_makes_no_sense_is_refused(fields: Json) -> None:
     """With a 400, not by falling over it."""
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ApiError) as caught:
         writer(**fields)
     assert caught.value.status == 400

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.console.figures import SERIES_S, Figures, median, rounded
+from swarm.gateway.console.recent_metrics import SERIES_S, RecentMetrics, median, round_digits
 
 
 def stats(tokens: int, *, steps: int = 0, positions: int = 0, first: list[int] | None = None) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def stats(tokens: int, *, steps: int = 0, positions: int = 0, first: list[int] |
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     for at in range(11):  # ten tokens a second, then none
         figures.add(stats(min(at, 5) * 10, steps=at, positions=at * 30), float(at))
     assert figures.rates["tokens_per_s"] == 0.0
@@ -28,7 +28,7 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
 
 def test_two_reports_at_nearly_the_same_moment_make_no_rate() -> None:
     """One that was late comes just before the next: what is between them says nothing of speed."""
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add(stats(0), 0.0)
     figures.add(stats(100), 0.01)
     assert figures.rates["tokens_per_s"] == 0.0
@@ -37,14 +37,14 @@ def test_two_reports_at_nearly_the_same_moment_make_no_rate() -> None:
 
 
 def test_prompt_tokens_are_the_positions_that_gave_no_token() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add(stats(0), 0.0)
     figures.add(stats(10, positions=110), 2.0)
     assert figures.rates["prompt_tokens_per_s"] == 50.0
 
 
 def test_another_life_of_the_broker_begins_anew() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add(stats(1000), 0.0)
     figures.add(stats(10), 1.0)
     assert figures.rates["tokens_per_s"] == 0.0
@@ -53,7 +53,7 @@ def test_another_life_of_the_broker_begins_anew() -> None:
 
 
 def test_what_was_before_nobody_looked_is_not_of_late() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add(stats(0, first=[0, 0, 0]), 0.0)
     figures.add(stats(36_000, first=[9, 0, 0]), 3600.0)
     assert (figures.rates["tokens_per_s"], figures.rates["first_token_s"]) == (0.0, None)
@@ -63,7 +63,7 @@ def test_what_was_before_nobody_looked_is_not_of_late() -> None:
 
 def test_a_median_is_of_late() -> None:
     """What was long ago, or before anybody looked, doesn't count."""
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add(stats(0, first=[100, 0, 0]), 0.0)
     assert figures.rates["first_token_s"] is None
     figures.add(stats(0, first=[100, 10, 0]), 1.0)
@@ -81,7 +81,7 @@ def test_medians_lie_within_their_bucket(counts: list[int], found: float | None)
 
 
 def test_series_have_a_point_a_second_and_an_end() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     figures.tick(5.0)
     assert figures.series(5.0)["at"] == []
     figures.add(stats(0), 0.0)
@@ -96,12 +96,12 @@ def test_series_have_a_point_a_second_and_an_end() -> None:
 
 
 def test_reports_of_other_builds_are_read_as_far_as_they_go() -> None:
-    figures = Figures()
+    figures = RecentMetrics()
     figures.add({}, 0.0)
     figures.add({"pipeline": [], "histograms": {"first_token_s": 3}}, 1.0)
     assert figures.rates["tokens_per_s"] == 0.0
 
 
 def test_small_changes_are_no_news() -> None:
-    assert rounded(1234.5) == rounded(1230.2) == 1230.0
-    assert rounded(0.0) == 0.0
+    assert round_digits(1234.5) == round_digits(1230.2) == 1230.0
+    assert round_digits(0.0) == 0.0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.console import household
-from swarm.gateway.console.household import names_of, victim
-from swarm.gateway.errors import Problem
+from swarm.gateway.console import local_swarm
+from swarm.gateway.console.local_swarm import find_victim, pids_by_name
+from swarm.gateway.errors import ApiError
 
 NODES: dict[str, Any] = {
     "workers": [
@@ -28,7 +28,7 @@ BESIDE = {"broker": 10, "w0": 12, "w1": 13, "w2": 99}
 
 @pytest.mark.parametrize("worker", ["w0", "w0-2"])
 def test_a_worker_of_ours_is_found_by_name_or_incarnation(worker: str) -> None:
-    assert victim(worker, NODES, "here", BESIDE) == 12
+    assert find_victim(worker, NODES, "here", BESIDE) == 12
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_worker_of_ours_is_found_by_name_or_incarnation(worker: str) -> None:
     ],
 )
 def test_no_other_process_is_ended(worker: str, status: int) -> None:
-    with pytest.raises(Problem) as told:
-        victim(worker, NODES, "here", BESIDE)
+    with pytest.raises(ApiError) as told:
+        find_victim(worker, NODES, "here", BESIDE)
     assert told.value.status == status
 
 
@@ -59,7 +59,7 @@ def test_processes_are_known_by_their_command_lines() -> None:
         7: ["swarm worker --name"],
         8: [],
     }
-    assert names_of(commands) == {"broker": 1, "gateway": 2, "w0": 3, "w1": 4, "nursery": 5}
+    assert pids_by_name(commands) == {"broker": 1, "gateway": 2, "w0": 3, "w1": 4, "nursery": 5}
 
 
 @pytest.fixture
@@ -76,15 +76,15 @@ def nodes_with(pid: int) -> dict[str, Any]:
 
 
 def test_a_worker_is_killed(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(household, "children", lambda: {child.pid: ["swarm worker --name w0"]})
-    assert household.kill("w0", nodes_with(child.pid)) == child.pid
+    monkeypatch.setattr(local_swarm, "sibling_commands", lambda: {child.pid: ["swarm worker --name w0"]})
+    assert local_swarm.kill_worker("w0", nodes_with(child.pid)) == child.pid
     assert child.wait(20) == -9
 
 
 def test_who_is_no_child_of_our_parent_lives_on(child: subprocess.Popen[bytes]) -> None:
     """It is a child of ours, not a sibling, whatever the broker was told."""
-    with pytest.raises(Problem) as told:
-        household.kill("w0", nodes_with(child.pid))
+    with pytest.raises(ApiError) as told:
+        local_swarm.kill_worker("w0", nodes_with(child.pid))
     assert told.value.code == "not_ours"
     assert child.poll() is None
 
@@ -92,7 +92,7 @@ def test_who_is_no_child_of_our_parent_lives_on(child: subprocess.Popen[bytes]) 
 def test_who_has_ended_already_is_said_so(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     child.kill()
     child.wait()
-    monkeypatch.setattr(household, "children", lambda: {child.pid: ["swarm worker --name w0"]})
-    with pytest.raises(Problem) as told:
-        household.kill("w0", nodes_with(child.pid))
+    monkeypatch.setattr(local_swarm, "sibling_commands", lambda: {child.pid: ["swarm worker --name w0"]})
+    with pytest.raises(ApiError) as told:
+        local_swarm.kill_worker("w0", nodes_with(child.pid))
     assert told.value.code == "gone"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from swarm.gateway.console import logs
-from swarm.gateway.console.logs import MAX_SCAN, PAGE, Line, lines_before, listed, page, told
-from swarm.gateway.errors import Problem
+from swarm.gateway.console.logs import MAX_SCAN, PAGE_LINES, LogLine, lines_before, list_logs, parse_line, read_page
+from swarm.gateway.errors import ApiError
 
 
-def lines_in(content: bytes, end: int | None = None, search: str = "") -> tuple[list[Line], int | None]:
+def lines_in(content: bytes, end: int | None = None, search: str = "") -> tuple[list[LogLine], int | None]:
     return lines_before(lambda a, b: content[a:b], len(content) if end is None else end, search)
 
 
@@ -23,7 +23,7 @@ def all_pages(folder: Path, name: str, search: str = "") -> list[str]:
     found: list[str] = []
     before, num = None, 0
     while True:
-        body = page(folder, name, before, search)
+        body = read_page(folder, name, before, search)
         found = [line["text"] for line in body["lines"]] + found
         before, num = body["before"], num + 1
         if before is None:
@@ -39,7 +39,7 @@ def test_pages_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "w0.log.1").write_text("\n".join(older) + "\n")
     (tmp_path / "w0.log").write_text("\n".join(newer) + "\nunfinished")
     assert all_pages(tmp_path, "w0") == [*older, *newer, "unfinished"]
-    assert len(page(tmp_path, "w0", None, "")["lines"]) == PAGE
+    assert len(read_page(tmp_path, "w0", None, "")["lines"]) == PAGE_LINES
 
 
 def test_offsets_are_where_lines_begin() -> None:
@@ -58,7 +58,7 @@ def test_a_search_finds_lines_whatever_their_case() -> None:
 def test_a_page_looks_through_so_much_and_says_where_to_go_on(tmp_path: Path) -> None:
     line = b"x" * 99 + b"\n"
     (tmp_path / "w0.log").write_bytes(b"the needle\n" + line * (2 * MAX_SCAN // 100))
-    first = page(tmp_path, "w0", None, "needle")
+    first = read_page(tmp_path, "w0", None, "needle")
     assert first["lines"] == []
     assert 0 < first["before"] < 2 * MAX_SCAN
     assert all_pages(tmp_path, "w0", "needle") == ["the needle"]
@@ -91,26 +91,26 @@ def test_names_are_compared_and_lead_nowhere(tmp_path: Path) -> None:
         "/etc/passwd",
         "w0/../../secret",
     ):
-        with pytest.raises(Problem) as refused:
-            page(folder, name, None, "")
+        with pytest.raises(ApiError) as refused:
+            read_page(folder, name, None, "")
         assert refused.value.status == 404
-    assert [row["name"] for row in listed(folder, ())] == ["w0"]
+    assert [row["name"] for row in list_logs(folder, ())] == ["w0"]
 
 
 def test_the_dead_are_listed_too(tmp_path: Path) -> None:
     for name, size in (("w0.log", 3), ("w1.log", 5), ("w1.log.1", 7)):
         (tmp_path / name).write_bytes(b"x" * size)
-    assert listed(tmp_path, {"w0"}) == [
+    assert list_logs(tmp_path, {"w0"}) == [
         {"name": "w0", "alive": True, "bytes": 3},
         {"name": "w1", "alive": False, "bytes": 12},
     ]
-    assert listed(tmp_path / "nowhere", ()) == []
+    assert list_logs(tmp_path / "nowhere", ()) == []
 
 
 @pytest.mark.parametrize("before", [-5, 0, 3, 10**9])
 def test_any_offset_is_answered(tmp_path: Path, before: int) -> None:
     (tmp_path / "w0.log").write_text("one\ntwo\n")
-    assert page(tmp_path, "w0", before, "")["before"] is None
+    assert read_page(tmp_path, "w0", before, "")["before"] is None
 
 
 def test_lines_are_told_with_what_is_known_of_them() -> None:
@@ -122,7 +122,7 @@ def test_lines_are_told_with_what_is_known_of_them() -> None:
         "level": "warning",
         "timestamp": "2026-01-01T00:00:00Z",
     }
-    assert told(Line(7, json.dumps(entry).encode())) == {
+    assert parse_line(LogLine(7, json.dumps(entry).encode())) == {
         "at": 7,
         "time": "2026-01-01T00:00:00Z",
         "level": "warning",
@@ -130,10 +130,10 @@ def test_lines_are_told_with_what_is_known_of_them() -> None:
         "text": "worker_out worker=w0 n=3",
         "fields": {"worker": "w0", "n": 3, "module": "m"},
     }
-    shown: dict[str, Any] = told(
-        Line(0, b"2026-01-01T00:00:00.1Z [info     ] worker_out                     n=3 worker=w0")
+    shown: dict[str, Any] = parse_line(
+        LogLine(0, b"2026-01-01T00:00:00.1Z [info     ] worker_out                     n=3 worker=w0")
     )
     assert (shown["time"], shown["level"], shown["event"]) == ("2026-01-01T00:00:00.1Z", "info", "worker_out")
     assert shown["text"] == "worker_out n=3 worker=w0"
     for raw in (b"swarm: no room", b"[1, 2]", b'{"a": 1}', b"\xff\xfe", b"[" * 5000):
-        assert told(Line(0, raw))["event"] is None
+        assert parse_line(LogLine(0, raw))["event"] is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.gateway.console.patch import difference, patched
+from swarm.gateway.console.patch import apply_patch, diff
 
 Tree = dict[str, Any]
 
@@ -31,8 +31,8 @@ def plain(tree: Any) -> Any:
 
 @given(TREES, TREES)
 def test_a_patch_makes_the_new_of_the_old(before: Tree, after: Tree) -> None:
-    patch = difference(before, after)
-    assert plain(patched(plain(before), patch)) == plain(after)
+    patch = diff(before, after)
+    assert plain(apply_patch(plain(before), patch)) == plain(after)
     assert bool(patch) == (plain(before) != plain(after))
 
 
@@ -50,10 +50,10 @@ def test_a_patch_makes_the_new_of_the_old(before: Tree, after: Tree) -> None:
 )
 def test_patches_are_those_of_the_standard(target: Tree, patch: Tree, result: Tree) -> None:
     """Examples of RFC 7396."""
-    assert patched(target, patch) == result
+    assert apply_patch(target, patch) == result
 
 
 def test_what_is_not_changed_is_not_told() -> None:
     workers = {"w0": {"pid": 1, "pace": 1.0}, "w1": {"pid": 2, "pace": 1.0}}
     changed = {"w0": {"pid": 1, "pace": 1.0}, "w1": {"pid": 2, "pace": 1.5}}
-    assert difference({"workers": workers}, {"workers": changed}) == {"workers": {"w1": {"pace": 1.5}}}
+    assert diff({"workers": workers}, {"workers": changed}) == {"workers": {"w1": {"pace": 1.5}}}

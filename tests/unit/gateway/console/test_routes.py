@@ -12,14 +12,14 @@ from typing import Any, Self, cast
 import httpx
 import pytest
 
+from swarm.api_keys.file import update_keys
+from swarm.api_keys.keys import KeyLimits, make_key
 from swarm.config import GatewaySettings, Settings
 from swarm.errors import InvalidRequest, RequestFailed, Unavailable
-from swarm.gateway.console.household import Household
-from swarm.gateway.desk.desk import Desk
-from swarm.gateway.doors.build import Doors
-from swarm.gateway.doors.guard import CONSOLE_LIMITS
-from swarm.keys.file import change
-from swarm.keys.keys import Limits, make
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.console.local_swarm import LocalSwarm
+from swarm.gateway.middleware.auth import CONSOLE_LIMITS
+from swarm.gateway.middleware.gateway_app import GatewayApp
 
 Json = dict[str, Any]
 OWNERS = {"a" * 32: "alice", "b" * 32: "bob"}
@@ -97,15 +97,17 @@ class Gateway:
         self.client, self.keys = Client(), {"": ""}
         if keyed:
             for name, admin in (("alice", False), ("bob", False), ("root", True)):
-                limits = Limits(rate_per_min=1, concurrency=1, tokens_per_day=7)
-                key, self.keys[name] = make(name, limits, "2026", admin=admin)
-                change(folder / "keys.json", lambda ring, key=key: ring.add(key))  # type: ignore[misc]
+                limits = KeyLimits(rate_per_min=1, concurrency=1, tokens_per_day=7)
+                key, self.keys[name] = make_key(name, limits, "2026", admin=admin)
+                update_keys(folder / "keys.json", lambda ring, key=key: ring.add(key))  # type: ignore[misc]
         logs = folder / "logs"
         logs.mkdir()
         (logs / "w0.log").write_text('{"event": "worker_out", "level": "info"}\n')
         whole = Settings(state_dir=folder, gateway=GatewaySettings(**settings))
-        home = Household(logs, is_demo=True)
-        self.doors = Doors(whole, Desk(cast(Any, self.client)), home, lambda: cast(Any, self.client), lambda: SETTINGS)
+        home = LocalSwarm(logs, is_demo=True)
+        self.doors = GatewayApp(
+            whole, CompletionService(cast(Any, self.client)), home, lambda: cast(Any, self.client), lambda: SETTINGS
+        )
         transport = httpx.ASGITransport(self.doors.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
@@ -340,14 +342,14 @@ async def test_a_stream_ends_with_the_right_to_it(
     keyed: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Revoked or rotated: whoever holds a stream by the old key is told no more."""
-    monkeypatch.setattr("swarm.gateway.doors.guard.LOOK_S", 0.0)
-    monkeypatch.setattr("swarm.gateway.console.watch.QUIET_S", 0.02)
-    change(tmp_path / "keys.json", lambda ring: ring.remove("bob"))
+    monkeypatch.setattr("swarm.gateway.middleware.auth.LOOK_S", 0.0)
+    monkeypatch.setattr("swarm.gateway.console.poller.QUIET_S", 0.02)
+    update_keys(tmp_path / "keys.json", lambda ring: ring.remove("bob"))
     async with asyncio.timeout(20):
         reading = asyncio.ensure_future(keyed.get("/console/live", "root"))
-        while not keyed.doors.console or not keyed.doors.console.watch.num_viewers:  # noqa: ASYNC110
+        while not keyed.doors.console or not keyed.doors.console.poller.num_viewers:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        change(tmp_path / "keys.json", lambda ring: ring.remove("root"))
+        update_keys(tmp_path / "keys.json", lambda ring: ring.remove("root"))
         answer = await reading
     assert answer.status_code == 200
     assert "event: snapshot" in answer.text or answer.text == ""

@@ -11,10 +11,10 @@ import pytest
 
 from swarm.client.client import AsyncClient
 from swarm.errors import Unavailable
-from swarm.gateway.console import watch as watching
-from swarm.gateway.console.audience import MAX_WAITING, Audience
-from swarm.gateway.console.pace import What
-from swarm.gateway.console.watch import MAX_VIEWERS, Viewer, Watch
+from swarm.gateway.console import poller as watching
+from swarm.gateway.console.broadcast import MAX_WAITING, Broadcast
+from swarm.gateway.console.poller import MAX_VIEWERS, SwarmPoller, Viewer
+from swarm.gateway.console.polling import ReportName
 
 Json = dict[str, Any]
 PATIENCE_S = 20.0
@@ -61,16 +61,16 @@ class Broker:
         return report
 
 
-class Seen(Watch):
+class Seen(SwarmPoller):
     """Says that something may have changed: after each look, and when a reader has read."""
 
     def __init__(self, make_client: Callable[[], AsyncClient]) -> None:
         super().__init__(make_client)
         self.moved = asyncio.Event()
 
-    def _heard(self, fresh: dict[What, Json] | None, now: float) -> None:
+    def _update_view(self, fresh: dict[ReportName, Json] | None, now: float) -> None:
         try:
-            super()._heard(fresh, now)
+            super()._update_view(fresh, now)
         finally:
             self.moved.set()
 
@@ -80,7 +80,7 @@ class Reader:
 
     def __init__(self, watch: Seen, tenant: str | None = None, last: str = "") -> None:
         self.watch = watch
-        viewer = watch.join(tenant, last)
+        viewer = watch.add_viewer(tenant, last)
         assert viewer is not None
         self.viewer = viewer
         self.events: list[tuple[str, str, Any]] = []
@@ -88,7 +88,7 @@ class Reader:
         self.task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        async for told in self.watch.read(self.viewer):
+        async for told in self.watch.stream_updates(self.viewer):
             for block in told.decode().removesuffix("\n\n").split("\n\n"):
                 fields = dict(line.split(": ", 1) for line in block.split("\n"))
                 self.events.append((fields["id"], fields["event"], json.loads(fields["data"])))
@@ -104,7 +104,7 @@ class Reader:
                 await self.watch.moved.wait()
 
     async def leave(self) -> None:
-        self.watch.leave(self.viewer)
+        self.watch.remove_viewer(self.viewer)
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -112,8 +112,8 @@ class Reader:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "PATIENCE_S", 0.02)
-    monkeypatch.setattr("swarm.gateway.console.pace.BUSY_S", 0.01)
-    monkeypatch.setattr("swarm.gateway.console.pace.IDLE_S", 0.01)
+    monkeypatch.setattr("swarm.gateway.console.polling.BUSY_S", 0.01)
+    monkeypatch.setattr("swarm.gateway.console.polling.IDLE_S", 0.01)
 
 
 def made(broker: Broker) -> Seen:
@@ -151,33 +151,33 @@ async def test_a_plan_that_takes_long_to_report_holds_nothing_back(quick: None) 
     watch = made(broker)
     reader = Reader(watch)
     await reader.until(lambda: reader.of("snapshot"))
-    assert watch.known.plan["epoch"] == 1
+    assert watch.reports.plan["epoch"] == 1
     broker.plans.clear()
     broker.reports["status"] = broker.reports["status"] | {"epoch": 2}
-    await reader.until(lambda: watch.known.status["epoch"] == 2)
+    await reader.until(lambda: watch.reports.status["epoch"] == 2)
     broker.reports["status"] = broker.reports["status"] | {"state": "waiting", "epoch": 3}
-    await reader.until(lambda: watch.known.status["epoch"] == 3)
-    assert (watch.known.plan["epoch"], watch.known.away_s) == (1, None)
+    await reader.until(lambda: watch.reports.status["epoch"] == 3)
+    assert (watch.reports.plan["epoch"], watch.reports.away_s) == (1, None)
     broker.reports["plan"] = broker.reports["plan"] | {"epoch": 3}
     broker.plans.set()
-    await reader.until(lambda: watch.known.plan["epoch"] == 3)
+    await reader.until(lambda: watch.reports.plan["epoch"] == 3)
     await reader.leave()
     await watch.aclose()
 
 
 async def test_an_order_is_followed_at_once(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of the recovery that it brings about is told, though the next usual look is far away."""
-    monkeypatch.setattr("swarm.gateway.console.pace.IDLE_S", 1000.0)
+    monkeypatch.setattr("swarm.gateway.console.polling.IDLE_S", 1000.0)
     broker = Broker()
     watch = made(broker)
     reader = Reader(watch)
     await reader.until(lambda: reader.events)
     row: Json = {"detected_at": 7.5, "epoch": 2, "cause": "w1 was lost", "workers": ["w1"]}
     broker.reports["recoveries"] = {"recoveries": [row]}
-    watch.hurry()
+    watch.poll_quickly()
     await reader.until(lambda: any(delta.get("recovery") for delta in reader.of("delta")))
     broker.reports["recoveries"] = {"recoveries": [row | {"planned_at": 7.6}]}
-    await reader.until(lambda: watch.known.recoveries == broker.reports["recoveries"])
+    await reader.until(lambda: watch.reports.recoveries == broker.reports["recoveries"])
     broker.reports["recoveries"] = {"recoveries": [row | {"resumed_all_at": 7.7}]}
     await reader.until(lambda: any("recoveries" in delta for delta in reader.of("delta")))
     told = [
@@ -198,7 +198,7 @@ async def test_who_took_the_layers_is_told_as_soon_as_the_plan_is(quick: None) -
     broker.reports["recoveries"] = {"recoveries": [recovery]}
     watch = made(broker)
     reader = Reader(watch)
-    await reader.until(lambda: watch.known.plan and reader.events)
+    await reader.until(lambda: watch.reports.plan and reader.events)
     broker.plans.clear()
     broker.reports["status"] = broker.reports["status"] | {"epoch": 2}
     broker.reports["plan"] = {"epoch": 2, "stages": [{"worker": "w0", "layers": [0, 6]}]}
@@ -238,7 +238,7 @@ async def test_a_snapshot_of_an_idle_swarm_says_what_time_it_is(quick: None) -> 
     first = Reader(watch)
     await first.until(lambda: first.events)
     made_at = first.of("snapshot")[0]["at"]
-    await first.until(lambda: watch.known.at > made_at + 0.02)
+    await first.until(lambda: watch.reports.at > made_at + 0.02)
     second = Reader(watch)
     await second.until(lambda: second.events)
     assert second.of("snapshot")[0]["at"] >= made_at + 0.02
@@ -249,15 +249,15 @@ async def test_a_snapshot_of_an_idle_swarm_says_what_time_it_is(quick: None) -> 
 
 async def test_charts_have_a_gap_while_the_broker_is_away(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks: list[float] = []
-    monkeypatch.setattr(watching.Figures, "tick", lambda _, unix: ticks.append(unix))
+    monkeypatch.setattr(watching.RecentMetrics, "tick", lambda _, unix: ticks.append(unix))
     broker = Broker()
     watch = made(broker)
     reader = Reader(watch)
     await reader.until(lambda: ticks)
     broker.is_away = True
-    await reader.until(lambda: watch.known.away_s is not None)
-    num, away_s = len(ticks), watch.known.away_s or 0.0
-    await reader.until(lambda: (watch.known.away_s or 0.0) > away_s + 0.05)
+    await reader.until(lambda: watch.reports.away_s is not None)
+    num, away_s = len(ticks), watch.reports.away_s or 0.0
+    await reader.until(lambda: (watch.reports.away_s or 0.0) > away_s + 0.05)
     assert len(ticks) == num
     broker.is_away = False
     await reader.until(lambda: len(ticks) > num)
@@ -324,10 +324,10 @@ async def test_the_end_of_the_gateway_ends_streams_at_once(quick: None) -> None:
     watch = made(Broker())
     readers = [Reader(watch) for _ in range(3)]
     await readers[0].until(lambda: readers[2].events)
-    watch.end()
+    watch.end_streams()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(reader.task for reader in readers))
-    assert watch.join(None, "") is None
+    assert watch.add_viewer(None, "") is None
     await watch.aclose()
 
 
@@ -336,7 +336,7 @@ async def test_the_end_comes_before_the_first_look_too(quick: None) -> None:
     broker.is_away = True
     watch = made(broker)
     reader = Reader(watch)
-    watch.end()
+    watch.end_streams()
     async with asyncio.timeout(PATIENCE_S):
         await reader.task
     await watch.aclose()
@@ -344,13 +344,13 @@ async def test_the_end_comes_before_the_first_look_too(quick: None) -> None:
 
 async def test_so_many_may_look(quick: None) -> None:
     watch = made(Broker())
-    viewers = [watch.join(None, "") for _ in range(MAX_VIEWERS)]
+    viewers = [watch.add_viewer(None, "") for _ in range(MAX_VIEWERS)]
     assert all(viewers)
-    assert watch.join(None, "") is None
+    assert watch.add_viewer(None, "") is None
     viewer = viewers[0]
     assert viewer is not None
-    watch.leave(viewer)
-    assert watch.join(None, "") is not None
+    watch.remove_viewer(viewer)
+    assert watch.add_viewer(None, "") is not None
     await watch.aclose()
 
 
@@ -373,18 +373,18 @@ async def test_tenants_see_their_own(quick: None) -> None:
 
 def test_who_lags_behind_gets_the_whole_instead() -> None:
     """What waits for a reader is bounded."""
-    viewer = Viewer(Audience("0" * 16), ())
+    viewer = Viewer(Broadcast("0" * 16), ())
     assert not viewer.is_behind
     for _ in range(MAX_WAITING):
-        viewer.tell([b"x"])
+        viewer.send([b"x"])
     assert not viewer.is_behind
-    viewer.tell([b"x"])
+    viewer.send([b"x"])
     assert viewer.is_behind
-    viewer.tell([b"y"])
-    assert viewer.take() == b""
+    viewer.send([b"y"])
+    assert viewer.take_updates() == b""
     assert not viewer.is_behind
-    viewer.tell([b"z"])
-    assert viewer.take() == b"z"
+    viewer.send([b"z"])
+    assert viewer.take_updates() == b"z"
 
 
 async def test_a_fault_of_ours_ends_the_streams_and_the_next_reader_begins_anew(
@@ -394,7 +394,7 @@ async def test_a_fault_of_ours_ends_the_streams_and_the_next_reader_begins_anew(
         raise RuntimeError("a fault")
 
     watch = made(Broker())
-    monkeypatch.setattr(watching, "view", broken)
+    monkeypatch.setattr(watching, "build_view", broken)
     reader = Reader(watch)
     async with asyncio.timeout(PATIENCE_S):
         await reader.task
@@ -410,19 +410,19 @@ async def test_who_may_look_no_more_is_told_nothing_more(quick: None, monkeypatc
     """A key that is taken back ends its streams, whether anything happens or not."""
     monkeypatch.setattr(watching, "QUIET_S", 0.02)
     watch, rights = made(Broker()), [True]
-    viewer = watch.join(None, "")
+    viewer = watch.add_viewer(None, "")
     assert viewer is not None
     told: list[bytes] = []
 
     async def read() -> None:
-        async for each in watch.read(viewer, lambda: rights[0]):
+        async for each in watch.stream_updates(viewer, lambda: rights[0]):
             told.append(each)
             rights[0] = False
 
     async with asyncio.timeout(PATIENCE_S):
         await read()
     assert len(told) == 1
-    watch.leave(viewer)
+    watch.remove_viewer(viewer)
     await watch.aclose()
 
 

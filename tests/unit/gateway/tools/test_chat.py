@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from swarm.client.text.tokenizer import TextModel
-from swarm.gateway.ask import Tool, ToolUse
-from swarm.gateway.errors import Problem
-from swarm.gateway.tools.chat import Habits, Prepared, learn, prepare
-from swarm.gateway.tools.families import family_of
-from swarm.gateway.tools.family import Argued, Begun
+from swarm.gateway.completion_request import Tool, ToolOptions
+from swarm.gateway.errors import ApiError
+from swarm.gateway.tool_calls.format import ArgumentsDelta, CallStarted
+from swarm.gateway.tool_calls.formats import detect_format
+from swarm.gateway.tool_calls.template_adapter import AdaptedChat, TemplateFeatures, adapt_conversation, probe_template
 from swarm.params import Grammar
 from tests.integration.fake_broker import tokenizer_files
 
@@ -32,7 +32,7 @@ FAMILIES = {
 
 WEATHER = Tool("get_weather", "Say how the weather is.", {"type": "object", "properties": {"city": {"type": "string"}}})
 PATCH = Tool("apply_patch", "Change files.", custom=True, grammar=Grammar("regex", "[a-z]+"))
-USE = ToolUse((WEATHER, PATCH))
+USE = ToolOptions((WEATHER, PATCH))
 USER = {"role": "user", "content": "How is it in Rome?"}
 
 
@@ -58,35 +58,37 @@ def model(name: str) -> TextModel:
     return loaded
 
 
-def prepared(name: str, *messages: dict[str, Any], use: ToolUse = USE) -> Prepared:
+def prepared(name: str, *messages: dict[str, Any], use: ToolOptions = USE) -> AdaptedChat:
     text = model(name)
-    return prepare(messages, use, family_of(text.template_source, text.added), learn(text))
+    return adapt_conversation(messages, use, detect_format(text.template_source, text.added), probe_template(text))
 
 
-def rendered(name: str, *messages: dict[str, Any], use: ToolUse = USE) -> str:
+def rendered(name: str, *messages: dict[str, Any], use: ToolOptions = USE) -> str:
     ready = prepared(name, *messages, use=use)
     return model(name).render_chat(ready.messages, **ready.variables)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_templates_family_is_found(name: str) -> None:
-    assert family_of(model(name).template_source).name == FAMILIES[name]
+    assert detect_format(model(name).template_source).name == FAMILIES[name]
 
 
 def test_no_template_is_plain() -> None:
     """The model may still be asked by messages that somebody else renders."""
-    assert family_of(None).name == family_of("").name == "plain"
+    assert detect_format(None).name == detect_format("").name == "plain"
 
 
 def test_what_templates_can_do_is_found_out() -> None:
     """Each by trying it: they don't say."""
-    assert learn(model("hermes")) == Habits()
-    assert learn(model("coder")) == Habits()
-    assert learn(model("granite")) == Habits()
-    assert learn(model("llama31")) == Habits(several_calls=False)
-    assert learn(model("mistral")) == Habits(late_system=False, repeated=False, short_ids=True)
-    assert learn(model("deepseek")) == Habits(objects=False)
-    assert learn(model("demo")) == Habits(tools=False, calls=False, several_calls=False, objects=False, results=False)
+    assert probe_template(model("hermes")) == TemplateFeatures()
+    assert probe_template(model("coder")) == TemplateFeatures()
+    assert probe_template(model("granite")) == TemplateFeatures()
+    assert probe_template(model("llama31")) == TemplateFeatures(several_calls=False)
+    assert probe_template(model("mistral")) == TemplateFeatures(late_system=False, repeated=False, short_ids=True)
+    assert probe_template(model("deepseek")) == TemplateFeatures(objects=False)
+    assert probe_template(model("demo")) == TemplateFeatures(
+        tools=False, calls=False, several_calls=False, objects=False, results=False
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,7 +98,7 @@ def test_tools_are_told(name: str) -> None:
     assert "get_weather" in text
     assert "apply_patch" in text
     assert "How is it in Rome?" in text
-    assert "get_weather" not in rendered(name, USER, use=ToolUse((WEATHER,), choice="none"))
+    assert "get_weather" not in rendered(name, USER, use=ToolOptions((WEATHER,), choice="none"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -128,9 +130,9 @@ def test_a_whole_conversation_is_rendered(name: str) -> None:
 def test_an_earlier_call_is_shown_as_the_family_writes_it(name: str) -> None:
     """What the template makes of it, the family's reader reads: the model sees its own way of writing."""
     text = rendered(name, USER, {"role": "assistant", "content": "", "tool_calls": [called(1, "Zürich")]})
-    found = family_of(model(name).template_source).reader(USE).push(text[text.index("How is it in Rome?") :])
-    assert [part.name for part in found if isinstance(part, Begun)] == ["get_weather"]
-    assert json.loads("".join(part.text for part in found if isinstance(part, Argued))) == {"city": "Zürich"}
+    found = detect_format(model(name).template_source).parser(USE).push(text[text.index("How is it in Rome?") :])
+    assert [part.name for part in found if isinstance(part, CallStarted)] == ["get_weather"]
+    assert json.loads("".join(part.text for part in found if isinstance(part, ArgumentsDelta))) == {"city": "Zürich"}
 
 
 def test_parallel_calls_are_parted_where_a_template_takes_one() -> None:
@@ -183,7 +185,7 @@ def test_our_own_system_text_says_how_to_call() -> None:
     assert text.index("Be brief.") < text.index("<tools>") < text.index(USER["content"])
     assert '<tool_call>\n{"name":' in text
     assert "[a-z]+" in text
-    assert "Now call get_weather." in rendered("demo", USER, use=ToolUse((WEATHER,), "named", "get_weather"))
+    assert "Now call get_weather." in rendered("demo", USER, use=ToolOptions((WEATHER,), "named", "get_weather"))
     assert "<tool_response>\nsunny\n</tool_response>" in rendered(
         "demo", USER, {"role": "assistant", "tool_calls": [called(1, "Rome")]}, result(1, "sunny")
     )
@@ -203,5 +205,5 @@ def test_our_own_system_text_says_how_to_call() -> None:
     ],
 )
 def test_wrong_messages_are_named(message: dict[str, Any], why: str) -> None:
-    with pytest.raises(Problem, match=why):
+    with pytest.raises(ApiError, match=why):
         prepared("hermes", USER, message)

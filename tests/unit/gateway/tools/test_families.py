@@ -8,31 +8,33 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from swarm.errors import ModelError
-from swarm.gateway.tools import families
-from swarm.gateway.tools.families import OWN, all_families, family_of, visible
-from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Added
-from swarm.gateway.tools.hermes import HermesReader, plain
-from swarm.gateway.tools.reading import Reader
+from swarm.gateway.tool_calls import formats
+from swarm.gateway.tool_calls.format import ComposedFormat, ToolCallFormat
+from swarm.gateway.tool_calls.formats import BUILT_IN, all_formats, detect_format, visible_marks
+from swarm.gateway.tool_calls.grammars import AddedTokens
+from swarm.gateway.tool_calls.hermes import HermesParser, plain
+from swarm.gateway.tool_calls.parser import BaseToolCallParser
 
 
-def shouting(added: Added) -> Family:
+def shouting(added: AddedTokens) -> ToolCallFormat:
     """A family as another package may bring it."""
-    return Way("shouting", ("CALL!",), lambda template: "CALL!" in template, HermesReader, plain(added).forced)
+    return ComposedFormat(
+        "shouting", ("CALL!",), lambda template: "CALL!" in template, HermesParser, plain(added).forced_call_grammar
+    )
 
 
 @pytest.fixture
 def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """Entry points of installed packages."""
     points: list[EntryPoint] = []
-    monkeypatch.setattr(families, "entry_points", lambda group: EntryPoints(points).select(group=group))
-    all_families.cache_clear()
+    monkeypatch.setattr(formats, "entry_points", lambda group: EntryPoints(points).select(group=group))
+    all_formats.cache_clear()
     yield points
-    all_families.cache_clear()
+    all_formats.cache_clear()
 
 
 def test_every_family_is_known_by_the_name_that_it_says() -> None:
-    assert all(make({}).name == name for name, make in OWN.items())
+    assert all(make({}).name == name for name, make in BUILT_IN.items())
 
 
 @pytest.mark.parametrize(
@@ -52,33 +54,33 @@ def test_every_family_is_known_by_the_name_that_it_says() -> None:
     ],
 )
 def test_a_template_is_known_by_its_marks(template: str, name: str) -> None:
-    assert family_of(template).name == name
+    assert detect_format(template).name == name
 
 
 def test_marks_are_found_by_their_first_character() -> None:
     """Readers rely on it: it stands nowhere else in the mark, and no mark begins another."""
-    for make in OWN.values():
-        reader = make({}).reader
+    for make in BUILT_IN.values():
+        reader = make({}).parser
         assert isinstance(reader, type)
-        assert issubclass(reader, Reader)
+        assert issubclass(reader, BaseToolCallParser)
         marks = [*reader.starts, *reader.ends]
         assert all(mark[0] not in mark[1:] for mark in marks)
         assert not any(a != b and a.startswith(b) for a in marks for b in marks)
 
 
 def test_only_tokens_that_the_model_has_are_made_visible() -> None:
-    assert visible(OWN["mistral"]({}), {"[TOOL_CALLS]": 9, "[OTHER]": 8}) == (9,)
+    assert visible_marks(BUILT_IN["mistral"]({}), {"[TOOL_CALLS]": 9, "[OTHER]": 8}) == (9,)
 
 
 def test_other_packages_families_are_asked_first(plugged: list[EntryPoint]) -> None:
     """Also where ours would fit."""
-    plugged.append(EntryPoint("shouting", f"{__name__}:shouting", families.GROUP))
-    assert family_of("CALL! <tool_call>").name == "shouting"
-    assert family_of("<tool_call>").name == "hermes"
-    assert all_families()["shouting"]({}).marks == ("CALL!",)
+    plugged.append(EntryPoint("shouting", f"{__name__}:shouting", formats.GROUP))
+    assert detect_format("CALL! <tool_call>").name == "shouting"
+    assert detect_format("<tool_call>").name == "hermes"
+    assert all_formats()["shouting"]({}).marks == ("CALL!",)
 
 
 def test_a_package_that_cant_be_loaded_is_named(plugged: list[EntryPoint]) -> None:
-    plugged.append(EntryPoint("broken", "no_such_package:family", families.GROUP))
+    plugged.append(EntryPoint("broken", "no_such_package:family", formats.GROUP))
     with pytest.raises(ModelError, match=r"'broken' \(no_such_package:family\) can't be loaded"):
-        family_of("<tool_call>")
+        detect_format("<tool_call>")

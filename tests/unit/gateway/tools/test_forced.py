@@ -16,11 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.errors import InvalidRequest
-from swarm.gateway.ask import Ask, Tool, ToolUse
-from swarm.gateway.desk.desk import with_grammar
-from swarm.gateway.tools.families import OWN, visible
-from swarm.gateway.tools.family import Argued, Begun, Family, Found, Over
-from swarm.gateway.tools.grammars import MAX_CALLS
+from swarm.gateway.completion.service import add_tool_grammar
+from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
+from swarm.gateway.tool_calls.format import ArgumentsDelta, CallFinished, CallStarted, ParseResult, ToolCallFormat
+from swarm.gateway.tool_calls.formats import BUILT_IN, visible_marks
+from swarm.gateway.tool_calls.grammars import MAX_FORCED_CALLS
 from swarm.params import Grammar, SamplingParams
 
 SEARCH = Tool(
@@ -73,7 +73,7 @@ def text_model(family: str) -> TextModel:
     tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [mark for mark in OWN[family]({}).marks if mark.startswith(("<|", "[", "<｜"))]
+    special = [mark for mark in BUILT_IN[family]({}).marks if mark.startswith(("<|", "[", "<｜"))]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ["<eos>", *special]])
     if family in ("hermes", "qwen3-coder"):  # as Qwen has it: tokens of their own, and no special ones
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>")])
@@ -88,8 +88,8 @@ def of(family: str) -> tuple[TextModel, LLTokenizer]:
     return model, LLTokenizer(model.tokenizer.to_str(), eos_token=model.added["<eos>"])
 
 
-def made(name: str) -> Family:
-    return OWN[name](of(name)[0].added)
+def made(name: str) -> ToolCallFormat:
+    return BUILT_IN[name](of(name)[0].added)
 
 
 def matcher(family: str, grammar: Grammar) -> LLMatcher:
@@ -98,13 +98,13 @@ def matcher(family: str, grammar: Grammar) -> LLMatcher:
     return LLMatcher(of(family)[1], compiled)
 
 
-def drawn(family: str, use: ToolUse, seed: int) -> str:
+def drawn(family: str, use: ToolOptions, seed: int) -> str:
     """An answer of random allowed tokens, as a client sees it."""
     model, _ = of(family)
     chance = random.Random(seed)
-    state = matcher(family, made(family).forced(use))
+    state = matcher(family, made(family).forced_call_grammar(use))
     closers = {model.tokenizer.token_to_id(text) for text in CLOSERS}
-    detokenizer = model.detokenizer(visible(made(family), model.added))
+    detokenizer = model.detokenizer(visible_marks(made(family), model.added))
     text = ""
     for _ in range(3000):
         bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
@@ -120,16 +120,16 @@ def drawn(family: str, use: ToolUse, seed: int) -> str:
     raise AssertionError(f"no end: {text!r}")
 
 
-def calls(family: str, use: ToolUse, text: str) -> list[tuple[str, str]]:
+def calls(family: str, use: ToolOptions, text: str) -> list[tuple[str, str]]:
     """The calls that are read. There must be nothing else."""
-    reader = OWN[family]({}).reader(use)
-    found: list[Found] = [*reader.push(text), *reader.finish()]
-    assert all(isinstance(part, Begun | Argued | Over) for part in found), text
+    reader = BUILT_IN[family]({}).parser(use)
+    found: list[ParseResult] = [*reader.push(text), *reader.finish()]
+    assert all(isinstance(part, CallStarted | ArgumentsDelta | CallFinished) for part in found), text
     read: list[tuple[str, str]] = []
     for part in found:
-        if isinstance(part, Begun):
+        if isinstance(part, CallStarted):
             read.append((part.name, ""))
-        elif isinstance(part, Argued):
+        elif isinstance(part, ArgumentsDelta):
             read[-1] = (read[-1][0], read[-1][1] + part.text)
     return read
 
@@ -144,20 +144,20 @@ def check(name: str, arguments: str) -> None:
         assert arguments in json.loads(tool.grammar.text)
 
 
-@pytest.mark.parametrize("family", sorted(OWN))
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_a_named_tool_is_called_once(family: str, tool: Tool) -> None:
     """With arguments by its schema, or text by its grammar."""
-    use = ToolUse(TOOLS, choice="named", named=tool.name)
+    use = ToolOptions(TOOLS, choice="named", required_name=tool.name)
     for seed in range(4):
         ((name, arguments),) = calls(family, use, drawn(family, use, seed))
         assert name == tool.name
         check(name, arguments)
 
 
-@pytest.mark.parametrize("family", sorted(OWN))
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
 def test_any_tool_is_called_once_where_one_call_is_allowed(family: str) -> None:
-    use = ToolUse(TOOLS, choice="required", parallel=False)
+    use = ToolOptions(TOOLS, choice="required", parallel=False)
     seen = set()
     for seed in range(12):
         ((name, arguments),) = calls(family, use, drawn(family, use, seed))
@@ -166,10 +166,10 @@ def test_any_tool_is_called_once_where_one_call_is_allowed(family: str) -> None:
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize("family", sorted(OWN))
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
 def test_several_calls_may_come(family: str) -> None:
     """Each is valid; there is a bound."""
-    use = ToolUse((EMPTY, BY_CHOICE), choice="required")
+    use = ToolOptions((EMPTY, BY_CHOICE), choice="required")
     counts = set()
     for seed in range(12):
         read = calls(family, use, drawn(family, use, seed))
@@ -177,18 +177,18 @@ def test_several_calls_may_come(family: str) -> None:
             check(name, arguments)
         counts.add(len(read))
     assert max(counts) > 1
-    assert max(counts) <= MAX_CALLS
+    assert max(counts) <= MAX_FORCED_CALLS
 
 
-@pytest.mark.parametrize("family", sorted(OWN))
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
 def test_marks_that_are_special_tokens_are_written_as_such(family: str) -> None:
     """Their text, letter by letter, is something else to the model."""
     model, _ = of(family)
-    use = ToolUse((EMPTY,), choice="required", parallel=False)
+    use = ToolOptions((EMPTY,), choice="required", parallel=False)
     text = drawn(family, use, 0)
     shown = [mark for mark in made(family).marks if mark in model.added and mark in text]
     ids = model.encode(text, add_special_tokens=False)
-    state = matcher(family, made(family).forced(use))
+    state = matcher(family, made(family).forced_call_grammar(use))
     assert state.consume_tokens(list(ids))
     assert all(model.added[mark] in ids for mark in shown)
 
@@ -196,30 +196,33 @@ def test_marks_that_are_special_tokens_are_written_as_such(family: str) -> None:
 def test_a_custom_tools_lark_grammar_is_forced_where_its_text_is_bare() -> None:
     """In JSON it would have to be escaped: that is refused, and the error says what to do."""
     tool = Tool("calc", custom=True, grammar=Grammar("ebnf", 'start: NUMBER (" + " NUMBER)*\nNUMBER: /[0-9]{1,2}/'))
-    use = ToolUse((tool,), choice="required", parallel=False)
+    use = ToolOptions((tool,), choice="required", parallel=False)
     ((_, text),) = calls("qwen3-coder", use, drawn("qwen3-coder", use, 1))
     assert re.fullmatch(r"\d{1,2}( \+ \d{1,2})*", text)
     with pytest.raises(InvalidRequest, match="tool_choice auto"):
-        made("hermes").forced(use)
+        made("hermes").forced_call_grammar(use)
 
 
 @pytest.mark.parametrize(
     ("use", "why"),
     [
-        (ToolUse(TOOLS, choice="named", named="nobody"), "names 'nobody'"),
-        (ToolUse((Tool("list", parameters={"type": "array"}),), choice="required"), "must be a schema of type object"),
-        (ToolUse((Tool("big", parameters={"title": "x" * 300_000}),), choice="required"), "offer fewer tools"),
+        (ToolOptions(TOOLS, choice="named", required_name="nobody"), "names 'nobody'"),
+        (
+            ToolOptions((Tool("list", parameters={"type": "array"}),), choice="required"),
+            "must be a schema of type object",
+        ),
+        (ToolOptions((Tool("big", parameters={"title": "x" * 300_000}),), choice="required"), "offer fewer tools"),
     ],
 )
-def test_what_cant_be_forced_is_refused(use: ToolUse, why: str) -> None:
+def test_what_cant_be_forced_is_refused(use: ToolOptions, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        made("hermes").forced(use)
+        made("hermes").forced_call_grammar(use)
 
 
 def test_strict_forces_nothing_where_no_tool_must_be_called() -> None:
     """As docs/how-to/tool-calls.md says."""
-    ask = Ask(SamplingParams(), messages=(), tools=ToolUse((STRICT,)))
+    ask = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,)))
     model = SimpleNamespace(family=made("hermes"))
-    assert with_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
-    must = Ask(SamplingParams(), messages=(), tools=ToolUse((STRICT,), "required"))
-    assert with_grammar(must, model).params.grammar is not None  # type: ignore[arg-type]
+    assert add_tool_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
+    must = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,), "required"))
+    assert add_tool_grammar(must, model).params.grammar is not None  # type: ignore[arg-type]

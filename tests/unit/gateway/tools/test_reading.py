@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.gateway.ask import Tool, ToolUse
-from swarm.gateway.tools.families import OWN
-from swarm.gateway.tools.family import Argued, Begun, CallReader, Found, Over, Said
-from swarm.gateway.tools.reading import MAX_HELD
+from swarm.gateway.completion_request import Tool, ToolOptions
+from swarm.gateway.tool_calls.format import (
+    ArgumentsDelta,
+    CallFinished,
+    CallStarted,
+    ParseResult,
+    TextDelta,
+    ToolCallParser,
+)
+from swarm.gateway.tool_calls.formats import BUILT_IN
+from swarm.gateway.tool_calls.parser import MAX_HELD
 
 WEATHER = Tool(
     "get_weather",
@@ -26,12 +33,12 @@ WEATHER = Tool(
 )
 TIME = Tool("get_time", parameters={"type": "object", "properties": {}})
 PATCH = Tool("apply_patch", "Change files.", custom=True)
-USE = ToolUse((WEATHER, TIME, PATCH))
+USE = ToolOptions((WEATHER, TIME, PATCH))
 
 CITY = '{"city": "Zürich ☂ \\"a}\\\\", "days": 3}'
-CALL: list[Found] = [Begun("get_weather"), Argued(CITY), Over()]
-TIMED: list[Found] = [Begun("get_time"), Argued("{}"), Over()]
-PATCHED: list[Found] = [Begun("apply_patch"), Argued('*** "é"\n\t\\😀'), Over()]
+CALL: list[ParseResult] = [CallStarted("get_weather"), ArgumentsDelta(CITY), CallFinished()]
+TIMED: list[ParseResult] = [CallStarted("get_time"), ArgumentsDelta("{}"), CallFinished()]
+PATCHED: list[ParseResult] = [CallStarted("apply_patch"), ArgumentsDelta('*** "é"\n\t\\😀'), CallFinished()]
 INPUT = '{"input": "*** \\"\\u00e9\\"\\n\\t\\\\\\ud83d\\ude00"}'
 OBJECT = '{"name": "get_weather", "arguments": ' + CITY + "}"
 TIME_OBJECT = '{"name": "get_time", "arguments": {}}'
@@ -43,15 +50,15 @@ CODER_CALL = (
 )
 
 # family, text, what is found
-CASES: list[tuple[str, str, list[Found]]] = [
+CASES: list[tuple[str, str, list[ParseResult]]] = [
     ("hermes", f"<tool_call>\n{OBJECT}\n</tool_call>", CALL),
     ("hermes", f"<tool_call>\n{OBJECT}\n</tool_c", CALL),  # max_tokens came first
     (
         "hermes",
         f"I look.\n<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{TIME_OBJECT}\n</tool_call>\n",
-        [Said("I look."), *CALL, *TIMED],
+        [TextDelta("I look."), *CALL, *TIMED],
     ),
-    ("hermes", f"<tool_call>{PATCH_OBJECT}</tool_call>\n\nDone.", [*PATCHED, Said("\n\nDone.")]),
+    ("hermes", f"<tool_call>{PATCH_OBJECT}</tool_call>\n\nDone.", [*PATCHED, TextDelta("\n\nDone.")]),
     ("hermes", f'<tool_call>{{"arguments": {CITY}, "name": "get_weather"}}</tool_call>', CALL),
     ("hermes", '<tool_call>{"name": "get_time"}</tool_call>', TIMED),
     ("hermes", '<tool_call>{"name": "get_time", "arguments": null}</tool_call>', TIMED),
@@ -60,61 +67,73 @@ CASES: list[tuple[str, str, list[Found]]] = [
     (
         "hermes",
         '<tool_call>{"name": "apply_patch", "input": "x"}</tool_call>',
-        [Begun("apply_patch"), Argued("x"), Over()],
+        [CallStarted("apply_patch"), ArgumentsDelta("x"), CallFinished()],
     ),
     (
         "hermes",
         '<tool_call>{"name": "unknown", "arguments": {"a": [1, {}]}}</tool_call>',
-        [Begun("unknown"), Argued('{"a": [1, {}]}'), Over()],
+        [CallStarted("unknown"), ArgumentsDelta('{"a": [1, {}]}'), CallFinished()],
     ),
     ("hermes", f"<tool_call>{OBJECT} <tool_call>{TIME_OBJECT}", [*CALL, *TIMED]),
-    ("hermes", f"<tool_call><tool_call>{TIME_OBJECT}</tool_call>", [Said("<tool_call>"), *TIMED]),
-    ("hermes", "a < b, <tool, <tool_call> </tool_call> </b>", [Said("a < b, <tool, <tool_call> </tool_call> </b>")]),
-    ("hermes", '<tool_call>{"city": "Rome"}</tool_call> x', [Said('<tool_call>{"city": "Rome"}</tool_call> x')]),
+    ("hermes", f"<tool_call><tool_call>{TIME_OBJECT}</tool_call>", [TextDelta("<tool_call>"), *TIMED]),
+    (
+        "hermes",
+        "a < b, <tool, <tool_call> </tool_call> </b>",
+        [TextDelta("a < b, <tool, <tool_call> </tool_call> </b>")],
+    ),
+    ("hermes", '<tool_call>{"city": "Rome"}</tool_call> x', [TextDelta('<tool_call>{"city": "Rome"}</tool_call> x')]),
     (
         "hermes",
         '<tool_call>{"name": "get_weather", "arguments": {"a": ]}}</tool_call>Hm.',
-        [Begun("get_weather"), Argued('{"a": '), Over(), Said("Hm.")],
+        [CallStarted("get_weather"), ArgumentsDelta('{"a": '), CallFinished(), TextDelta("Hm.")],
     ),
     (
         "hermes",
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Ro',
-        [Begun("get_weather"), Argued('{"city": "Ro'), Over()],
+        [CallStarted("get_weather"), ArgumentsDelta('{"city": "Ro'), CallFinished()],
     ),
-    ("hermes", '  <tool_call>{"na', [Said('  <tool_call>{"na')]),
-    ("hermes", " text \n", [Said(" text \n")]),
+    ("hermes", '  <tool_call>{"na', [TextDelta('  <tool_call>{"na')]),
+    ("hermes", " text \n", [TextDelta(" text \n")]),
     ("plain", f"<tool_call>\n{OBJECT}\n</tool_call>", CALL),
     ("qwen3-coder", CODER_CALL, CALL),
-    ("qwen3-coder", "Well.\n" + CODER_CALL.replace("<tool_call>\n", ""), [Said("Well."), *CALL]),
+    ("qwen3-coder", "Well.\n" + CODER_CALL.replace("<tool_call>\n", ""), [TextDelta("Well."), *CALL]),
     ("qwen3-coder", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>", TIMED),
     ("qwen3-coder", '<function=apply_patch>\n<parameter=input>\n*** "é"\n\t\\😀\n</parameter>\n</function>', PATCHED),
     (
         "qwen3-coder",
         '<function=get_weather><parameter=city>\n\na</parameter\n</parameter><parameter=where>\n{"x": 1.5}\n'
         "</parameter><parameter=days>soon</parameter></function>",
-        [Begun("get_weather"), Argued('{"city": "\\na</parameter", "where": {"x": 1.5}, "days": "soon"}'), Over()],
+        [
+            CallStarted("get_weather"),
+            ArgumentsDelta('{"city": "\\na</parameter", "where": {"x": 1.5}, "days": "soon"}'),
+            CallFinished(),
+        ],
     ),
     ("llama3", OBJECT.replace("arguments", "parameters"), CALL),
     ("llama3", f"<|python_tag|>{OBJECT}; {TIME_OBJECT}", [*CALL, *TIMED]),
     ("llama3", f"\n{OBJECT};{PATCH_OBJECT}", [*CALL, *PATCHED]),
-    ("llama3", '{"name": "Bob", "parameters": {}} is JSON', [Said('{"name": "Bob", "parameters": {}} is JSON')]),
-    ("llama3", '{"name": "get_time"}', [Said('{"name": "get_time"}')]),
-    ("llama3", '[1, 2] and {"name": "get_time"}', [Said('[1, 2] and {"name": "get_time"}')]),
+    ("llama3", '{"name": "Bob", "parameters": {}} is JSON', [TextDelta('{"name": "Bob", "parameters": {}} is JSON')]),
+    ("llama3", '{"name": "get_time"}', [TextDelta('{"name": "get_time"}')]),
+    ("llama3", '[1, 2] and {"name": "get_time"}', [TextDelta('[1, 2] and {"name": "get_time"}')]),
     (
         "llama3",
         '[get_weather(city="Z\\xfcrich \\u2602 \\"a}\\\\", days=3), get_time(), apply_patch(input=\'a"\\n\')]',
-        [*CALL, *TIMED, Begun("apply_patch"), Argued('a"\n'), Over()],
+        [*CALL, *TIMED, CallStarted("apply_patch"), ArgumentsDelta('a"\n'), CallFinished()],
     ),
     (
         "llama3",
         "<|python_start|>[get_weather(city='x', where={'x': -.5, 'y': [True, None, (1, 2.5e3)]})]<|python_end|>",
-        [Begun("get_weather"), Argued('{"city": "x", "where": {"x": -0.5, "y": [true, null, [1, 2.5e3]]}}'), Over()],
+        [
+            CallStarted("get_weather"),
+            ArgumentsDelta('{"city": "x", "where": {"x": -0.5, "y": [true, null, [1, 2.5e3]]}}'),
+            CallFinished(),
+        ],
     ),
     ("llama3", f"<function=get_weather>{CITY}</function>", CALL),
-    ("llama3", "<|python_tag|>print(1)", [Said("<|python_tag|>print(1)")]),
+    ("llama3", "<|python_tag|>print(1)", [TextDelta("<|python_tag|>print(1)")]),
     ("mistral", f"[TOOL_CALLS] [{OBJECT}, {TIME_OBJECT}]", [*CALL, *TIMED]),
-    ("mistral", f"See [1].[TOOL_CALLS][{PATCH_OBJECT}]", [Said("See [1]."), *PATCHED]),
-    ("mistral", "[TOOL_CALLS][]", [Said("[TOOL_CALLS][]")]),
+    ("mistral", f"See [1].[TOOL_CALLS][{PATCH_OBJECT}]", [TextDelta("See [1]."), *PATCHED]),
+    ("mistral", "[TOOL_CALLS][]", [TextDelta("[TOOL_CALLS][]")]),
     ("mistral-args", f"[TOOL_CALLS]get_weather[ARGS]{CITY}[TOOL_CALLS]get_time{{}}", [*CALL, *TIMED]),
     ("mistral-args", f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS] {CITY}", CALL),
     ("granite", f"<|tool_call|>[{OBJECT}, {TIME_OBJECT}]", [*CALL, *TIMED]),
@@ -124,7 +143,7 @@ CASES: list[tuple[str, str, list[Found]]] = [
         "deepseek",
         f"Ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{CITY}\n```<｜tool▁call▁end｜>\n"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        [Said("Ok"), *CALL, *TIMED],
+        [TextDelta("Ok"), *CALL, *TIMED],
     ),
     (
         "deepseek-v3.1",
@@ -135,32 +154,32 @@ CASES: list[tuple[str, str, list[Found]]] = [
 ]
 
 
-def reader_of(family: str, use: ToolUse = USE) -> CallReader:
-    return OWN[family]({}).reader(use)
+def reader_of(family: str, use: ToolOptions = USE) -> ToolCallParser:
+    return BUILT_IN[family]({}).parser(use)
 
 
-def joined(found: Sequence[Found]) -> list[Found]:
+def joined(found: Sequence[ParseResult]) -> list[ParseResult]:
     """Neighbours of one kind put together."""
-    whole: list[Found] = []
+    whole: list[ParseResult] = []
     for part in found:
         last = whole[-1] if whole else None
-        if isinstance(part, Said) and isinstance(last, Said):
-            whole[-1] = Said(last.text + part.text)
-        elif isinstance(part, Argued) and isinstance(last, Argued):
-            whole[-1] = Argued(last.text + part.text)
+        if isinstance(part, TextDelta) and isinstance(last, TextDelta):
+            whole[-1] = TextDelta(last.text + part.text)
+        elif isinstance(part, ArgumentsDelta) and isinstance(last, ArgumentsDelta):
+            whole[-1] = ArgumentsDelta(last.text + part.text)
         else:
             whole.append(part)
     return whole
 
 
-def read(reader: CallReader, *pieces: str) -> list[Found]:
+def read(reader: ToolCallParser, *pieces: str) -> list[ParseResult]:
     found = [part for piece in pieces for part in reader.push(piece)] + list(reader.finish())
-    assert all(part.text for part in found if isinstance(part, Said | Argued))  # no empty deltas
+    assert all(part.text for part in found if isinstance(part, TextDelta | ArgumentsDelta))  # no empty deltas
     return joined(found)
 
 
 @pytest.mark.parametrize(("family", "text", "found"), CASES)
-def test_what_a_family_writes_is_read(family: str, text: str, found: list[Found]) -> None:
+def test_what_a_family_writes_is_read(family: str, text: str, found: list[ParseResult]) -> None:
     """In one piece, and character by character."""
     assert read(reader_of(family), text) == found
     assert read(reader_of(family), *text) == found
@@ -168,7 +187,7 @@ def test_what_a_family_writes_is_read(family: str, text: str, found: list[Found]
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_cuts_change_nothing(case: tuple[str, str, list[Found]], data: st.DataObject) -> None:
+def test_cuts_change_nothing(case: tuple[str, str, list[ParseResult]], data: st.DataObject) -> None:
     """Also in marks, in escapes and before the end of a text that was cut off."""
     family, text, _ = case
     text = text[: data.draw(st.integers(0, len(text)))] + data.draw(st.sampled_from(["", " \n", "<", text]))
@@ -177,7 +196,7 @@ def test_cuts_change_nothing(case: tuple[str, str, list[Found]], data: st.DataOb
     assert read(reader_of(family), *pieces) == read(reader_of(family), text)
 
 
-MARKS = [mark for make in OWN.values() for mark in make({}).marks]
+MARKS = [mark for make in BUILT_IN.values() for mark in make({}).marks]
 BITS = [
     "get_weather",
     "(",
@@ -199,37 +218,37 @@ BITS = [
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.sampled_from(sorted(OWN)), st.lists(st.sampled_from([*MARKS, *BITS, "x", "é"]), max_size=30), st.data())
+@given(st.sampled_from(sorted(BUILT_IN)), st.lists(st.sampled_from([*MARKS, *BITS, "x", "é"]), max_size=30), st.data())
 def test_nonsense_is_borne(family: str, bits: list[str], data: st.DataObject) -> None:
     """Nothing raises, calls begin and end in turn, cuts change nothing; text without any call comes out as it is."""
     text = "".join(bits)
     found = read(reader_of(family), text)
     assert read(reader_of(family), *bits) == found
-    kinds = [type(part) for part in found if not isinstance(part, Said | Argued)]
-    assert kinds == [Begun, Over] * (len(kinds) // 2)
+    kinds = [type(part) for part in found if not isinstance(part, TextDelta | ArgumentsDelta)]
+    assert kinds == [CallStarted, CallFinished] * (len(kinds) // 2)
     inside = False
     for part in found:
-        inside = isinstance(part, Begun) or (inside and not isinstance(part, Over))
-        assert isinstance(part, Begun | Over) or inside == isinstance(part, Argued)
+        inside = isinstance(part, CallStarted) or (inside and not isinstance(part, CallFinished))
+        assert isinstance(part, CallStarted | CallFinished) or inside == isinstance(part, ArgumentsDelta)
     if not kinds:
-        assert found == ([Said(text)] if text else [])
+        assert found == ([TextDelta(text)] if text else [])
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(), st.sampled_from(sorted(OWN)))
+@given(st.text(), st.sampled_from(sorted(BUILT_IN)))
 def test_any_text_is_said(text: str, family: str) -> None:
     """What has no call in it comes out as it is."""
-    assert read(reader_of(family), *text) == ([Said(text)] if text else [])
+    assert read(reader_of(family), *text) == ([TextDelta(text)] if text else [])
 
 
 def test_arguments_stream() -> None:
     """The name is told before the arguments, and each piece of them goes out when it comes."""
     reader = reader_of("hermes")
-    assert reader.push('<tool_call>\n{"name": "get_weather"') == [Begun("get_weather")]
-    assert reader.push(', "arguments": {"ci') == [Argued('{"ci')]
-    assert reader.push('ty": "R') == [Argued('ty": "R')]
-    assert reader.push('"}') == [Argued('"}')]
-    assert reader.push("}\n</tool") == [Over()]
+    assert reader.push('<tool_call>\n{"name": "get_weather"') == [CallStarted("get_weather")]
+    assert reader.push(', "arguments": {"ci') == [ArgumentsDelta('{"ci')]
+    assert reader.push('ty": "R') == [ArgumentsDelta('ty": "R')]
+    assert reader.push('"}') == [ArgumentsDelta('"}')]
+    assert reader.push("}\n</tool") == [CallFinished()]
     assert reader.push("_call>") == []
     assert reader.finish() == []
 
@@ -237,44 +256,44 @@ def test_arguments_stream() -> None:
 def test_text_streams() -> None:
     """Only what could belong to a mark waits, and the whitespace before it."""
     reader = reader_of("hermes")
-    assert reader.push("a b ") == [Said("a b")]
-    assert reader.push("c <") == [Said(" c")]
+    assert reader.push("a b ") == [TextDelta("a b")]
+    assert reader.push("c <") == [TextDelta(" c")]
     assert reader.push("tool_") == []
-    assert reader.push("x") == [Said(" <tool_x")]
+    assert reader.push("x") == [TextDelta(" <tool_x")]
 
 
 def test_a_custom_tools_text_streams() -> None:
     """An escape waits for its end; all else goes out when it comes."""
     reader = reader_of("hermes")
     assert reader.push('<tool_call>{"name": "apply_patch", "arguments": {"input": "a\\') == [
-        Begun("apply_patch"),
-        Argued("a"),
+        CallStarted("apply_patch"),
+        ArgumentsDelta("a"),
     ]
-    assert reader.push("nb\\ud83d") == [Argued("\nb")]
-    assert reader.push('\\ude00c"') == [Argued("😀c")]
+    assert reader.push("nb\\ud83d") == [ArgumentsDelta("\nb")]
+    assert reader.push('\\ude00c"') == [ArgumentsDelta("😀c")]
 
 
 def test_only_the_first_call_counts_where_one_is_allowed() -> None:
     """The rest is not said either, and the reader tells that the answer may be stopped."""
-    reader = reader_of("hermes", ToolUse(USE.tools, parallel=False))
+    reader = reader_of("hermes", ToolOptions(USE.tools, parallel=False))
     text = f"Hm <tool_call>{OBJECT}"
-    assert joined(reader.push(text)) == [Said("Hm"), *CALL]
+    assert joined(reader.push(text)) == [TextDelta("Hm"), *CALL]
     assert reader.done
     assert reader.push(f"</tool_call> and <tool_call>{TIME_OBJECT}</tool_call>") == []
     assert reader.finish() == []
 
 
-@pytest.mark.parametrize("use", [ToolUse(), ToolUse(USE.tools, choice="none")])
-def test_without_tools_all_is_text(use: ToolUse) -> None:
+@pytest.mark.parametrize("use", [ToolOptions(), ToolOptions(USE.tools, choice="none")])
+def test_without_tools_all_is_text(use: ToolOptions) -> None:
     """Nobody waits for a call."""
     text = f"<tool_call>{OBJECT}</tool_call> "
-    assert read(reader_of("hermes", use), *text) == [Said(text)]
+    assert read(reader_of("hermes", use), *text) == [TextDelta(text)]
 
 
 def test_what_is_held_is_bounded() -> None:
     """Arguments that come before the name can't grow without end, nor can whitespace before a mark."""
     reader = reader_of("hermes")
     text = '<tool_call>{"arguments": {"a": "' + "x" * MAX_HELD
-    assert sum(len(part.text) for part in reader.push(text) if isinstance(part, Said)) >= MAX_HELD
+    assert sum(len(part.text) for part in reader.push(text) if isinstance(part, TextDelta)) >= MAX_HELD
     reader = reader_of("hermes")
-    assert sum(len(part.text) for part in reader.push("\n" * 10_000) if isinstance(part, Said)) > 9_000
+    assert sum(len(part.text) for part in reader.push("\n" * 10_000) if isinstance(part, TextDelta)) > 9_000

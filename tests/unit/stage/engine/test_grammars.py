@@ -17,7 +17,7 @@ import swarm.demo
 from swarm import grammar as grammar_module
 from swarm.params import Grammar, SamplingParams
 from swarm.stage.engine import grammars as module
-from swarm.stage.engine.grammars import Grammars
+from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.executor import SampleJob
 
 FOLDER = Path(swarm.demo.__file__).parent / "village"
@@ -47,8 +47,8 @@ GRAMMARS = (
 
 
 @pytest.fixture
-def grammars() -> Grammars:
-    return Grammars(FOLDER, (EOS,))
+def grammars() -> GrammarMasks:
+    return GrammarMasks(FOLDER, (EOS,))
 
 
 def job(grammar: Grammar, answer: list[int], **params: object) -> SampleJob:
@@ -61,7 +61,7 @@ def ids_of(mask: object) -> list[int]:
     return [int(each) for each in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
 
 
-def answered(grammars: Grammars, asked: SampleJob, sequence: int = 1, words: int = SIZE) -> object:
+def answered(grammars: GrammarMasks, asked: SampleJob, sequence: int = 1, words: int = SIZE) -> object:
     """Ask in one step after the other, until the grammar is compiled."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
@@ -69,17 +69,19 @@ def answered(grammars: Grammars, asked: SampleJob, sequence: int = 1, words: int
         found = grammars.mask(sequence, asked, words)
         if found is not None:
             return found
-        grammars.pause()
+        grammars.wait_for_compilation()
     raise AssertionError("it is not compiled after 30 s")
 
 
-def allowed(grammars: Grammars, grammar: Grammar, answer: list[int], sequence: int = 1, **params: object) -> list[int]:
+def allowed(
+    grammars: GrammarMasks, grammar: Grammar, answer: list[int], sequence: int = 1, **params: object
+) -> list[int]:
     return ids_of(answered(grammars, job(grammar, answer, **params), sequence))
 
 
 def a_walk(grammar: Grammar, seed: int, most: int = 60) -> list[int]:
     """Tokens of an answer, drawn from what is allowed, without its end."""
-    chance, grammars, answer = np.random.default_rng(seed), Grammars(FOLDER, (EOS,)), list[int]()
+    chance, grammars, answer = np.random.default_rng(seed), GrammarMasks(FOLDER, (EOS,)), list[int]()
     while len(answer) < most:
         goes_on = [token for token in allowed(grammars, grammar, answer) if token != EOS]
         if not goes_on:
@@ -118,7 +120,7 @@ def begins_a_word(text: bytes) -> bool:
 )
 @pytest.mark.parametrize("seed", range(12))
 def test_the_mask_is_what_brute_force_finds(
-    grammars: Grammars, grammar: Grammar, begins: Callable[[bytes], bool], whole: Callable[[bytes], bool], seed: int
+    grammars: GrammarMasks, grammar: Grammar, begins: Callable[[bytes], bool], whole: Callable[[bytes], bool], seed: int
 ) -> None:
     """Every token of the vocabulary tried after every beginning: those are allowed with which some answer begins, and
     the end where the answer is whole. Where the text is certain, its usual token alone may stand for all."""
@@ -137,7 +139,7 @@ def test_the_mask_is_what_brute_force_finds(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_drawn_from_a_schema_conforms(grammars: Grammars, seed: int) -> None:
+def test_whatever_is_drawn_from_a_schema_conforms(grammars: GrammarMasks, seed: int) -> None:
     """At random to the end."""
     chance, answer = np.random.default_rng(seed), list[int]()
     while (token := int(chance.choice(allowed(grammars, GRAMMARS[0], answer)))) != EOS:
@@ -159,16 +161,16 @@ def test_the_mask_depends_on_nothing_but_the_tokens(grammar: Grammar) -> None:
     """Read token by token; read at once after any cut; after the reader was dropped, or has read another answer, or
     more than this one; by another process, whose caches are empty: the same bits."""
     answer, other = a_walk(grammar, 1), a_walk(grammar, 2)
-    steady = Grammars(FOLDER, (EOS,))
+    steady = GrammarMasks(FOLDER, (EOS,))
     expected = [allowed(steady, grammar, answer[:cut]) for cut in range(len(answer) + 1)]
     assert len(expected) > 1
     chance = np.random.default_rng(3)
-    shaken = Grammars(FOLDER, (EOS,))
+    shaken = GrammarMasks(FOLDER, (EOS,))
     for _ in range(80):
         cut = int(chance.integers(len(answer) + 1))
         harm = chance.integers(5)
         if harm == 0:
-            shaken.forget(1)
+            shaken.drop(1)
         elif harm == 1:
             shaken.clear()
         elif harm == 2:
@@ -177,35 +179,35 @@ def test_the_mask_depends_on_nothing_but_the_tokens(grammar: Grammar) -> None:
             allowed(shaken, GRAMMARS[int(chance.integers(len(GRAMMARS)))], [])
         assert allowed(shaken, grammar, answer[:cut]) == expected[cut]
     for cut in (0, len(answer) // 2, len(answer)):
-        assert allowed(Grammars(FOLDER, (EOS,)), grammar, answer[:cut]) == expected[cut]
+        assert allowed(GrammarMasks(FOLDER, (EOS,)), grammar, answer[:cut]) == expected[cut]
 
 
 def test_caches_are_bounded_and_only_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two grammars and two readers, five sequences of as many grammars get what they get with room."""
-    roomy = Grammars(FOLDER, (EOS,))
+    roomy = GrammarMasks(FOLDER, (EOS,))
     walks = [a_walk(grammar, 5, 20) for grammar in GRAMMARS]
     expected = [[allowed(roomy, g, walk[:n], n) for g, walk in zip(GRAMMARS, walks, strict=True)] for n in range(20)]
-    monkeypatch.setattr(module, "MOST_GRAMMARS", 2)
-    monkeypatch.setattr(module, "MOST_READERS", 2)
-    tight = Grammars(FOLDER, (EOS,))
+    monkeypatch.setattr(module, "MAX_GRAMMARS", 2)
+    monkeypatch.setattr(module, "MAX_READERS", 2)
+    tight = GrammarMasks(FOLDER, (EOS,))
     for n in range(20):
         found = [allowed(tight, g, walk[:n], s) for s, (g, walk) in enumerate(zip(GRAMMARS, walks, strict=True))]
         assert found == expected[n]
-    assert tight._compiler.num_kept == len(tight._readers) == 2
+    assert tight._compiler.num_cached == len(tight._readers) == 2
 
 
 def test_a_grammar_that_is_not_compiled_yet_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sequence is drawn for another time; other grammars are answered meanwhile; and once it is there, its mask is
     what it would have been at once."""
-    slow, really = threading.Event(), grammar_module._compiled
+    slow, really = threading.Event(), grammar_module._compile
     late = GRAMMARS[0]
 
     def compile_late(grammar: Grammar, words: LLTokenizer) -> LLMatcher:
         assert grammar != late or slow.wait(30)
         return really(grammar, words)
 
-    monkeypatch.setattr(grammar_module, "_compiled", compile_late)
-    grammars = Grammars(FOLDER, (EOS,))
+    monkeypatch.setattr(grammar_module, "_compile", compile_late)
+    grammars = GrammarMasks(FOLDER, (EOS,))
     for _ in range(3):
         grammars.begin_step()
         assert grammars.mask(1, job(late, []), SIZE) is None
@@ -213,14 +215,14 @@ def test_a_grammar_that_is_not_compiled_yet_holds_nobody_up(monkeypatch: pytest.
     slow.set()
     found = allowed(grammars, late, [])
     monkeypatch.undo()
-    assert found == allowed(Grammars(FOLDER, (EOS,)), late, [])
+    assert found == allowed(GrammarMasks(FOLDER, (EOS,)), late, [])
 
 
-def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch, grammars: GrammarMasks) -> None:
     """However many sequences have it, also one that can't be compiled."""
-    made, really = list[Grammar](), grammar_module._compiled
+    made, really = list[Grammar](), grammar_module._compile
     monkeypatch.setattr(
-        grammar_module, "_compiled", lambda grammar, words: made.append(grammar) or really(grammar, words)
+        grammar_module, "_compile", lambda grammar, words: made.append(grammar) or really(grammar, words)
     )
     for sequence in range(4):
         allowed(grammars, Grammar("json_object"), [], sequence)
@@ -235,7 +237,7 @@ def tokens(text: str) -> list[int]:
     return [int(each) for each in WORDS.tokenize_str(text)]
 
 
-def test_the_end_is_all_that_is_left_after_the_last_word(grammars: Grammars) -> None:
+def test_the_end_is_all_that_is_left_after_the_last_word(grammars: GrammarMasks) -> None:
     """With each token that ends an answer: the model's, and those that the request names."""
     letter = tokens("q")[0]
     whole = tokens("no")
@@ -244,7 +246,7 @@ def test_the_end_is_all_that_is_left_after_the_last_word(grammars: Grammars) -> 
     assert allowed(grammars, grammar, whole, 2, stop_token_ids=(letter, USER)) == sorted([EOS, USER, letter])
 
 
-def test_a_token_of_text_that_ends_the_answer_comes_at_its_end_only(grammars: Grammars) -> None:
+def test_a_token_of_text_that_ends_the_answer_comes_at_its_end_only(grammars: GrammarMasks) -> None:
     """In the middle it would end what is not whole."""
     (a,) = tokens("a")
     grammar = Grammar("regex", "[abc]{3,4}")
@@ -253,7 +255,7 @@ def test_a_token_of_text_that_ends_the_answer_comes_at_its_end_only(grammars: Gr
     assert a in allowed(grammars, grammar, tokens("b") * 3, stop_token_ids=(a,))
 
 
-def test_min_tokens_waits_with_the_end_as_long_as_there_is_another_way(grammars: Grammars) -> None:
+def test_min_tokens_waits_with_the_end_as_long_as_there_is_another_way(grammars: GrammarMasks) -> None:
     """It forbids the end where the grammar goes on, and does not where that can't: nothing else may be forced."""
     short, long = Grammar("regex", "x"), Grammar("regex", "x+")
     x = tokens("x")
@@ -264,45 +266,45 @@ def test_min_tokens_waits_with_the_end_as_long_as_there_is_another_way(grammars:
 
 
 @pytest.mark.parametrize("words", [SIZE - 100, SIZE, SIZE + 1, SIZE + 37, SIZE + 640])
-def test_logits_of_any_width(grammars: Grammars, words: int) -> None:
+def test_logits_of_any_width(grammars: GrammarMasks, words: int) -> None:
     """What the tokenizer doesn't know is forbidden, what the model doesn't have isn't there."""
     grammar = Grammar("regex", "(?s).{1,50}")
     found = ids_of(answered(grammars, job(grammar, []), words=words))
     assert max(found) < min(words, SIZE)
-    assert [t for t in allowed(Grammars(FOLDER, (EOS,)), grammar, []) if t < words] == found
+    assert [t for t in allowed(GrammarMasks(FOLDER, (EOS,)), grammar, []) if t < words] == found
 
 
-def test_an_end_that_the_tokenizer_does_not_know(grammars: Grammars) -> None:
+def test_an_end_that_the_tokenizer_does_not_know(grammars: GrammarMasks) -> None:
     """Some models end with an id beyond their tokenizer's."""
     beyond = SIZE + 3
-    found = answered(Grammars(FOLDER, (beyond,)), job(Grammar("choice", '["no"]'), tokens("no")), words=SIZE + 10)
+    found = answered(GrammarMasks(FOLDER, (beyond,)), job(Grammar("choice", '["no"]'), tokens("no")), words=SIZE + 10)
     assert ids_of(found) == [beyond]
 
 
 # --- what can't go on -------------------------------------------------------------------------------------------------
 
 
-def reason(grammars: Grammars, grammar: Grammar, answer: list[int], **params: object) -> str:
+def reason(grammars: GrammarMasks, grammar: Grammar, answer: list[int], **params: object) -> str:
     found = answered(grammars, job(grammar, answer, **params))
     assert isinstance(found, str), found
     return found
 
 
-def test_what_cannot_be_followed_is_told_with_its_kind(grammars: Grammars, tmp_path: Path) -> None:
+def test_what_cannot_be_followed_is_told_with_its_kind(grammars: GrammarMasks, tmp_path: Path) -> None:
     """One that doesn't compile, an answer that isn't of it, a model without an end or a tokenizer."""
     assert reason(grammars, Grammar("regex", "(a"), []).startswith("grammar (regex): ")
     assert "can't be followed beyond 0 tokens" in reason(grammars, Grammar("choice", '["no"]'), tokens("x"))
-    endless = Grammars(FOLDER, ())
+    endless = GrammarMasks(FOLDER, ())
     assert "no token that ends an answer" in reason(endless, Grammar("choice", '["no"]'), tokens("no"))
     assert ids_of(answered(endless, job(Grammar("choice", '["no"]'), tokens("no"), stop_token_ids=(USER,))))
-    assert "tokenizer.json" in reason(Grammars(tmp_path, (EOS,)), Grammar("json_object"), [])
+    assert "tokenizer.json" in reason(GrammarMasks(tmp_path, (EOS,)), Grammar("json_object"), [])
 
 
-def test_a_grammar_that_grows_without_bound_is_cut_off(grammars: Grammars) -> None:
+def test_a_grammar_that_grows_without_bound_is_cut_off(grammars: GrammarMasks) -> None:
     """With a reason, after a few tokens; others are served as before."""
     grammar, answer = Grammar("ebnf", 'start: a\na: "x"+ | a{0,50} "y"? a{0,50}\n'), list[int]()
     while len(answer) < 300 and not isinstance(found := answered(grammars, job(grammar, answer)), str):
         answer.append(ids_of(found)[-1])
     assert isinstance(found, str)
     assert re.match(r"grammar \(ebnf\): it can't be followed beyond \d+ tokens of the answer: .* max is ", found)
-    assert allowed(grammars, Grammar("json_object"), [], 2) == allowed(Grammars(FOLDER, (EOS,)), GRAMMARS[1], [])
+    assert allowed(grammars, Grammar("json_object"), [], 2) == allowed(GrammarMasks(FOLDER, (EOS,)), GRAMMARS[1], [])

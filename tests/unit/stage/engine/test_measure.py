@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from swarm.stage.engine.measure import clock  # noqa: E402
+from swarm.stage.engine.measure import make_clock  # noqa: E402
 
 STOP_S = 0.2
 WORK_S = 0.02
@@ -21,7 +21,7 @@ def test_where_cores_are_limited_a_stop_is_not_counted_twice(monkeypatch: pytest
     passed_s = worked_s = 1.0
     monkeypatch.setattr(time, "perf_counter", lambda: passed_s)
     monkeypatch.setattr(time, "process_time", lambda: worked_s)
-    now = clock(HALF, 1)
+    now = make_clock(HALF, 1)
     began = now()
     passed_s += STOP_S
     assert now() - began < STOP_S
@@ -32,4 +32,4 @@ def test_where_cores_are_limited_a_stop_is_not_counted_twice(monkeypatch: pytest
 
 @pytest.mark.parametrize(("limit", "threads"), [(None, 2), (2.0, 2), (2.5, 1)])
 def test_elsewhere_it_is_the_time(limit: float | None, threads: int) -> None:
-    assert clock(limit, threads) is time.perf_counter
+    assert make_clock(limit, threads) is time.perf_counter

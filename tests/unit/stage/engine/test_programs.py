@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from swarm.stage.engine import exercise  # noqa: E402
+from swarm.stage.engine import dry_runs  # noqa: E402
 from swarm.stage.model import program  # noqa: E402
 
 WHY = "a step as one call has other bits than its modules"
@@ -19,5 +19,5 @@ def test_other_bits_turn_programs_off(off: float, monkeypatch: pytest.MonkeyPatc
     rows = torch.tensor([[1.0, 0.5], [0.25, 3.0]])
     other = rows.clone()
     other[0, 0] += off
-    exercise._compare(rows, other)
-    assert program.absence() == (WHY if off else "")
+    dry_runs._compare_program(rows, other)
+    assert program.disabled_reason() == (WHY if off else "")

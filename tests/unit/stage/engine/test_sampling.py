@@ -10,17 +10,17 @@ import pytest
 
 from swarm.params import SamplingParams
 from swarm.stage.engine.sampling import (
-    WHOLE,
-    Drawn,
-    draw,
-    filtered,
-    fused,
+    FULL_WEIGHT,
+    SampledToken,
+    compute_weights,
+    draw_token,
+    filter_weights,
+    fused_multiply_add,
     is_plain_greedy,
     logarithm,
-    pick,
-    rounded,
-    uniform,
-    weights_of,
+    pick_token,
+    round_scores,
+    uniform_draw,
 )
 
 SIZE = 50
@@ -39,8 +39,8 @@ def logits(**scores: float) -> np.ndarray:
 
 def drawn(
     row: np.ndarray, history: list[int] | None = None, num_prompt: int = 1, seed: int = 0, **params: object
-) -> Drawn:
-    found = draw(
+) -> SampledToken:
+    found = draw_token(
         row,
         SamplingParams(**params),  # type: ignore[arg-type]
         history=[0] if history is None else history,
@@ -58,7 +58,7 @@ def shares(row: np.ndarray, count: int = 4000, **params: object) -> dict[int, fl
     history, found = [0] * count, {}
     values = SamplingParams(**params)  # type: ignore[arg-type]
     for position in range(1, count):
-        one = draw(row, values, history=history[:position], num_prompt=count, seed=11)
+        one = draw_token(row, values, history=history[:position], num_prompt=count, seed=11)
         assert one is not None
         token = one.token
         found[token] = found.get(token, 0) + 1 / (count - 1)
@@ -90,11 +90,11 @@ def test_only_seed_and_position_choose() -> None:
 
 def test_uniform_is_spread_evenly() -> None:
     """Neighbouring seeds and positions give independent, even numbers."""
-    values = np.array([uniform(seed, position) for seed in range(50) for position in range(50)])
+    values = np.array([uniform_draw(seed, position) for seed in range(50) for position in range(50)])
     assert np.histogram(values, bins=10, range=(0, 1))[0].min() > 180
     grid = values.reshape(50, 50)
     assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.08
-    assert uniform(2**63 - 1, 2**20) != uniform(2**63 - 2, 2**20)
+    assert uniform_draw(2**63 - 1, 2**20) != uniform_draw(2**63 - 2, 2**20)
 
 
 def test_shares_follow_the_distribution() -> None:
@@ -165,7 +165,7 @@ def test_logprobs_are_the_models_own() -> None:
 def test_nothing_is_drawn_from_what_is_not_finite(bad: float, temperature: float) -> None:
     """A logit that is no finite number is never passed over."""
     params = SamplingParams(temperature=temperature)
-    assert draw(logits(t3=bad), params, history=[0], num_prompt=1, seed=0) is None
+    assert draw_token(logits(t3=bad), params, history=[0], num_prompt=1, seed=0) is None
 
 
 def test_input_is_left_alone() -> None:
@@ -217,7 +217,7 @@ def test_fused_is_rounded_once() -> None:
     c *= np.float32(2) ** chance.integers(-30, 4, 4000).astype(np.float32)
     c[:1000] = -(a * b)[:1000]  # where almost everything cancels
     a[1000:2000], b[1000:2000] = np.float32(1 + 2**-12), np.float32(1 + 2**-12)  # where the product ends on a tie
-    for one, x, y, z in zip(fused(a, b, c).tolist(), a.tolist(), b.tolist(), c.tolist(), strict=True):
+    for one, x, y, z in zip(fused_multiply_add(a, b, c).tolist(), a.tolist(), b.tolist(), c.tolist(), strict=True):
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         error = abs(Fraction(one) - exact)
         beside = [float(np.nextafter(np.float32(one), np.float32(to))) for to in (-np.inf, np.inf)]
@@ -230,35 +230,35 @@ def test_weights_are_exponentials() -> None:
     """To the last digits of float32, or half a unit; the largest is whole."""
     scores = np.concatenate([np.linspace(-30, 0, 20_001), [-np.inf, -1e38]]).astype(np.float32)
     for temperature in (0.7, 1.0, 30.0):
-        found = weights_of(scores, temperature)
-        exact = np.exp(scores.astype(np.float64) / temperature) * WHOLE
+        found = compute_weights(scores, temperature)
+        exact = np.exp(scores.astype(np.float64) / temperature) * FULL_WEIGHT
         np.testing.assert_allclose(found, exact, rtol=3e-6, atol=0.5001)
-    assert weights_of(scores, 1.0).max() == WHOLE
-    assert (weights_of(scores, 1e-320) > 0).sum() == 1
+    assert compute_weights(scores, 1.0).max() == FULL_WEIGHT
+    assert (compute_weights(scores, 1e-320) > 0).sum() == 1
 
 
 def test_scores_beyond_float32_stay_in_order() -> None:
     """They become the largest number there is; what is forbidden stays out."""
-    assert rounded(np.array([1e300, 1.0, -1e300, -np.inf])).tolist() == [_LARGEST, 1.0, -_LARGEST, -math.inf]
+    assert round_scores(np.array([1e300, 1.0, -1e300, -np.inf])).tolist() == [_LARGEST, 1.0, -_LARGEST, -math.inf]
     assert drawn(logits(t3=3e38), logit_bias={5: 1.0}, temperature=1.0, repetition_penalty=1e-9).token in (0, 3)
 
 
 def test_filters_keep_the_first_of_equals() -> None:
     """By the lowest ids, also where the share of top-p ends among them; before it, not at it."""
-    even = np.full(8, WHOLE, np.int64)
-    assert np.flatnonzero(filtered(even, SamplingParams(top_k=3))).tolist() == [0, 1, 2]
-    assert np.flatnonzero(filtered(even, SamplingParams(top_p=0.5))).tolist() == [0, 1, 2, 3]
-    assert np.flatnonzero(filtered(even, SamplingParams(top_p=0.51))).tolist() == [0, 1, 2, 3, 4]
-    assert np.flatnonzero(filtered(even, SamplingParams(top_p=1 - 2**-53))).tolist() == list(range(8))
-    assert np.flatnonzero(filtered(even, SamplingParams(min_p=1.0))).tolist() == list(range(8))
+    even = np.full(8, FULL_WEIGHT, np.int64)
+    assert np.flatnonzero(filter_weights(even, SamplingParams(top_k=3))).tolist() == [0, 1, 2]
+    assert np.flatnonzero(filter_weights(even, SamplingParams(top_p=0.5))).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(filter_weights(even, SamplingParams(top_p=0.51))).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(filter_weights(even, SamplingParams(top_p=1 - 2**-53))).tolist() == list(range(8))
+    assert np.flatnonzero(filter_weights(even, SamplingParams(min_p=1.0))).tolist() == list(range(8))
     steps = even >> np.arange(8)
-    assert np.flatnonzero(filtered(steps, SamplingParams(min_p=0.25))).tolist() == [0, 1, 2]
+    assert np.flatnonzero(filter_weights(steps, SamplingParams(min_p=0.25))).tolist() == [0, 1, 2]
 
 
 def test_pick_ends_on_a_token_with_weight() -> None:
     """From the very first chance to the last one below 1."""
     weights = np.array([0, 3, 0, 5, 0], np.int64)
-    assert [pick(weights, chance) for chance in (0.0, 0.374, 0.376, 1 - 2**-53)] == [1, 1, 3, 3]
+    assert [pick_token(weights, chance) for chance in (0.0, 0.374, 0.376, 1 - 2**-53)] == [1, 1, 3, 3]
 
 
 def test_our_logarithm_is_the_librarys() -> None:

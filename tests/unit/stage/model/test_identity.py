@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.stage.model import identity
-from swarm.stage.model.identity import digest_of
+from swarm.stage.model.identity import compute_digest
 
 CONTENT = bytes(range(256)) * 400
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -24,13 +24,13 @@ def plain(tmp_path: Path) -> Path:
 
 def test_a_small_file_is_known_by_its_sha256(plain: Path) -> None:
     """As a hub knows it."""
-    assert digest_of(plain) == SHA256
+    assert compute_digest(plain) == SHA256
 
 
 def test_a_large_file_is_known_by_pieces_of_it(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest can't be mistaken for the other kind; it tells size, beginning, middle and end apart."""
-    monkeypatch.setattr(identity, "WHOLE_BYTES", 1000)
-    digests = {digest_of(plain)}
+    monkeypatch.setattr(identity, "MAX_WHOLE_BYTES", 1000)
+    digests = {compute_digest(plain)}
     for changed in (
         CONTENT + b"1",
         b"1" + CONTENT[1:],
@@ -38,7 +38,7 @@ def test_a_large_file_is_known_by_pieces_of_it(plain: Path, monkeypatch: pytest.
         CONTENT[:-1] + b"1",
     ):
         plain.write_bytes(changed)
-        digests.add(digest_of(plain))
+        digests.add(compute_digest(plain))
     assert len(digests) == 5
     assert {len(digest) for digest in digests} == {32}
 
@@ -51,8 +51,8 @@ def test_a_file_in_a_hubs_cache_is_known_without_being_read(tmp_path: Path) -> N
     for name, blob in (("model.safetensors", "a" * 64), ("config.json", "b" * 40)):
         (blobs / blob).write_bytes(CONTENT)
         (snapshot / name).symlink_to(blobs / blob)
-    assert digest_of(snapshot / "model.safetensors") == "a" * 64
-    assert digest_of(snapshot / "config.json") == SHA256
+    assert compute_digest(snapshot / "model.safetensors") == "a" * 64
+    assert compute_digest(snapshot / "config.json") == SHA256
 
 
 def test_a_downloaded_folder_has_notes(plain: Path) -> None:
@@ -61,9 +61,9 @@ def test_a_downloaded_folder_has_notes(plain: Path) -> None:
     note.parent.mkdir(parents=True)
     note.write_text(f"0123\n{'a' * 64}\n1000.0\n")
     os.utime(plain, (999.0, 999.0))
-    assert digest_of(plain) == "a" * 64
+    assert compute_digest(plain) == "a" * 64
     os.utime(plain, (1002.0, 1002.0))
-    assert digest_of(plain) == SHA256
+    assert compute_digest(plain) == SHA256
 
 
 @pytest.mark.parametrize("text", ["", "0123\n", f"0123\n{'a' * 40}\n1000.0", f"0123\n{'a' * 64}\nyesterday"])
@@ -73,4 +73,4 @@ def test_notes_that_say_nothing(plain: Path, text: str) -> None:
     note.parent.mkdir(parents=True)
     note.write_text(text)
     os.utime(plain, (999.0, 999.0))
-    assert digest_of(plain) == SHA256
+    assert compute_digest(plain) == SHA256

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from swarm.stage.native import siblings
+from swarm.stage.native import shared_cache
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no nursery on this system")
 
 
 @pytest.fixture(autouse=True)
 def nursery(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "_board", None)
-    siblings.share_with_children()
+    monkeypatch.setattr(shared_cache, "_memory", None)
+    shared_cache.create_shared_cache()
 
 
 def child(does: Callable[[], object]) -> int:
@@ -47,16 +47,16 @@ def test_it_is_found_out_once(tmp_path: Path) -> None:
 
     def ask() -> None:
         os.close(not_yet)
-        assert siblings.once("how fast", float, find) == 2.5
+        assert shared_cache.get_or_compute("how fast", float, find) == 2.5
 
     children = [child(ask) for _ in range(3)]
     os.close(not_yet)
     assert [ended(number) for number in children] == [0, 0, 0]
     os.close(all_ask)
     assert len(list(tmp_path.iterdir())) == 1
-    assert siblings.once("how fast", float, lambda: 0.0) == 2.5
-    assert siblings.once("how large", float, lambda: 7.0) == 7.0
-    assert siblings.once("how fast", float, lambda: 0.0) == 2.5
+    assert shared_cache.get_or_compute("how fast", float, lambda: 0.0) == 2.5
+    assert shared_cache.get_or_compute("how large", float, lambda: 7.0) == 7.0
+    assert shared_cache.get_or_compute("how fast", float, lambda: 0.0) == 2.5
 
 
 def test_who_dies_while_finding_out_holds_nobody_up() -> None:
@@ -67,21 +67,21 @@ def test_who_dies_while_finding_out_holds_nobody_up() -> None:
         signal.pause()
         return False
 
-    number = child(lambda: siblings.once("is it so", bool, find_for_ever))
+    number = child(lambda: shared_cache.get_or_compute("is it so", bool, find_for_ever))
     os.close(say_so)
     assert os.read(begun, 1) == b"."
     os.close(begun)
     os.kill(number, signal.SIGKILL)
     assert ended(number) == -signal.SIGKILL
-    assert siblings.once("is it so", bool, lambda: True)
+    assert shared_cache.get_or_compute("is it so", bool, lambda: True)
 
 
 def test_what_has_no_room_is_found_out_by_each() -> None:
-    large = "x" * siblings._BYTES
-    assert siblings.once("a", str, lambda: large) == large
-    assert siblings.once("a", str, lambda: "b") == "b"
+    large = "x" * shared_cache._SIZE_BYTES
+    assert shared_cache.get_or_compute("a", str, lambda: large) == large
+    assert shared_cache.get_or_compute("a", str, lambda: "b") == "b"
 
 
 def test_without_a_nursery_each_finds_out_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "_board", None)
-    assert [siblings.once("a", int, lambda n=n: n) for n in (1, 2)] == [1, 2]  # type: ignore[misc]
+    monkeypatch.setattr(shared_cache, "_memory", None)
+    assert [shared_cache.get_or_compute("a", int, lambda n=n: n) for n in (1, 2)] == [1, 2]  # type: ignore[misc]

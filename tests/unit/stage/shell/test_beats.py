@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.stage.shell.beats import Look, Slumber
+from swarm.stage.shell.heartbeat import SleepDetector, ThreadSample
 
 
 def told(*seen: tuple[int, float, bool]) -> float:
     """A beat every tenth of a second: progress, processor time so far, whether somebody attends."""
-    slumber, said = Slumber(), 0.0
-    slumber.awake(0, 0.0)
+    slumber, said = SleepDetector(), 0.0
+    slumber.mark_awake(0, 0.0)
     for number, (progress, ran_s, attends) in enumerate(seen, start=1):
-        said = slumber.asleep_s(progress, Look(ran_s, attends), number / 10)
+        said = slumber.update(progress, ThreadSample(ran_s, attends), number / 10)
     return said
 
 
@@ -30,6 +30,6 @@ def test_any_sign_of_work_begins_it_anew(last: tuple[int, float, bool]) -> None:
 
 
 def test_who_had_nothing_to_do_has_not_slept() -> None:
-    slumber = Slumber()
-    slumber.awake(0, 0.0)
-    assert slumber.asleep_s(0, Look(1.0, attends=False), 100.0) == 0.0
+    slumber = SleepDetector()
+    slumber.mark_awake(0, 0.0)
+    assert slumber.update(0, ThreadSample(1.0, is_active=False), 100.0) == 0.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ConfigError
-from swarm.stage.shell.budget import LEAST_BYTES, Budget, share_out
+from swarm.stage.shell.budget import MIN_BYTES, MemoryBudget, split_memory
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 )
 def test_a_limit_is_shared_out(limit: int, base: int, log: int, model_share: int, log_share: int) -> None:
     """All figures in MiB."""
-    assert share_out(limit * MIB, base * MIB, log * MIB) == Budget(model_share * MIB, log_share * MIB)
+    assert split_memory(limit * MIB, base * MIB, log * MIB) == MemoryBudget(model_share * MIB, log_share * MIB)
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.integers(0, 1 << 32))
@@ -33,12 +33,12 @@ def test_nothing_is_promised_twice(limit: int, base: int, log: int) -> None:
     """Process, model and log together are within the limit, and the model has a share; or the limit is refused, with
     one that works."""
     try:
-        budget = share_out(limit, base, log)
+        budget = split_memory(limit, base, log)
     except ConfigError as error:
-        assert limit < base + LEAST_BYTES
+        assert limit < base + MIN_BYTES
         found = re.search(r"the minimum is (\d+) MiB", str(error))
         assert found is not None
-        share_out(int(found[1]) * MIB, base, log)
+        split_memory(int(found[1]) * MIB, base, log)
     else:
         assert base + budget.model_bytes + budget.log_bytes == limit
         assert budget.model_bytes > budget.log_bytes >= 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm.stage import native
-from swarm.stage.shell import keeper
+from swarm.stage.shell import fast_exit
 
 
 class Lines:
@@ -37,9 +37,9 @@ class Lines:
 def test_without_a_keeper(built: tuple[ctypes.CDLL | None, str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is done, and one debug line says why."""
     lines: Any = Lines()
-    monkeypatch.setattr(native, "built", lambda: built)
-    monkeypatch.setattr(keeper, "log", lines)
-    with keeper.kept() as pid:
+    monkeypatch.setattr(native, "open_library", lambda: built)
+    monkeypatch.setattr(fast_exit, "log", lines)
+    with fast_exit.keep_memory() as pid:
         assert pid is None
     assert lines.debug_lines == [("no_keeper", reason)]
 
@@ -48,8 +48,8 @@ def test_it_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if what it was kept for fails."""
     with subprocess.Popen(["sleep", "60"]) as process:
         library = SimpleNamespace(swarm_keeper_start=lambda: process.pid)
-        monkeypatch.setattr(native, "built", lambda: (library, ""))
-        with contextlib.suppress(RuntimeError), keeper.kept() as pid:
+        monkeypatch.setattr(native, "open_library", lambda: (library, ""))
+        with contextlib.suppress(RuntimeError), fast_exit.keep_memory() as pid:
             assert pid == process.pid
             raise RuntimeError
         with pytest.raises(ProcessLookupError):
@@ -61,7 +61,7 @@ def test_a_worker_without_kernels_has_a_keeper(monkeypatch: pytest.MonkeyPatch) 
     started: list[int] = []
     library = SimpleNamespace(swarm_keeper_start=lambda: started.append(1) or -errno.EPERM)
     monkeypatch.setattr(native, "_refusals", ["worker.kernels is torch"])
-    monkeypatch.setattr(native, "built", lambda: (library, ""))
-    with keeper.kept():
+    monkeypatch.setattr(native, "open_library", lambda: (library, ""))
+    with fast_exit.keep_memory():
         pass
     assert started == [1]

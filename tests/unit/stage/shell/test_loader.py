@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from swarm.stage.shell.loader import GENTLE_FOR_S, IDLE_AFTER_S, LONGEST_REST_S, SHARE, StepsNearby, Throttle
+from swarm.stage.shell.loader import (
+    BACKGROUND_SHARE,
+    IDLE_AFTER_S,
+    MAX_REST_S,
+    MAX_TOTAL_REST_S,
+    StepActivity,
+    Throttle,
+)
 
 
 @dataclass
@@ -44,7 +51,7 @@ class Scene:
 
 
 def throttle_of(scene: Scene, most_rest_s: float = inf) -> Throttle:
-    return Throttle(scene, StepsNearby(scene.num_computed, scene.others_busy_s), scene.wait, most_rest_s)  # type: ignore[arg-type]
+    return Throttle(scene, StepActivity(scene.num_computed, scene.others_busy_s), scene.wait, most_rest_s)  # type: ignore[arg-type]
 
 
 def test_beside_steps_work_takes_its_share_of_the_time() -> None:
@@ -54,7 +61,7 @@ def test_beside_steps_work_takes_its_share_of_the_time() -> None:
         scene.pass_s(piece_s)
         throttle.rest()
     assert abs(throttle.worked_s - 0.32) < 1e-9
-    assert abs(throttle.worked_s / (scene.at - began) - SHARE) < 1e-6
+    assert abs(throttle.worked_s / (scene.at - began) - BACKGROUND_SHARE) < 1e-6
     assert max(scene.waits) <= 0.1  # it looks around often
 
 
@@ -116,7 +123,7 @@ def test_other_processes_of_the_machine_are_not_slowed_down_either() -> None:
     throttle, began = throttle_of(scene), scene.at
     scene.pass_s(0.2)
     throttle.rest()
-    assert abs(scene.at - began - 0.2 / SHARE) < 1e-6
+    assert abs(scene.at - began - 0.2 / BACKGROUND_SHARE) < 1e-6
     scene.others_busy = 0.1
     scene.pass_s(0.2)
     began = scene.at
@@ -129,13 +136,13 @@ def test_a_slow_piece_does_not_hide_that_work_goes_on() -> None:
     throttle, began = throttle_of(scene), scene.at
     scene.pass_s(3.0)
     throttle.rest()
-    assert abs(scene.at - began - 3.0 - LONGEST_REST_S) < 1e-6
+    assert abs(scene.at - began - 3.0 - MAX_REST_S) < 1e-6
 
 
 def test_a_plan_is_loaded_gently_for_a_while_only() -> None:
     scene = Scene()
-    throttle = throttle_of(scene, GENTLE_FOR_S)
+    throttle = throttle_of(scene, MAX_TOTAL_REST_S)
     for _ in range(100):
         scene.pass_s(0.2)
         throttle.rest()
-    assert abs(throttle.rested_s - GENTLE_FOR_S) < 1e-6
+    assert abs(throttle.rested_s - MAX_TOTAL_REST_S) < 1e-6

@@ -10,8 +10,8 @@ import pytest
 
 from swarm.config.worker import MAX_WORKER_NAME
 from swarm.errors import WireError
-from swarm.stage.model.checkpoint import for_show
-from swarm.stage.shell.control import Control, code_without
+from swarm.stage.model.checkpoint import shorten_name
+from swarm.stage.shell.control import ControlConnection, exit_code_without
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
 from swarm.wire.messages import MAX_NAME, PROTOCOL_VERSION, HeldSequence, Hello, LogRange, Stats
@@ -49,14 +49,14 @@ def with_model(name: str) -> Hello:
 @pytest.mark.parametrize("name", ["m", "m" * MAX_NAME, "ü" * 128])
 def test_names_that_fit_are_shown_as_they_are(name: str) -> None:
     """Up to what messages carry, in characters."""
-    assert for_show(name) == name
+    assert shorten_name(name) == name
     WORKER.encode(with_model(name))
 
 
 def test_long_names_are_shortened_in_the_middle_and_stay_apart() -> None:
     """Whatever differs, beginning, middle or end; and a message carries what comes out."""
     names = ["m" * 129, "m" * 255, *("m" * at + "x" + "m" * (254 - at) for at in (0, 100, 127, 254)), "🐝" * 200]
-    shown = [for_show(name) for name in names]
+    shown = [shorten_name(name) for name in names]
     assert len(set(shown)) == len(names)
     for name, short in zip(names, shown, strict=True):
         assert len(short) == MAX_NAME
@@ -66,7 +66,7 @@ def test_long_names_are_shortened_in_the_middle_and_stay_apart() -> None:
 
 def test_a_name_that_is_no_text_is_shown_all_the_same() -> None:
     """A folder may be called by any bytes."""
-    assert for_show(os.fsdecode(b"model-\xff")) == "model-?"
+    assert shorten_name(os.fsdecode(b"model-\xff")) == "model-?"
 
 
 def test_the_longest_name_of_a_worker_fits_with_its_processs_own() -> None:
@@ -79,14 +79,14 @@ def test_the_longest_name_of_a_worker_fits_with_its_processs_own() -> None:
 
 def test_only_what_is_held_is_gone_at_the_next_start() -> None:
     """So a worker that holds nothing, and can't say who it is, never will."""
-    assert code_without(hello()) == 78
-    assert code_without(hello(held=(HeldSequence(1, ()),))) == 1
-    assert code_without(hello(logs=(LogRange(1, 3, 0, 5),))) == 1
+    assert exit_code_without(hello()) == 78
+    assert exit_code_without(hello(held=(HeldSequence(1, ()),))) == 1
+    assert exit_code_without(hello(logs=(LogRange(1, 3, 0, 5),))) == 1
 
 
 def test_what_cannot_be_encoded_is_not_sent() -> None:
     """It ends no process; if the broker waits for it, that has a deadline. The socket, which is not there, is never
     asked."""
-    control = object.__new__(Control)
-    control._spoken = PROTOCOL_VERSION
+    control = object.__new__(ControlConnection)
+    control._version = PROTOCOL_VERSION
     control.send(Stats(incarnation="w0.1", values={"x" * 1000: 1.0}))

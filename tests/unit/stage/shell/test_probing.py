@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarm.stage.shell.probing import LinkProbe
+from swarm.stage.shell.link_probe import LinkProbe
 from swarm.testing import ManualClock
 from swarm.wire.messages import Probe
 
@@ -29,9 +29,9 @@ class Echo:
         self.sizes.append(size)
         if len(self.sizes) > self._answers or size > self._largest:
             return
-        self.probe.answered(message.ticket - 1)  # late answers to earlier ones mean nothing
+        self.probe.on_answer(message.ticket - 1)  # late answers to earlier ones mean nothing
         self.clock.advance(DELAY_S + size / self._rate)
-        self.probe.answered(message.ticket)
+        self.probe.on_answer(message.ticket)
 
 
 async def test_delay_and_rate() -> None:
@@ -53,18 +53,18 @@ async def test_a_slow_link_is_not_filled() -> None:
 
 async def test_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known then, and nothing is waited for any longer; what comes late is not minded."""
-    monkeypatch.setattr("swarm.stage.shell.probing._ANSWER_S", 0.01)
+    monkeypatch.setattr("swarm.stage.shell.link_probe._ANSWER_S", 0.01)
     echo = Echo(answers=0)
     async with asyncio.timeout(5.0):
         assert await echo.probe.measure() is None
-    echo.probe.answered(1)
+    echo.probe.on_answer(1)
     assert echo.sizes == [0]
 
 
 @pytest.mark.parametrize(("largest", "rate"), [(1000, 6_553_600), (100 << 10, RATE)])
 async def test_large_messages_that_get_lost(monkeypatch: pytest.MonkeyPatch, largest: int, rate: float) -> None:
     """Not even 64 KiB in time: no more than that passes. Half a mebibyte too much: what is known of the smaller one."""
-    monkeypatch.setattr("swarm.stage.shell.probing._PATIENCE_S", 0.01)
+    monkeypatch.setattr("swarm.stage.shell.link_probe._PATIENCE_S", 0.01)
     async with asyncio.timeout(5.0):
         echo = Echo(largest=largest)
         found = await echo.probe.measure()

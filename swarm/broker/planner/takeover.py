@@ -1,0 +1,246 @@
+"""Takeover of a lost stage's layers, chosen so that sequences run again soonest.
+
+Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that lost
+stages left, all ways to fill it are compared: the stage before it grows to any layer, the stage behind it takes the
+rest, and a worker without a part may stand in the middle, or take it all. The cost is the time until sequences go on:
+the longest load (nothing for layers that are warm), then the replay of the lost layers. Among ways that are about
+equally soon the later time of a step decides; a plan that is better in the long run is made later, while this one
+serves.
+
+Gaps are filled one after the other, the largest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.broker.planner import tables
+from swarm.broker.planner.problem import LayerShare, Line, PlanningProblem
+from swarm.broker.planner.search import ROUNDING
+from swarm.broker.planner.tables import Table
+from swarm.wire.messages import LayerRange
+
+_Places = tuple[int | slice, int | slice]
+
+MIN_LOAD_S = 0.05  # minimum time of any load: a file is opened, kernels are warmed up
+# For the forecast alone; measured on serving swarms (tools/bench_recovery.py): the time of orders and their answers if
+# nothing is loaded; and the time of a chunk besides its computing: the broker's turn, the log, sockets.
+ORDERS_S = 0.02
+CHUNK_S = 0.006
+PAUSE_FACTOR = 3.0  # multiple of the usual step time: steps pause this long after each while layers are rebuilt
+MAX_PAUSE_S = 1.0  # upper limit of that pause
+NEAR = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
+NEAR_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all have their layers.
+    ``replay_s``: time until all sequences' keys and values are complete again. ``taken``: the layers of ``lost`` that
+    each device takes."""
+
+    line: Line
+    load_s: float
+    replay_s: float
+    taken: tuple[LayerShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayWork:
+    """Amount of work to be computed again: ``positions`` of all sequences together, in ``chunks`` orders, with
+    ``context`` positions before each, on average. ``beside``: fraction of it that is computed together with steps,
+    namely those of sequences that are complete earlier."""
+
+    positions: int
+    chunks: int = 0
+    context: int = 0
+    overlap: float = 0.0
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[int], chunk: int) -> ReplayWork:
+        """Add up the work of these sequences, each given by its number of positions."""
+        lengths = list(sequences)
+        total = sum(lengths)
+        context = sum(length * length for length in lengths) // (2 * total) if total else 0
+        beside = 1 - min(lengths) / total if total else 0.0
+        return cls(total, sum(-(-length // chunk) for length in lengths), context, beside)
+
+    def predict_s(self, alone_s: float, step_s: float) -> float:
+        """Return the duration of the replays if they take ``alone_s`` by themselves, and a step ``step_s``."""
+        return (alone_s + self.chunks * CHUNK_S) * (1 + self.overlap * max(1 / PAUSE_FACTOR, step_s / MAX_PAUSE_S))
+
+
+def step_pause_s(step_s: float) -> float:
+    """Return how long steps pause after each while layers are rebuilt, given their usual time."""
+    return min(MAX_PAUSE_S, PAUSE_FACTOR * step_s)
+
+
+def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork) -> Takeover | None:
+    """Return the quickest takeover by prediction. ``survivors``: with the layers that they hold, in pipeline order.
+    None if the lost layers don't fit in this way."""
+    if not survivors:
+        return None
+    pipeline = _Pipeline(problem, survivors, replays.positions)
+    while (gap := pipeline.largest_gap()) is not None:
+        if not pipeline.fill(gap):
+            return None
+    line = tuple(pipeline.shares)
+    return Takeover(line, pipeline.load_s, pipeline.replay_s, pipeline.taken_shares(survivors))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Layers that no device holds, before the share at ``place``."""
+
+    place: int
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    seconds: float
+    step_s: float
+    shares: Line  # in place of the neighbours' shares
+
+
+class _Pipeline:
+    def __init__(self, problem: PlanningProblem, survivors: Line, positions: int) -> None:
+        self._problem = problem
+        self._positions = positions
+        self._own = [tables.range_seconds(problem.model, d, problem.kv_positions) for d in problem.devices]
+        self._moved = [tables.moved_bytes(problem.model, d) for d in problem.devices]
+        self._weights = tables.range_sums(problem.model.layer_weights)
+        self.shares = list(survivors)
+        self.load_s = self.replay_s = 0.0
+
+    def largest_gap(self) -> _Gap | None:
+        return max(self._gaps(), key=lambda gap: len(gap.layers), default=None)
+
+    def _gaps(self) -> Iterator[_Gap]:
+        at = 0
+        for place, share in enumerate(self.shares):
+            if share.layers.first > at:
+                yield _Gap(place, LayerRange(at, share.layers.first))
+            at = share.layers.stop
+        if at < self._problem.model.num_layers:
+            yield _Gap(len(self.shares), LayerRange(at, self._problem.model.num_layers))
+
+    def fill(self, gap: _Gap) -> bool:
+        """Fill the gap in the soonest way; False if there is none."""
+        used = {share.device for share in self.shares}
+        spares = [None, *(i for i in range(len(self._problem.devices)) if i not in used)]
+        options = [way for spare in spares for way in self._options(gap, spare)]
+        if not options:
+            return False
+        limit = min(way.seconds for way in options) * (1 + NEAR) + NEAR_S
+        best = min((way for way in options if way.seconds <= limit), key=lambda way: (way.step_s, way.seconds))
+        before, behind = gap.place - (gap.place > 0), gap.place + (gap.place < len(self.shares))
+        old = {share.device: share for share in self.shares[before:behind]}
+        self._add_times(old, best.shares, gap)
+        self.shares[before:behind] = best.shares
+        return True
+
+    def _add_times(self, old: dict[int, LayerShare], new: Line, gap: _Gap) -> None:
+        for share in new:
+            layers = share.layers
+            self.load_s = max(self.load_s, float(self._load_s(share.device)[layers.first, layers.stop]))
+            first, stop = max(layers.first, gap.layers.first), min(layers.stop, gap.layers.stop)
+            if first < stop:
+                self.replay_s += float(self._replay_s(share.device)[first, stop])
+
+    def taken_shares(self, survivors: Line) -> tuple[LayerShare, ...]:
+        """Return the layers that each device holds in addition to before."""
+        before = {share.device: share.layers for share in survivors}
+        taken = []
+        for share in self.shares:
+            held = before.get(share.device)
+            if held is None:
+                taken.append(share)
+            else:
+                parts = (LayerRange(share.layers.first, held.first), LayerRange(held.stop, share.layers.stop))
+                taken += [LayerShare(share.device, part) for part in parts if len(part)]
+        return tuple(taken)
+
+    def _options(self, gap: _Gap, spare: int | None) -> Iterator[_Option]:
+        """Yield the best cut of the gap between the devices that take it. Rows: where the part of the stage before it
+        ends; columns: where that of the stage behind it begins."""
+        a, b = gap.layers.first, gap.layers.stop
+        up = self.shares[gap.place - 1] if gap.place else None
+        down = self.shares[gap.place] if gap.place < len(self.shares) else None
+        cuts, size = slice(a, b + 1), b - a + 1
+        upper, middle, lower = _Part.absent(size, 0), _Part.absent_spare(size), _Part.absent(size, -1)
+        if up is not None:
+            upper = self._part(up.device, (up.layers.first, cuts), (a, cuts))
+        if spare is not None:
+            middle = self._part(spare, (cuts, cuts), (cuts, cuts))
+        if down is not None:
+            lower = self._part(down.device, (cuts, down.layers.stop), (cuts, b))
+        best = upper.column().combine(middle, self._problem).combine(lower, self._problem).select_best()
+        if best is None:
+            return
+        low, high = a + best[0], a + best[1]
+        shares = [] if up is None else [LayerShare(up.device, LayerRange(up.layers.first, low))]
+        shares += [] if spare is None else [LayerShare(spare, LayerRange(low, high))]
+        shares += [] if down is None else [LayerShare(down.device, LayerRange(high, down.layers.stop))]
+        yield _Option(best[2], best[3], tuple(shares))
+
+    def _part(self, device: int, whole: _Places, taken: _Places) -> _Part:
+        return _Part(self._load_s(device)[whole], self._replay_s(device)[taken], self._own[device][whole])
+
+    def _load_s(self, device: int) -> Table:
+        moved = self._moved[device]
+        seconds: Table = moved / self._problem.devices[device].load_bytes_per_s + np.where(moved > 0, MIN_LOAD_S, 0.0)
+        return seconds
+
+    def _replay_s(self, device: int) -> Table:
+        seconds: Table = self._positions * self._problem.devices[device].replay_s * self._weights
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One device's part, for every cut; ``step_s`` is infinite where the device can't take it."""
+
+    load_s: Table
+    replay_s: Table
+    step_s: Table
+
+    @classmethod
+    def absent(cls, size: int, place: int) -> _Part:
+        """Return the part of an absent stage on this side: the cut must be at the end of the gap."""
+        step = np.full(size, np.inf)
+        step[place] = 0.0
+        return cls(np.zeros(size), np.zeros(size), step)
+
+    @classmethod
+    def absent_spare(cls, size: int) -> _Part:
+        """Return the part of an absent spare: one stage's part ends where the other's begins."""
+        none = np.zeros((size, size))
+        return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
+
+    def column(self) -> _Part:
+        return _Part(self.load_s[:, None], self.replay_s[:, None], self.step_s[:, None])
+
+    def combine(self, other: _Part, problem: PlanningProblem) -> _Part:
+        """Combine two parts: both load at the same time, replays go through one after the other."""
+        step = np.add if problem.takes_turns else np.maximum
+        return _Part(
+            np.maximum(self.load_s, other.load_s),
+            self.replay_s + other.replay_s,
+            step(self.step_s, other.step_s),
+        )
+
+    def select_best(self) -> tuple[int, int, float, float] | None:
+        """Return row, column, seconds and step of the cut with the quickest step among those that are about as soon as
+        the soonest; of equal ones the middle one. None if nothing is possible."""
+        seconds = np.where(np.isfinite(self.step_s), self.load_s + self.replay_s, np.inf)
+        if not np.isfinite(seconds.min()):
+            return None
+        near = seconds <= seconds.min() * (1 + NEAR) + NEAR_S
+        steps = np.where(near, self.step_s, np.inf)
+        places = np.argwhere(steps <= steps.min() * (1 + ROUNDING))
+        row, column = (int(each) for each in places[len(places) // 2])
+        return row, column, float(seconds[row, column]), float(steps[row, column])

@@ -1,0 +1,75 @@
+"""Alternatives that came close to the active plan, and why they are not made: searched for only on demand.
+
+Reported is the plan that would be made if none were active, then the one that is quickest by its figures alone. Where
+both are the active plan, the best plan with one worker less shows what the active one was preferred to.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.planner.explain import MAX_EXPLAINED, Alternative, describe_speedup
+from swarm.broker.planner.problem import TOLERANCE
+from swarm.broker.planner.solve import MAX_EXACT
+from swarm.broker.planning.candidates import CandidatePool, PlanOption, Proposal
+from swarm.broker.state import Plan
+
+TAKES_TURNS_REASON = (
+    "stages that take turns on the cores of one machine don't make each other quicker: each worker gets an even "
+    "share, and the cost of one more stage is shown but not counted (for the objective latency it is)"
+)
+EQUAL_REASON = (
+    f"within {TOLERANCE:.0%} plans count as equal, since measurements are not more exact: this one moves less"
+)
+NOT_SEARCHED_REASON = "with this many workers not every plan is searched, and it was not found when this one was made"
+CHANGE_DUE = "a change to it is due"
+
+
+def find_alternatives(
+    table: CandidatePool, active: Proposal, fresh: Proposal, current: Plan | None, margin: float
+) -> tuple[Alternative, ...]:
+    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active plan,
+    if there is one."""
+    now_s, alternatives = active.forecast.step_s, list[Alternative]()
+    if fresh.named_shares != active.named_shares:
+        alternatives.append(
+            Alternative(fresh.named_shares, fresh.forecast.step_s, now_s, _kept_reason(fresh, now_s, current, margin))
+        )
+    quickest = table.quickest_option()
+    listed = {active.named_shares, *(each.shares for each in alternatives)}
+    if quickest is not None and quickest.shares not in listed and describe_speedup(quickest.step_s, now_s):
+        why = _rejection_reason(quickest, active)
+        if not alternatives or why == TAKES_TURNS_REASON:
+            alternatives.append(Alternative(quickest.shares, quickest.step_s, now_s, why))
+    return tuple(alternatives) or _find_with_one_less(table, active)
+
+
+def _kept_reason(fresh: Proposal, now_s: float, current: Plan | None, margin: float) -> str:
+    if current is None or fresh.is_worth_it(current, margin):
+        return CHANGE_DUE
+    gain = describe_speedup(fresh.forecast.step_s, now_s)
+    if not gain:
+        return "it is no quicker, so nothing is moved for it"
+    return f"{gain}, and layers are moved only for more than {margin:.0%} (plan.margin; swarmctl rebalance moves them)"
+
+
+def _rejection_reason(quickest: PlanOption, active: Proposal) -> str:
+    outlook = active.forecast
+    if quickest.takes_turns and outlook.takes_turns and outlook.objective == "throughput":
+        return TAKES_TURNS_REASON
+    return EQUAL_REASON if outlook.step_s <= quickest.step_s * (1 + TOLERANCE) else NOT_SEARCHED_REASON
+
+
+def _find_with_one_less(table: CandidatePool, active: Proposal) -> tuple[Alternative, ...]:
+    if len(table) > MAX_EXACT:
+        return ()
+    pairs = zip(active.shares, active.named_shares, strict=True)
+    used = [name for (incarnation, _), (name, _) in pairs if incarnation]  # assumed workers are not taken away
+    options = [
+        each
+        for name in used[:MAX_EXPLAINED]
+        if (rest := table.exclude_worker(name)) and (each := rest.quickest_option())
+    ]
+    if not options:
+        return ()
+    best, now_s = min(options, key=lambda option: option.step_s), active.forecast.step_s
+    loss = describe_speedup(now_s, best.step_s)
+    return (Alternative(best.shares, best.step_s, now_s, f"this one is {loss}" if loss else "it is no quicker"),)

@@ -1,0 +1,118 @@
+"""Workers' measurements of themselves and of their links, as figures for the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from swarm.broker.planner.load import MAX_S, PlannedLoad, Speeds
+from swarm.broker.planner.problem import Device, NetworkLink
+from swarm.broker.state import State, Worker
+from swarm.broker.state.workers import BROKER, RouteState
+from swarm.wire.messages import LayerCost, LinkCost
+
+UNKNOWN_S = 0.001  # time of a layer if no worker measured one: then all workers are equal
+MAX_BYTES_PER_S = 1e15  # upper limit, whatever a worker reports of its link
+NEAR_S = 5e-4  # a shorter latency is mostly that of sockets and loops, which all first and last stages share
+SAME_SPEED = 0.95  # two measurements of the same differ by less
+
+
+def route_targets(state: State, workers: Sequence[Worker], kind: RouteState) -> dict[str, frozenset[str]]:
+    """Return by incarnation the names of the workers to which the route from it, or from the broker, has this state. An
+    assumed worker reaches all."""
+    if not state.routes.blocked and not state.routes.relay_only:
+        return {BROKER: frozenset()}
+    names = {worker.incarnation: worker.name for worker in workers}
+    return {
+        source: frozenset(
+            names[target] for target in state.routes.routes_from(source, kind, state.now) if target in names
+        )
+        for source in (BROKER, *names)
+    }
+
+
+def bound_link(measured: LinkCost | None) -> NetworkLink:
+    """Return the measured link, with values bounded for arithmetic."""
+    if measured is None:
+        return NetworkLink()
+    return NetworkLink(min(measured.round_trip_s / 2, MAX_S), max(1.0, min(measured.bytes_per_s, MAX_BYTES_PER_S)))
+
+
+def find_broker_latencies(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
+    """Return by host what a step that takes turns waits for the link between the broker and each machine that is not
+    next to it: the smallest measured latency, since any other traffic makes a message slower."""
+    latencies: dict[str, float] = {}
+    for host, measured in links:
+        if measured is not None:
+            latencies[host] = min(bound_link(measured).latency_s, latencies.get(host, MAX_S))
+    return {host: way for host, way in latencies.items() if way > NEAR_S}
+
+
+def group_by_machine(workers: Sequence[Worker], hosts: Sequence[str], load: PlannedLoad) -> list[list[int]]:
+    """Group workers by the machine whose cores they use, the quickest first; a single list of all if there is only one
+    machine. ``hosts``: the machine of each worker."""
+    if any(worker.hello.device != "cpu" for worker in workers):
+        groups_by_host: dict[str, list[int]] = {"": []}
+    else:
+        groups_by_host = {}
+    for index, worker in enumerate(workers):
+        if worker.hello.device == "cpu":
+            groups_by_host.setdefault(hosts[index], []).append(index)
+    speed = {
+        host: min((layer_alone_s(workers[i], load) for i in group), default=0.0)
+        for host, group in groups_by_host.items()
+    }
+    groups = sorted((host for host in groups_by_host), key=lambda host: speed[host])
+    return [groups_by_host[host] for host in groups if groups_by_host[host] or len(groups_by_host) > 1]
+
+
+def guess_layer_s(workers: Sequence[Worker], load: PlannedLoad, *, alone: bool) -> float:
+    """Guess the time of a layer at a worker that has not measured it."""
+    times = [s.layer_s(load) for w in workers if (s := Speeds.from_costs(w.hello.costs, alone=alone))]
+    return median(times) if times else UNKNOWN_S
+
+
+def layer_alone_s(worker: Worker, load: PlannedLoad) -> float:
+    """Return the time of a layer with all cores of the host."""
+    speeds = Speeds.from_costs(worker.hello.costs, alone=True)
+    return UNKNOWN_S if speeds is None else speeds.layer_s(load)
+
+
+def idle_penalty_s(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
+    """Return how much longer a step takes in a stage that was idle before. Only measurements made alone show it."""
+    among, alone = Speeds.from_costs(costs, alone=False), Speeds.from_costs(costs, alone=True)
+    return 0.0 if among is None or alone is None else max(0.0, alone.stage_s(load) - among.stage_s(load))
+
+
+def core_fraction(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
+    """Return the fraction of its machine's cores that a stage takes while it computes together with others, derived
+    from its speedup with all cores. A stage without a speedup has nothing to gain alone, and takes nothing from others;
+    the memory bandwidth that all share has not been measured."""
+    among, alone = Speeds.from_costs(costs, alone=False), Speeds.from_costs(costs, alone=True)
+    if among is None or alone is None:
+        return 0.0
+    part = alone.layer_s(load) / among.layer_s(load)
+    return part if part < SAME_SPEED else 0.0
+
+
+def equalize(devices: Sequence[Device]) -> list[Device]:
+    """Give processes that use the same cores in turn equal figures: any difference between them is measurement noise.
+    The best figure of each kind is the least disturbed one."""
+    groups: dict[tuple[str, str, int], list[Device]] = {}
+    for device in devices:
+        groups.setdefault((device.host, device.kind, device.cores), []).append(device)
+    equalized = []
+    for device in devices:
+        group = groups[device.host, device.kind, device.cores] if device.host and device.kind == "cpu" else [device]
+        equalized.append(
+            replace(
+                device,
+                layer_s=min(d.layer_s for d in group),
+                stage_s=min(d.stage_s for d in group),
+                embed_s=min(d.embed_s for d in group),
+                head_s=min(d.head_s for d in group),
+                replay_s=min(d.replay_s for d in group),
+            )
+        )
+    return equalized

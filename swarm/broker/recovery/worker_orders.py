@@ -1,0 +1,157 @@
+"""Orders to workers: a fence for all; the orders that all stages of a plan must obey before it goes on; and, when a
+plan serves and nothing is waited for, which layers to keep warm for others.
+
+Only layers that a worker has reported count as warm there, not those it was ordered to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swarm.broker.actions import Outbox, SendToWorker
+from swarm.broker.planning.candidates import Proposal
+from swarm.broker.recovery.rebuild import live_positions
+from swarm.broker.state import Plan, Sequence, State, Worker
+from swarm.wire.messages import Activate, Edge, Fence, KeepWarm, KeptWarm, LayerRange, Order, Prepare, layers_of
+
+MIN_BYTES = 1 << 20  # a smaller load gives no estimate of a worker's load speed
+RESEND_S = 1.0  # interval at which an order is resent to workers that have not answered it
+
+
+BROKER_NAME = "broker"  # name under which the last stage addresses the broker
+
+
+class BrokerPeer(NamedTuple):
+    """The broker as a neighbour of stages: the address to which the last stage sends, and the key that the first stage
+    accepts."""
+
+    endpoint: str
+    key: str | None
+
+
+@dataclass(slots=True)
+class WorkerOrders:
+    """Sends orders to workers, and resends them until they are answered."""
+
+    state: State
+    out: Outbox
+
+    def fence(self, epoch: int) -> None:
+        """Have every worker ignore epochs older than this one."""
+        for worker in self.state.workers.values():
+            if not worker.is_gone:
+                self.out.append(SendToWorker(worker.peer, Fence(epoch=epoch)))
+
+    def prepare(self, plan: Plan, broker: BrokerPeer, max_sequences: int, now: float) -> None:
+        """Have every stage of a plan load the layers that it lacks."""
+        prepares = {
+            stage.incarnation: Prepare(
+                epoch=plan.epoch,
+                layers=stage.layers,
+                standby=plan.standby_of(stage.incarnation),
+                edge=_next_edge(plan, index, broker),
+                max_sequences=max_sequences,
+                before=plan.stages[index - 1].key if index else broker.key,
+                relay=stage.relay,
+            )
+            for index, stage in enumerate(plan.stages)
+        }
+        self.send_all(prepares, now)
+
+    def activate(self, plan: Plan, sequences: list[Sequence], now: float) -> None:
+        """Have every stage start with the plan. ``kept``: the sequences that stay."""
+        activates = {
+            stage.incarnation: Activate(
+                epoch=plan.epoch,
+                first_step=self.state.next_step,
+                live=live_positions(self.state.workers[stage.incarnation], sequences),
+            )
+            for stage in plan.stages
+        }
+        self.send_all(activates, now)
+
+    def send_all(self, orders: Mapping[str, Order], now: float) -> None:
+        """Send each worker its order; all of them must answer."""
+        self.state.plans.pending_orders = dict(orders)
+        self.state.plans.repeat_orders_at = now + RESEND_S
+        for incarnation, order in orders.items():
+            self.send(incarnation, order)
+
+    def tick(self, now: float) -> None:
+        """Resend unanswered orders: the order or its answer may have been lost. A worker that has it answers again, or
+        goes on."""
+        if now < self.state.plans.repeat_orders_at:
+            return
+        self.state.plans.repeat_orders_at = now + RESEND_S
+        for incarnation in sorted(self.state.plans.awaited):
+            self.send(incarnation, self.state.plans.pending_orders[incarnation])
+
+    def send(self, incarnation: str, order: Order) -> None:
+        self.out.append(SendToWorker(self.state.workers[incarnation].peer, order))
+
+
+def _next_edge(plan: Plan, index: int, broker: BrokerPeer) -> Edge:
+    """Return the destination of a stage's output."""
+    if index + 1 < len(plan.stages):
+        after = plan.stages[index + 1]
+        return Edge(after.incarnation, after.endpoint)
+    return Edge(BROKER_NAME, broker.endpoint)
+
+
+@dataclass(slots=True)
+class StandbyOrders:
+    """Keeps workers' warm layers up to date (``worker.kept``). Appends orders to ``out``."""
+
+    state: State
+    out: Outbox
+
+    def order(self, target: Proposal | None) -> None:
+        """Order workers to keep layers warm. A stage of the active plan keeps what that plan names, since it has
+        reserved the memory; other workers keep what ``wanted`` names, the plan that would be made now."""
+        current = self.state.plans.current
+        if current is None:
+            return
+        spares = {} if target is None else dict(target.standby)
+        for worker in self.state.workers.values():
+            if worker.is_gone:
+                continue
+            is_member = worker.incarnation in current.members
+            layers = current.standby_of(worker.incarnation) if is_member else spares.get(worker.incarnation, ())
+            present = worker.warm_layers if worker.ordered_warm_layers is None else worker.ordered_warm_layers
+            if layers != present:
+                worker.order_warm(layers, self.state.now)
+                self.out.append(
+                    SendToWorker(worker.peer, KeepWarm(epoch=self.state.plans.journaled_epoch, layers=layers))
+                )
+
+    def reset(self) -> None:
+        """Drop the record of orders: with another plan, workers stop loading for others, and must be asked again."""
+        for worker in self.state.workers.values():
+            worker.ordered_warm_layers = None
+
+    def on_report(self, worker: Worker, message: KeptWarm) -> None:
+        """Record a worker's report of the layers that it keeps warm: all that it was asked for, or some so far."""
+        new = layers_of(message.layers) - layers_of(worker.warm_layers)
+        num_bytes = sum(self._bytes(layer) for layer in new)
+        worker.record_warm(message.layers, num_bytes)
+        self.record_load(worker, num_bytes, message.load_s)
+        missing = layers_of(message.wanted) - layers_of(message.layers)
+        self.out.note(
+            "standby_warm",
+            "info" if message.wanted == worker.ordered_warm_layers else "debug",
+            worker=worker.name,
+            layers=[str(layers) for layers in message.layers],
+            missing=sorted(missing),
+            load_s=round(message.load_s, 3),
+        )
+
+    def record_load(self, worker: Worker, num_bytes: int, seconds: float) -> None:
+        """Record how quickly bytes were loaded and warmed up, as the estimate for the next load."""
+        if num_bytes >= MIN_BYTES and seconds > 0:
+            worker.load_bytes_per_s = num_bytes / seconds
+
+    def _bytes(self, layer: int) -> int:
+        assert self.state.manifest is not None
+        return self.state.manifest.weight_bytes(LayerRange(layer, layer + 1))

@@ -1,0 +1,79 @@
+"""The broker's model as the gateway needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llguidance import LLTokenizer
+
+from swarm.client.text.tokenizer import TextModel
+from swarm.gateway.errors import ApiError
+from swarm.gateway.tool_calls.format import ToolCallFormat
+from swarm.gateway.tool_calls.formats import detect_format, visible_marks
+from swarm.gateway.tool_calls.template_adapter import TemplateFeatures, probe_template
+from swarm.wire.messages import Manifest
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
+    clients may use for the model; ``*`` allows any."""
+
+    manifest: Manifest
+    text: TextModel | None
+    max_context: int
+    tool_format: ToolCallFormat
+    template_features: TemplateFeatures
+    aliases: tuple[str, ...] = ()
+    # the vocabulary as bytes per token; None without a tokenizer
+    vocabulary: LLTokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def create(
+        cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]
+    ) -> ServedModel:
+        """Describe a model: determine its tool-call format and the features of its chat template."""
+        if text is None:
+            return cls(manifest, None, max_context, detect_format(None), TemplateFeatures(), aliases)
+        tool_format = detect_format(text.template_source, text.added)
+        return cls(
+            manifest,
+            text,
+            max_context,
+            tool_format,
+            probe_template(text) if text.template else TemplateFeatures(),
+            aliases,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def call_marks(self) -> tuple[int, ...]:
+        """The special tokens with which the model marks tool calls."""
+        return () if self.text is None else visible_marks(self.tool_format, self.text.added)
+
+    def has_name(self, name: str) -> bool:
+        """Whether clients may use this name for the model."""
+        return name == self.name or name in self.aliases or "*" in self.aliases
+
+    def check_name(self, name: str | None) -> None:
+        if name is None or self.has_name(name):
+            return
+        text = f"the model {name!r} does not exist: this swarm serves {self.name!r}"
+        raise ApiError(404, text, param="model", code="model_not_found")
+
+    def require_text_model(self, instead: str) -> TextModel:
+        if self.text is None:
+            raise ApiError(400, f"this model has no tokenizer: {instead}", param="prompt", code="tokenizer")
+        return self.text
+
+    def max_answer_tokens(self, num_prompt: int) -> int:
+        """Return how many tokens an answer may have, at least 1: the broker reports the error if there is no space."""
+        return max(1, min(self.max_context or self.manifest.context, self.manifest.context) - num_prompt)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be part of a character."""
+        content: bytes = b"" if self.vocabulary is None else self.vocabulary.decode_bytes([token])
+        return content.removeprefix(b"\xff") if content.startswith(b"\xff<") else content

@@ -1,0 +1,330 @@
+"""Completion service: prepares and submits completion requests, and returns the parts of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from swarm.client.client import AsyncClient
+from swarm.client.text.budget import size_of as size_as_text
+from swarm.client.text.tokenizer import ChatRendering, TemplateTooSlow
+from swarm.errors import ClientError, RequestTimeout, SwarmError, Unavailable
+from swarm.gateway.answer import AnswerPart, TokenCounts
+from swarm.gateway.completion.answer_stream import AnswerStream
+from swarm.gateway.completion.assembler import AnswerAssembler
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
+from swarm.gateway.errors import ApiError, invalid_field, to_api_error
+from swarm.gateway.resume_state import ResumeState
+from swarm.gateway.thread_pool import BoundedThreadPool
+from swarm.gateway.tool_calls.template_adapter import adapt_conversation
+from swarm.params import SamplingParams
+from swarm.wire.messages import Description, Submit
+
+SHORT_PROMPT = 4096  # characters; longer prompts are tokenized in a thread
+MEDIUM_PROMPT = 1 << 18  # characters; longer prompts take more than a fraction of a second, and have their own threads
+INLINE_TEMPLATE_S = 0.01  # seconds of processor time for a chat template on the loop
+USABLE_S = 60.0  # seconds for which a description is good enough for requests
+FRESH_S = 0.5  # seconds for which the broker's description counts as current
+REFRESH_S = 0.8 * FRESH_S  # seconds between two refreshes
+YIELD_EVERY = 256  # pieces of an answer that are processed before other tasks get their turn
+REST_OF_CONTEXT = 0  # value of ``max_tokens``: as many as the model's context leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller on whose account a request runs."""
+
+    tenant: str = "http"
+    max_priority: int = 100
+    is_admin: bool = False  # may administer the swarm
+
+
+@dataclass(slots=True)
+class PreparedRequest:
+    """A prepared request: its prompt as token ids."""
+
+    request: CompletionRequest
+    ids: tuple[int, ...]
+    params: SamplingParams
+    served: ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSnapshot:
+    """State of an answer at the time of a look-up."""
+
+    memo: ResumeState
+    parts: list[AnswerPart]
+    counts: TokenCounts
+    has_ended: bool
+
+
+class CompletionService:
+    """Completion service of a gateway, on one client."""
+
+    def __init__(self, client: AsyncClient, aliases: Sequence[str] = (), *, parse_special: bool = False) -> None:
+        """Create the service. ``parse_special``: special tokens in messages become control tokens."""
+        self.client = client
+        self.body_threads = BoundedThreadPool("bodies", 1)
+        self._prompt_threads, self._long_prompt_threads = (
+            BoundedThreadPool("prompts", 2),
+            BoundedThreadPool("long-prompts", 2),
+        )
+        self._parse_special = parse_special
+        self._aliases = tuple(aliases)
+        self._served: ServedModel | None = None  # the model that was served last
+        self._description: Description | None = None  # the last description, None after a failure
+        self._described_at = 0.0  # time of the last description, by the loop's clock
+        self._refreshing: asyncio.Task[None] | None = None  # a refresh in the background
+
+    @property
+    def last_served_model(self) -> ServedModel | None:
+        """The model that was served last, even if it is not served now; None before the first."""
+        return self._served
+
+    async def description(self) -> Description:
+        """Return the model and state of the swarm, at most ``FRESH_S`` old. Raises ApiError if the broker does not
+        answer."""
+        now = asyncio.get_running_loop().time()
+        if self._description is None or now >= self._described_at + FRESH_S:
+            return await self._refresh()
+        return self._description
+
+    async def _refresh(self) -> Description:
+        now = asyncio.get_running_loop().time()
+        try:
+            described = await self.client.describe()
+        except RequestTimeout as error:  # the request has no time limit of its own, so the broker is silent
+            raise to_api_error(Unavailable(str(error))) from None
+        except ClientError as error:
+            raise to_api_error(error) from None
+        self._description, self._described_at = described, now
+        return described
+
+    async def keep_warm(self) -> None:
+        """Refresh the description before it gets too old, so that no request has to wait for it. Runs until
+        cancelled."""
+        while True:
+            with contextlib.suppress(ApiError):  # the next request gets the error
+                await self._refresh()
+                await self.served_model()
+            await asyncio.sleep(REFRESH_S)
+
+    async def _usable_description(self) -> Description:
+        """Return a description that is good enough for requests. An older one of a serving swarm is used immediately
+        and refreshed in the background, so that no first token waits for it; the broker checks in any case whether a
+        request can be served."""
+        now, latest = asyncio.get_running_loop().time(), self._description
+        if latest is None or latest.state != "serving" or now >= self._described_at + USABLE_S:
+            return await self.description()
+        if now >= self._described_at + FRESH_S and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.ensure_future(self._refresh_in_background())
+        return latest
+
+    async def _refresh_in_background(self) -> None:
+        try:
+            await self.description()
+        except ApiError:
+            self._description = None  # the next request waits for a description, or gets the error
+
+    async def aclose(self) -> None:
+        """Cancel background work and stop the threads. The client is closed by its owner."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        for threads in (self.body_threads, self._prompt_threads, self._long_prompt_threads):
+            threads.close()
+
+    async def served_model(self) -> ServedModel:
+        """Return the model that is served now. Raises ApiError while there is none."""
+        description = await self._usable_description()
+        try:
+            text, words = await self.client.text_model(), await self.client.words()
+        except SwarmError as error:
+            raise to_api_error(error) from None
+        manifest = description.manifest
+        if manifest is None:  # nothing to cache
+            self._description = None
+            raise ApiError(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
+        served = self._served
+        if served is None or served.manifest != manifest or served.text is not text:
+            served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
+            served.vocabulary, self._served = words, served
+        served.max_context = description.max_context
+        return served
+
+    async def prepare(self, request: CompletionRequest, served: ServedModel) -> PreparedRequest:
+        """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
+        try:
+            request, ids = await self._encode_prompt(request, served)
+        except ClientError as error:
+            raise to_api_error(error) from None
+        if len(ids) >= served.manifest.context:
+            text = f"the prompt has {len(ids)} tokens; {served.name} holds {served.manifest.context}, "
+            text += "and at least one must remain for the answer"
+            raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+        params = request.params
+        if params.max_tokens == REST_OF_CONTEXT:
+            params = msgspec.structs.replace(params, max_tokens=served.max_answer_tokens(len(ids)))
+        return PreparedRequest(request, ids, params, served)
+
+    async def _encode_prompt(
+        self, request: CompletionRequest, served: ServedModel
+    ) -> tuple[CompletionRequest, tuple[int, ...]]:
+        size = prompt_size(request, MEDIUM_PROMPT)
+        how = ChatRendering(parse_special=self._parse_special)
+        if size <= SHORT_PROMPT:
+            try:
+                return prepare_prompt(request, served, replace(how, time_s=INLINE_TEMPLATE_S))
+            except TemplateTooSlow:  # this template is slow, and the next one may be, too: retry in a thread
+                size = SHORT_PROMPT + 1
+        return await self.threads_for(size).run(prepare_prompt, request, served, how)
+
+    def threads_for(self, size: int) -> BoundedThreadPool:
+        """Return the threads for a prompt of about this many characters. Long prompts have their own, so that no others
+        wait."""
+        return self._prompt_threads if size <= MEDIUM_PROMPT else self._long_prompt_threads
+
+    def begin(
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        request_id: str | None,
+        memo: ResumeState | None,
+        *,
+        detached: bool = False,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> AnswerStream:
+        """Start a request. Nothing is sent before the first part is read.
+
+        ``detached``: it continues to its end without its reader; with ``keep_s``, for that long. ``on_tokens``: called
+        with the number of tokens whenever some come.
+        """
+        request = prepared.request
+        if memo is not None:
+            memo = msgspec.structs.replace(memo, num_prompt=len(prepared.ids))
+        try:
+            stream = self.client.stream(
+                prepared.ids,
+                prepared.params,
+                request_id=request_id,
+                tenant=caller.tenant,
+                priority=min(request.priority, caller.max_priority),
+                deadline_s=request.deadline_s,
+                timeout=request.timeout_s,
+                hops=request.hops,
+                detached=detached,
+                keep_s=request.keep_s,
+                memo="" if memo is None else memo.encode(),
+                visible=prepared.served.call_marks if request.tools.are_offered else (),
+            )
+        except ClientError as error:
+            raise to_api_error(error) from None
+        parts = AnswerAssembler(request_id or "", request.tools, prepared.served.tool_format, prepared.params.n)
+        return AnswerStream(stream, parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
+
+    async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
+        """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
+        submit, memo = await self._recall(request_id, caller)
+        served = await self.served_model()
+        stream = self.client.attach(request_id, visible=_visible_marks(memo, served))
+        parts = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
+        runs_on = submit.detached or submit.keep_s > 0
+        return memo, AnswerStream(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
+
+    async def look_up(
+        self, request_id: str, caller: Caller, is_allowed: Callable[[ResumeState], bool]
+    ) -> AnswerSnapshot:
+        """Return what an answer has produced so far if ``is_allowed`` allows it, without replacing its reader. Raises
+        ApiError.
+
+        """
+        submit, memo = await self._recall(request_id, caller)
+        if not is_allowed(memo):
+            raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
+        served = await self.served_model()
+        try:
+            progress = await self.client.look_up(request_id, visible=_visible_marks(memo, served))
+        except ClientError as error:
+            raise to_api_error(error) from None
+        assembler = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
+        parts: list[AnswerPart] = []
+        for number, piece in enumerate(progress.pieces):
+            parts += assembler.add(piece)
+            if number % YIELD_EVERY == YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+        if progress.completion is None:
+            num_tokens = sum(piece.token is not None for piece in progress.pieces)
+            return AnswerSnapshot(memo, parts, TokenCounts(memo.num_prompt, num_tokens), has_ended=False)
+        usage = progress.completion.usage
+        return AnswerSnapshot(
+            memo, parts, TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached), has_ended=True
+        )
+
+    async def _recall(self, request_id: str, caller: Caller) -> tuple[Submit, ResumeState]:
+        """Return a request's submission and its resume state. Raises ApiError; for any caller but its owner, the
+        request does not exist."""
+        try:
+            submit = await self.client.recall(request_id)
+        except ClientError as error:
+            raise to_api_error(error) from None
+        memo = ResumeState.decode(submit.memo)
+        if memo is None or submit.tenant != caller.tenant:
+            raise ApiError(404, f"there is no answer {request_id!r} that can be resumed", code="not_found")
+        return submit, memo
+
+
+def _visible_marks(memo: ResumeState, served: ServedModel) -> tuple[int, ...]:
+    """Return the special tokens whose text the tool-call parser needs."""
+    return served.call_marks if memo.tools else ()
+
+
+def _offered_tools(memo: ResumeState) -> ToolOptions:
+    tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
+    return ToolOptions(tools, parallel=memo.parallel)
+
+
+def prompt_size(request: CompletionRequest, most: int) -> int:
+    """Return the approximate length of a prompt: in characters, or in tokens where those were given. Counting stops at
+    ``most``."""
+    if request.messages is None:
+        return len(request.prompt)
+    tools = request.tools.tools if request.tools.are_offered else ()
+    return size_as_text([request.messages, [(tool.description, tool.parameters) for tool in tools]], most)
+
+
+def prepare_prompt(
+    request: CompletionRequest, served: ServedModel, how: ChatRendering
+) -> tuple[CompletionRequest, tuple[int, ...]]:
+    """Return the request with the grammar that its tools need, and its prompt's tokens."""
+    request = add_tool_grammar(request, served)
+    return request, encode_prompt(request, served, how)
+
+
+def add_tool_grammar(request: CompletionRequest, served: ServedModel) -> CompletionRequest:
+    """Add the grammar that forces a call, if the model must call a tool."""
+    if request.tools.choice not in ("required", "named"):
+        return request
+    return replace(
+        request,
+        params=msgspec.structs.replace(request.params, grammar=served.tool_format.forced_call_grammar(request.tools)),
+    )
+
+
+def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRendering) -> tuple[int, ...]:
+    """Return the prompt's tokens. Raises InvalidRequest, or ApiError if the model has no tokenizer."""
+    if request.messages is not None:
+        text = served.require_text_model("pass token ids to /v1/completions")
+        if clash := request.template.keys() & {"self", "messages", "tools"}:
+            raise invalid_field("chat_template_kwargs", f"{min(clash)} has a field of its own")
+        adapted = adapt_conversation(request.messages, request.tools, served.tool_format, served.template_features)
+        variables = {**request.template, **adapted.variables}
+        return text.encode_chat(adapted.messages, variables, most=served.manifest.context, how=how)
+    if isinstance(request.prompt, tuple):
+        return request.prompt
+    return served.require_text_model("pass token ids").encode(request.prompt, most=served.manifest.context)

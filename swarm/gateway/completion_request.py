@@ -1,0 +1,65 @@
+"""A completion request as the gateway processes it, independent of its API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from swarm.params import Grammar, SamplingParams
+
+Json = dict[str, Any]
+ToolChoice = Literal["auto", "none", "required", "named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the model may call. A custom tool takes free text, perhaps restricted by a grammar, instead of
+    JSON."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # a JSON schema
+    strict: bool = False
+    custom: bool = False
+    grammar: Grammar | None = None  # of a custom tool's text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The tools of a request, and whether the model must call one."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = "auto"
+    required_name: str = ""  # the tool that must be called, if ``choice`` is "named"
+    parallel: bool = True  # allow several calls in one answer
+
+    @property
+    def are_offered(self) -> bool:
+        """Whether the model may call any of the tools."""
+        return bool(self.tools) and self.choice != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One prompt with its parameters. Either ``messages`` (in the form that chat templates take: OpenAI's chat
+    messages) or ``prompt`` is set."""
+
+    params: SamplingParams
+    messages: tuple[Json, ...] | None = None
+    prompt: str | tuple[int, ...] = ""
+    tools: ToolOptions = ToolOptions()
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    priority: int = 0
+    deadline_s: float | None = None
+    timeout_s: float | None = None
+    hops: bool = False
+    keep_s: float = 0.0  # seconds that the answer continues without a reader
+    # the API's names of parameters, where they differ from ours
+    api_names: Mapping[str, str] = field(default_factory=dict)
+
+    def client_name_of(self, parameter: str) -> str:
+        """Return the client's name for a parameter."""
+        if parameter == "grammar" and self.tools.choice in ("required", "named"):
+            return "tools"
+        return self.api_names.get(parameter, parameter)

@@ -1,0 +1,47 @@
+"""Common path of the APIs with a single conversation: from a body to its answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.http.handler import CompletionJob, WriterFactory
+from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, service_of
+from swarm.gateway.resume_state import ResumeState
+
+
+class StreamableBody(Protocol):
+    @property
+    def stream(self) -> bool | None: ...
+
+
+B = TypeVar("B", bound=StreamableBody)
+
+
+async def answer_conversation(
+    request: Request,
+    body: B,
+    to_request: Callable[[B, ServedModel], CompletionRequest],
+    to_resume_state: Callable[[B, CompletionRequest, int], ResumeState],
+    make_writer: WriterFactory,
+) -> Response:
+    """Answer a conversation. Raises ApiError."""
+    served = await service_of(request).served_model()
+
+    def parse_body() -> tuple[CompletionRequest, ResumeState]:
+        ask = to_request(body, served)
+        return ask, to_resume_state(body, ask, int(time.time()))
+
+    completion_request, resume_state = await parse_off_loop(request, parse_body)
+    request_id = secrets.token_hex(16)
+    job = CompletionJob(
+        request_id, [completion_request], resume_state, make_writer(resume_state, served, request_id), bool(body.stream)
+    )
+    return await handler_of(request).serve(request, served, caller_of(request), job)

@@ -1,0 +1,93 @@
+"""Interface of the cluster for its simulated processes: it carries their messages and records their starts and ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from swarm.sim.actors.routes import SimRoutes
+from swarm.sim.checks import effects
+from swarm.sim.checks.audit import Audit
+from swarm.sim.checks.blame import BlameCheck
+from swarm.sim.checks.promises import PromiseCheck
+from swarm.sim.checks.sender_check import SenderCheck
+from swarm.sim.checks.verdict_check import VerdictCheck
+from swarm.sim.schedules.schedule import Machines
+from swarm.sim.views import ClientView, ReaderView, SceneView, WorkerView
+from swarm.wire.messages import (
+    Activate,
+    ClientMessage,
+    Heartbeat,
+    Manifest,
+    Order,
+    ServerMessage,
+    Step,
+    StepDone,
+    WorkerMessage,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Environment(SceneView, Protocol):
+    """Cluster as its processes see it."""
+
+    audit: Audit
+    blame_check: BlameCheck
+    promise_check: PromiseCheck
+    verdict_check: VerdictCheck
+    manifest: Manifest
+    machines: Machines
+    log_bytes: int
+    put_off_every: int
+    recalls: bool
+    uses_keys: bool
+    sender_check: SenderCheck
+    routes: SimRoutes
+    fault_counts: Counter[str]
+
+    # --- coming and going
+
+    def on_worker_gone(self, node: WorkerView) -> None: ...
+
+    def on_worker_exit(self, node: WorkerView) -> None: ...
+
+    def on_client_gone(self, node: ClientView) -> None: ...
+
+    def on_client_back(self, node: ClientView) -> None: ...
+
+    def add_reader(self, reader: ReaderView) -> None: ...
+
+    def on_broker_gone(self, *, power: bool) -> None: ...
+
+    def on_broker_back(self) -> None: ...
+
+    def on_journal_changed(self) -> None: ...
+
+    def spring_trap(self, node: WorkerView, when: str, kind: str) -> bool: ...
+
+    # --- messages
+
+    def send_to_client(self, client: bytes, message: ServerMessage) -> None: ...
+
+    def send_to_worker(self, peer: bytes, order: Order) -> None: ...
+
+    def send_to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None: ...
+
+    def send_garbled_to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None: ...
+
+    def send_to_broker(self, node: WorkerView, message: WorkerMessage, life: int) -> None: ...
+
+    def send_heartbeat(self, beat: Heartbeat, key: str | None) -> None: ...
+
+    def send_step_done(self, done: StepDone, sender: str) -> None: ...
+
+    def send_from_client(self, node: ClientView, message: ClientMessage, life: int) -> None: ...
+
+    # --- the checks
+
+    def check_after_broker(self, snapshot: effects.BrokerSnapshot | None) -> None: ...
+
+    def check_after_stage(self, node: WorkerView, snapshot: tuple[Activate, effects.LayerPositions] | None) -> None: ...

@@ -1,0 +1,184 @@
+"""Variations added to a schedule, each from random numbers of its own, so that the rest of a seed's schedule doesn't
+depend on it.
+
+Some schedules are far larger than the others, some queues are short, and some callers ask for the route of each token.
+Requests are cancelled by other clients, clients die for good, listeners close, reads and computations fail, devices
+break, and requests make steps fail. Most swarms check keys, and some keys are revoked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from swarm.sim.schedules.draw import (
+    OTHER_FAULTS,
+    SLEEP_FAULTS,
+    STEP_FAULTS,
+    draw_fault,
+    draw_request,
+    make_schedule,
+    replace_fields,
+)
+from swarm.sim.schedules.schedule import Fault, FaultKind, LookupSpec, Schedule
+
+LARGE = 0.03  # share of schedules with many more requests and faults than others
+MOST_REQUESTS, MOST_FAULTS = 20, 12
+SHORT_QUEUE = 0.08  # share of schedules with a queue so short that requests are rejected for a while
+QUEUES = (4, 6)  # sequences: room for the three continuations of one tenant
+HOPS = 0.15  # share of schedules whose callers ask for the route of each token
+REVOKED = 0.08  # share of schedules in which other clients cancel requests
+RECALLS = 0.5  # share of schedules whose second readers first ask for the submitted request
+NO_KEYS = 0.1  # share of schedules whose listeners check no keys
+HIDDEN = 0.2  # share of schedules with keys in which some workers can only connect outwards
+KEY_REVOKED = 0.1  # share of schedules with keys in which workers' keys are revoked
+LATE_DRAWS = 0.2  # share of schedules in which the last stage delays draws
+LOOKED_UP = 0.3  # share of schedules in which a client looks answers up while others read them
+KEPT = 0.15  # share of schedules in which some requests are kept when their readers leave
+BROKER_SLEEPS = 0.04  # share of schedules in which the broker stands still for long
+SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
+OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
+
+
+def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
+    """Return the whole schedule of a seed, always the same."""
+    schedule = make_schedule(seed, faults=faults)
+    keys = Random(f"keys {seed}")
+    schedule = replace(schedule, keys=keys.random() >= NO_KEYS)
+    variations: list[Callable[[Random, Schedule], Schedule]] = [_shorten_queue, _ask_for_hops, _use_recalls]
+    if faults:
+        variations += [_enlarge, _revoke_requests, *(_add_fault(kind) for kind in OTHER_FAULTS)]
+    variations.append(_delay_draws)
+    if faults:
+        variations += [_add_fault(kind) for kind in STEP_FAULTS]
+        variations.append(_pause_broker)
+    for number, variation in enumerate(variations):
+        schedule = variation(Random(f"habit {number} {seed}"), schedule)
+    schedule = _add_lookups(Random(f"looks {seed}"), schedule)
+    schedule = _keep_requests(Random(f"kept {seed}"), schedule)
+    if schedule.keys:
+        schedule = _hide_workers(Random(f"hidden {seed}"), schedule)
+    return _revoke_keys(keys, schedule) if faults and schedule.keys else schedule
+
+
+def _shorten_queue(random: Random, schedule: Schedule) -> Schedule:
+    """Let one sequence run at a time, with a short queue."""
+    if random.random() >= SHORT_QUEUE:
+        return schedule
+    requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
+    scheduler = replace(schedule.settings.scheduler, max_running=1)
+    return replace(schedule, settings=replace(schedule.settings, requests=requests, scheduler=scheduler))
+
+
+def _delay_draws(random: Random, schedule: Schedule) -> Schedule:
+    """Have the last stage delay draws, as it does while grammars are being compiled."""
+    if random.random() >= LATE_DRAWS:
+        return schedule
+    return replace(schedule, put_off_every=random.choice([2, 3, 7, 20]))
+
+
+def _add_lookups(random: Random, schedule: Schedule) -> Schedule:
+    """Have another client look answers up, while they come and after their ends."""
+    if random.random() >= LOOKED_UP:
+        return schedule
+    looks: list[LookupSpec] = []
+    for _ in range(random.randint(3, 25)):
+        at = looks[-1].at if looks and random.random() < 0.3 else random.uniform(0.4, 6.0)
+        reads_s = random.uniform(0.0, 1.0) if random.random() < 0.1 else None
+        looks.append(
+            LookupSpec(at, random.randrange(1 << 20), random.choice([1, 1, 2, 3, 6]), random.random() < 0.2, reads_s)
+        )
+    return replace(schedule, looks=tuple(looks))
+
+
+def _keep_requests(random: Random, schedule: Schedule) -> Schedule:
+    """Have some requests kept for a while when their readers leave; half of them are left."""
+    if random.random() >= KEPT:
+        return schedule
+    requests = []
+    for spec in schedule.requests:
+        if random.random() < 0.5 and not spec.submit.detached:
+            spec = replace_fields(spec, keep_s=random.choice([0.5, 2.0, 5.0, 40.0]))  # noqa: PLW2901 (the same, but kept)
+            if random.random() < 0.5:
+                spec = replace(spec, leaves_after=random.uniform(0.0, 2.0))  # noqa: PLW2901
+        requests.append(spec)
+    return replace(schedule, requests=tuple(requests))
+
+
+def _pause_broker(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= BROKER_SLEEPS:
+        return schedule
+    fault = draw_fault(random, random.uniform(0.4, 4.5))
+    asleep = replace(fault, kind=random.choice(SLEEP_FAULTS), for_s=random.uniform(*SLEEP_S))
+    return replace(schedule, faults=(*schedule.faults, asleep))
+
+
+def _ask_for_hops(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= HOPS:
+        return schedule
+    requests = tuple(replace_fields(spec, hops=random.random() < 0.5) for spec in schedule.requests)
+    return replace(schedule, requests=requests)
+
+
+def _use_recalls(random: Random, schedule: Schedule) -> Schedule:
+    return replace(schedule, recalls=random.random() < RECALLS)
+
+
+def _enlarge(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= LARGE:
+        return schedule
+    num_requests, clients = len(schedule.requests), len(schedule.clients)
+    requests = [
+        draw_request(random, number, clients) for number in range(num_requests, random.randint(9, MOST_REQUESTS))
+    ]
+    num_faults = random.randint(5, MOST_FAULTS) - len(schedule.faults)
+    faults = [draw_fault(random, random.uniform(0.4, 4.5)) for _ in range(num_faults)]
+    return replace(schedule, requests=(*schedule.requests, *requests), faults=(*schedule.faults, *faults))
+
+
+def _revoke_requests(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= REVOKED:
+        return schedule
+    requests = tuple(
+        replace(spec, revoked_after=random.uniform(0.0, 2.0)) if random.random() < 0.4 else spec
+        for spec in schedule.requests
+    )
+    return replace(schedule, requests=requests)
+
+
+def _hide_workers(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= HIDDEN:
+        return schedule
+    hidden = tuple(spec.name for spec in schedule.workers if random.random() < 0.6)
+    return replace(schedule, hidden=hidden, elsewhere=tuple(name for name in hidden if random.random() < 0.5))
+
+
+def _revoke_keys(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= KEY_REVOKED:
+        return schedule
+    moments = [random.uniform(0.4, 4.5) for _ in range(random.choice([1, 1, 2]))]
+    faults = tuple(replace(draw_fault(random, at), kind="key_revoked") for at in moments)
+    return replace(schedule, faults=(*schedule.faults, *faults))
+
+
+def _add_fault(kind: FaultKind) -> Callable[[Random, Schedule], Schedule]:
+    def variation(random: Random, schedule: Schedule) -> Schedule:
+        if random.random() >= OFTEN:
+            return schedule
+        fault: Fault = replace(draw_fault(random, random.uniform(0.4, 4.5)), kind=kind)
+        if kind == "client_dies":
+            schedule = _detach_requests(random, schedule)
+        return replace(schedule, faults=(*schedule.faults, fault))
+
+    return variation
+
+
+def _detach_requests(random: Random, schedule: Schedule) -> Schedule:
+    """Detach half of the requests of a schedule in which a client dies; without a journal none can be detached."""
+    if not schedule.settings.requests.has_journal:
+        return schedule
+    requests = tuple(
+        replace_fields(spec, detached=spec.submit.detached or random.random() < 0.5) for spec in schedule.requests
+    )
+    return replace(schedule, requests=requests)

@@ -1,0 +1,80 @@
+"""Arguments of our attention kernel: the structures of kernels.h, and the rows of a pass grouped by rack."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.stage import native
+
+if TYPE_CHECKING:
+    from swarm.stage.attention.arena import KvArena, LayerBuffer, Rack
+    from swarm.stage.attention.grid import Span
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Span(ctypes.Structure):
+    """``SwarmSpan`` of kernels.h. The structures below mirror kernels.h, too."""
+
+    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
+
+
+class NativeCache(ctypes.Structure):
+    """Addresses, strides and sizes of one layer's keys and values (``SwarmCache``)."""
+
+    _fields_ = [
+        ("keys", _pointer),
+        ("values", _pointer),
+        *((name, _count) for name in ("key_place", "key_head", "value_place", "value_head")),
+        *((name, _count) for name in ("key_size", "value_size", "heads", "kind")),
+    ]
+
+
+class NativeBatch(ctypes.Structure):
+    """Addresses and strides of a batch's queries, keys, values and results (``SwarmBatch``)."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("query", "key", "value", "out")),
+        *((name, _count) for name in ("query_token", "query_head", "key_token", "key_head")),
+        *((name, _count) for name in ("value_token", "value_head", "query_heads")),
+    ]
+
+
+class NativeOptions(ctypes.Structure):
+    """Parameters of attention: what scores go through before they become weights."""
+
+    _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", _count), ("sinks", _pointer)]
+
+
+@dataclass(frozen=True, slots=True)
+class RackBatch:
+    """Rows of a pass whose keys and values are in one rack."""
+
+    rack: Rack
+    spans: ctypes.Array[_Span]
+
+
+def native_cache(slab: LayerBuffer) -> NativeCache:
+    keys, values = slab.keys, slab.values
+    return NativeCache(
+        keys.data_ptr(),
+        values.data_ptr(),
+        *(stride for part in (keys, values) for stride in part.stride()[:2]),
+        *slab.sizes,
+        keys.shape[1],
+        native.KINDS[keys.dtype],
+    )
+
+
+def group_by_rack(arena: KvArena, spans: Iterable[Span]) -> Iterator[RackBatch]:
+    """Group the rows by the rack that holds their keys and values."""
+    by_rack: dict[int, tuple[Rack, list[_Span]]] = {}
+    for span in spans:
+        rack, place = arena.slot(span.sequence)
+        _, native_spans = by_rack.setdefault(id(rack), (rack, []))
+        native_spans.append(_Span(span.offset, span.count, span.start, place))
+    for rack, native_spans in by_rack.values():
+        yield RackBatch(rack, (_Span * len(native_spans))(*native_spans))

@@ -1,0 +1,74 @@
+"""Attention of a pass by our own kernel, which writes and reads keys and values in place in the arena."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from swarm.stage import native
+from swarm.stage.attention import layouts
+from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, RackBatch, group_by_rack, native_cache
+from swarm.stage.attention.passes import ForwardPass
+from swarm.stage.native import cores
+
+
+def supports(key: torch.Tensor) -> bool:
+    """Whether the kernel supports keys of this dtype and device."""
+    return layouts.uses_native(key.device, key.dtype)
+
+
+def attend_native(
+    forward_pass: ForwardPass,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
+    library = native.library()
+    assert library is not None, "the caller has checked supports()"
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
+    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
+    batch_tokens = sum(span.count for span in forward_pass.spans)
+    out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
+    out[batch_tokens:] = 0
+    sinks = None if sinks is None else sinks.float().contiguous()
+    options = NativeOptions(scale, softcap or 0.0, window or 0, None if sinks is None else sinks.data_ptr())
+    batch = NativeBatch(
+        *(part.data_ptr() for part in (query, key, value, out)),
+        *(stride for part in (query, key, value) for stride in part.stride()[:2]),
+        query.shape[1],
+    )
+    for rack_batch in rack_batches(forward_pass):
+        slab = forward_pass.arena.ensure_buffer(
+            rack_batch.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1)
+        )
+        spans = rack_batch.spans
+        status = library.swarm_attend(
+            spans,
+            len(spans),
+            ctypes.byref(native_cache(slab)),
+            ctypes.byref(batch),
+            ctypes.byref(options),
+            cores.num_threads(),
+        )
+        native.check_status(status)
+    forward_pass.arena.mark_written(tuple(span.sequence for span in forward_pass.spans), layer)
+    return out
+
+
+def rack_batches(forward_pass: ForwardPass) -> tuple[RackBatch, ...]:
+    """Return the pass's rows grouped by rack; computed once in a pass."""
+    if forward_pass.rack_batches:
+        forward_pass.cache_stats.mask_hits += 1
+    else:
+        forward_pass.cache_stats.mask_misses += 1
+        forward_pass.rack_batches = tuple(group_by_rack(forward_pass.arena, forward_pass.spans))
+    return forward_pass.rack_batches

@@ -1,0 +1,163 @@
+"""Description of a stage's kernels in words, for ``swarmctl nodes`` and ``plan``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention import native_attention
+from swarm.stage.attention.grid import CELL
+from swarm.stage.matmul import experts, linears, proofs
+from swarm.stage.matmul.elementwise import is_activation
+from swarm.stage.matmul.raw_matmul import raw_matrices
+from swarm.stage.model import program
+from swarm.stage.model.build import ModelSkeleton, Stage
+from swarm.stage.modules import experts as own_experts
+from swarm.stage.native.linears import NativeLinear
+from swarm.stage.native.variant_choice import PORTABLE
+
+
+def describe_kernels(
+    skeleton: ModelSkeleton,
+    roots: Iterable[torch.nn.Module],
+    left_to_torch: Sequence[str] = (),
+    *,
+    same_bits_when_cut: bool = True,
+) -> str:
+    """Describe what multiplies in these modules, whose bits that gives, the dtype, and whether it is exact.
+
+    Exact means that a sequence's bits depend on nothing but itself. Our own kernels guarantee it by design, and tests
+    check them. torch's kernels are called exact where a probe on this machine has shown it. Nothing is promised for
+    other devices than CPUs. ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
+    (``portability``). ``same_bits_when_cut``: whether a tiny model of this kind had the same bits cut into stages as
+    whole.
+    """
+    modules = [module for root in roots for module in root.modules()]
+    parts = [f"linears {_describe_linears(skeleton, modules)}", f"attention {_describe_attention(skeleton)}"]
+    # experts of a layer are stored as a three-dimensional parameter
+    if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):
+        parts.insert(1, f"experts {_describe_experts(skeleton)}")
+    exact = (
+        same_bits_when_cut
+        and skeleton.device.type == "cpu"
+        and all(map(_is_exact, modules))
+        and _is_attention_exact(skeleton)
+    )
+    exact = exact and not any(_applies_elementwise(module) for module in skeleton.model.modules())
+    dtype = str(skeleton.dtype).removeprefix("torch.")
+    parts.append(_bits_owner(skeleton, left_to_torch))
+    notes = f" (not Swarm's own: {native.unavailable_reason()})" if _could_be_native(skeleton) else ""
+    notes += f" (rejected: {native.rejected_variants()})" if native.rejected_variants() else ""
+    return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{notes}"
+
+
+def describe_bits(skeleton: ModelSkeleton, left_to_torch: Sequence[str], kernels: str) -> str:
+    """Return a text that is equal for two workers if their bits are.
+
+    Where bits are portable, every kernel of the family gives the same ones. Where torch takes part, they depend on the
+    type of machine.
+    """
+    owner = _bits_owner(skeleton, left_to_torch)
+    if owner == _PORTABLE:
+        return f"{owner}, {skeleton.dtype}"
+    return f"{kernels}, on machines of make {proofs.machine_id()}" if "torch" in owner else kernels
+
+
+def describe_fallback(stage: Stage) -> str:
+    """Return why a stage's steps are not one native call each.
+
+    Empty if they are, or if no kernel is our own. The bits are the same either way.
+    """
+    if native.library() is None or stage.device.type != "cpu" or stage.dtype not in native.KINDS:
+        return ""
+    why = program.disabled_reason() or stage.no_program_reason
+    return f" (module by module: {why})" if why else ""
+
+
+_PORTABLE = "portable bits"
+
+
+def _bits_owner(skeleton: ModelSkeleton, left_to_torch: Sequence[str]) -> str:
+    if skeleton.kernel is not NativeLinear:
+        return "bits of torch"
+    if skeleton.dtype != torch.float32 and native.variant() not in PORTABLE:
+        return f"bits of {native.variant()}"
+    return f"{_PORTABLE} but for torch's {', '.join(left_to_torch)}" if left_to_torch else _PORTABLE
+
+
+def _describe_linears(skeleton: ModelSkeleton, modules: list[torch.nn.Module]) -> str:
+    """Name the kernels of linear layers: our own with their variant, torch's with the tiles that they need."""
+    tilings_by_kernel: dict[str, set[str]] = {}
+    for module in modules:
+        if isinstance(module, linears.KERNELS):
+            tilings = () if isinstance(module, NativeLinear) else module.tiling
+            tilings_by_kernel.setdefault(_kernel_name(type(module)), set()).update(tilings)
+    tilings_by_kernel = tilings_by_kernel or {_kernel_name(skeleton.kernel): set()}
+    ways = {name: " or ".join(sorted(filter(None, how))) for name, how in tilings_by_kernel.items()}
+    return ", ".join(f"{name} in tiles of {how}" if how else name for name, how in ways.items())
+
+
+def _kernel_name(kernel: linears.LinearKernel) -> str:
+    return f"{kernel.name} {native.variant()}" if issubclass(kernel, NativeLinear) else kernel.name
+
+
+def _is_exact(module: torch.nn.Module) -> bool:
+    """Whether the bits of this module's own products are independent of the other rows."""
+    if isinstance(module, linears.KERNELS):
+        return module.exact
+    if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
+        return hasattr(module, "is_transposed") and experts.is_exact(module)
+    return not any(matrix.doubts for matrix in raw_matrices(module))
+
+
+def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
+    query, key, value = _empty_heads(skeleton)
+    return native_attention.supports(key) or attention.prove_attention(query, key, value)[0].exact
+
+
+# torch computes the remainder of a tensor with other instructions than the rest. Activations that are modules are
+# padded to avoid that (``elementwise``); one that a module calls as a function is not.
+_ELEMENTWISE = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
+
+
+def _applies_elementwise(module: torch.nn.Module) -> bool:
+    """Whether a module of the model itself applies an elementwise function to any number of rows."""
+    if is_activation(module):
+        return False
+    forward = inspect.unwrap(type(module).forward)
+    return inspect.isfunction(forward) and not _ELEMENTWISE.isdisjoint(forward.__code__.co_names)
+
+
+def _could_be_native(skeleton: ModelSkeleton) -> bool:
+    return skeleton.device.type == "cpu" and skeleton.dtype in native.KINDS and native.library() is None
+
+
+def _describe_experts(skeleton: ModelSkeleton) -> str:
+    every = [part for part in skeleton.model.modules() if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    if skeleton.kernel is NativeLinear and all(own_experts.gate_function(part) is not None for part in every):
+        return "native, by group"
+    return f"{linears.PlainLinear.name}, one by one"
+
+
+def _describe_attention(skeleton: ModelSkeleton) -> str:
+    query, key, value = _empty_heads(skeleton)
+    if native_attention.supports(key):
+        return "native"
+    # Where long sums are split over threads, another number of threads gives other bits.
+    threads = attention.prove_attention(query, key, value)[0].threads
+    by = f" by {' or '.join(map(str, threads))} threads" if threads else ""
+    return f"torch on cells of {CELL}{by}"
+
+
+def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values for zero tokens."""
+    config = skeleton.config.get_text_config()
+    num = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // num
+    like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
+    key = like.new_empty(0, getattr(config, "num_key_value_heads", num), size)
+    return like.new_empty(0, num, size), key, key

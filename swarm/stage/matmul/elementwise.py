@@ -1,0 +1,51 @@
+"""Elementwise functions whose bits do not depend on the number of rows.
+
+torch computes most of an elementwise function with vector instructions, and the remainder at the end of a chunk with
+scalar ones, which round differently. It also makes one chunk per thread. A row's place in the batch would therefore
+decide its last bits. Here every chunk is padded to a whole number of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# Elements that torch processes in one iteration of a vector loop, for the widest vectors and the smallest elements.
+ALIGN = 64
+_GRAIN = 32768  # torch gives a thread at least this many elements
+
+
+class AlignedActivation(torch.nn.Module):
+    """Wrapper that applies an elementwise module in aligned chunks."""
+
+    def __init__(self, function: torch.nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return apply_aligned(self.function, tensor)
+
+
+def apply_aligned(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """Apply ``function`` to every element in aligned chunks."""
+    length = tensor.numel()
+    padded = aligned_length(length, torch.get_num_threads())
+    if padded == length and tensor.is_contiguous():
+        return function(tensor)
+    flat = torch.nn.functional.pad(tensor.reshape(-1), (0, padded - length))
+    return function(flat)[:length].view(tensor.shape)
+
+
+def aligned_length(length: int, num_threads: int) -> int:
+    """Return the smallest number of elements, at least ``length``, that torch splits into aligned chunks."""
+    pieces = max(1, min(num_threads, -(-length // _GRAIN)))
+    return pieces * ALIGN * -(-length // (pieces * ALIGN))
+
+
+def is_activation(module: torch.nn.Module) -> bool:
+    """Whether this is one of the elementwise modules that models use between two matrices."""
+    home = type(module).__module__
+    return home in ("transformers.activations", "torch.nn.modules.activation") and not any(
+        True for _ in module.parameters()
+    )

@@ -1,0 +1,72 @@
+"""A worker's resources: its device, measured before anything is loaded, and its shares of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from swarm.demo import model_path
+from swarm.stage.engine.device import parse_device
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model import program
+from swarm.stage.model.build import possible_dtypes
+from swarm.stage.native import variant_choice
+from swarm.stage.shell.budget import MemoryBudget, split_memory
+from swarm.wire.messages import LayerCost
+from swarm.wire.transport.keys import KeyPair
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """Resources of a worker."""
+
+    executor: TorchExecutor
+    costs: tuple[LayerCost, ...]  # the measured speed of one layer
+    log_bytes: int  # limit of the activation log
+    key_pair: KeyPair
+    dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with instead, as its settings allow
+
+
+def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> WorkerResources:
+    """Open the model on the device, measure it, and divide the memory.
+
+    ``dtype``: type of the weights where the swarm has chosen it; empty: the settings decide.
+    """
+    worker = settings.worker
+    limit = None if worker.memory_limit is None else int(worker.memory_limit)
+    variant_choice.select_kernels(worker.kernels, worker.bits)
+    if worker.program == "off":
+        program.disable("worker.program is off")
+    executor = TorchExecutor(
+        _model_path(settings),
+        device=worker.device,
+        dtype=dtype or worker.dtype,
+        memory_limit=limit,
+        threads=worker.threads or None,
+        kv_share=worker.kv_share,
+    )
+    if worker.bits == "portable":
+        variant_choice.require_portable(own=executor.has_own_kernels)
+    costs = executor.measure()
+    log_bytes = int(worker.log_bytes)
+    if not worker.device.startswith("cuda"):  # for a GPU, the limit is for the device's own memory
+        budget = _memory_budget(limit, log_bytes)
+        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    return WorkerResources(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, parse_device(worker.device)))
+
+
+def _memory_budget(limit: int | None, log_bytes: int) -> MemoryBudget:
+    """Divide the limit or, without one, the free memory, from the current size of this process, with nothing loaded."""
+    base = psutil.Process().memory_info().rss
+    return split_memory(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
+
+
+def _model_path(settings: Settings) -> str:
+    if settings.model is not None:
+        return settings.model
+    return str(model_path())
