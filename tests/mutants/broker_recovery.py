@@ -34,7 +34,7 @@ MUTANTS = (
         old="self._out.append(self.make_epoch_record())",
         new="""
             self._out.append(self.make_epoch_record())
-            self.on_epoch_written(book.epoch, self._state.propose)
+            self.on_epoch_written(plans.epoch, self._state.propose)
         """,
         caught_by="sim broker_crash",
     ),
@@ -43,7 +43,7 @@ MUTANTS = (
         breaks="An Activated message counts although the broker does not wait for it.",
         target="swarm.broker.recovery.reconfiguration:Reconfiguration.on_activated",
         old="""
-            if book.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
+            if plans.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
                 self._state.count("stale_control")
                 return
         """,

@@ -203,9 +203,9 @@ class PlanPreviews:
             assert isinstance(answer, Proposal | Shortage)
             self._send(client, query, plan_report.report_preview(self.state, answer, self.state.constraints))
             return
-        book = self.state.plans
-        if isinstance(answer, Forecast) and book.current is not None:
-            book.add_forecast(answer)
+        plans = self.state.plans
+        if isinstance(answer, Forecast) and plans.current is not None:
+            plans.add_forecast(answer)
         self._send(client, query, plan_report.report_plan(self.state) | self.wanted.demand.report(self.state.now))
 
     def _send(self, client: bytes, query: Query, body: Json) -> None:

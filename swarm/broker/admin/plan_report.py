@@ -15,22 +15,22 @@ from swarm.wire.messages import Json, LayerRange, Manifest, PlanWhatIf
 
 def report_plan(state: State) -> Json:
     """Report the active plan, and the next one if there is one."""
-    book = state.plans
+    plans = state.plans
     body: Json = {
-        "state": "serving" if book.is_serving else book.phase.value,
-        "waits_for": book.waits_for,
-        "epoch": book.current.epoch if book.current else None,
-        "stages": _report_stages(book.current, state) if book.current else [],
-        "objective": book.current.objective if book.current else None,
-        "why": [*describe_overrides(state.constraints), *(_explain(book.current, state) if book.current else ())],
+        "state": "serving" if plans.is_serving else plans.phase.value,
+        "waits_for": plans.waits_for,
+        "epoch": plans.current.epoch if plans.current else None,
+        "stages": _report_stages(plans.current, state) if plans.current else [],
+        "objective": plans.current.objective if plans.current else None,
+        "why": [*describe_overrides(state.constraints), *(_explain(plans.current, state) if plans.current else ())],
     }
-    if book.current is not None and book.current.forecast is not None:
-        body["forecast"] = forecast_json(book.current.forecast)
-        body["measured"] = _report_measured(book.gauge)
+    if plans.current is not None and plans.current.forecast is not None:
+        body["forecast"] = forecast_json(plans.current.forecast)
+        body["measured"] = _report_measured(plans.gauge)
     if laid_down := _overrides_as_json(state.constraints):
         body["by_hand"] = laid_down
-    if book.phase is PlanPhase.PREPARING and book.upcoming is not None:
-        body["coming"] = {"epoch": book.upcoming.epoch, "stages": _report_stages(book.upcoming, state)}
+    if plans.phase is PlanPhase.PREPARING and plans.upcoming is not None:
+        body["coming"] = {"epoch": plans.upcoming.epoch, "stages": _report_stages(plans.upcoming, state)}
     return body
 
 
@@ -97,12 +97,12 @@ def _mib(num_bytes: int, digits: int = 0) -> str:
     return f"{num_bytes / 2**20:.{digits}f} MiB"
 
 
-def _warn_tightest(book: PlanState) -> list[str]:
+def _warn_tightest(plans: PlanState) -> list[str]:
     """Warn of the stage with the least KV capacity: a sequence needs blocks in every stage."""
-    plan = book.current
+    plan = plans.current
     assert plan is not None
     capacities = sorted(
-        (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := book.capacity.get(stage.incarnation))
+        (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := plans.capacity.get(stage.incarnation))
     )
     # only warn if it has less than half of the next one
     if len(capacities) < 2 or 2 * capacities[0][0] > capacities[1][0]:

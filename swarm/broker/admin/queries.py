@@ -130,11 +130,11 @@ class QueryHandler:
 
     def describe(self, client: bytes) -> None:
         """Send the model and the limits."""
-        book, manifest = self._state.plans, self._state.manifest
+        plans, manifest = self._state.plans, self._state.manifest
         answer = Description(
             manifest=manifest,
-            state=book.phase.value if not book.is_serving else "serving",
-            waits_for=book.waits_for,
+            state=plans.phase.value if not plans.is_serving else "serving",
+            waits_for=plans.waits_for,
             max_context=manifest.context if manifest else 0,
             max_queue=self._settings.max_queue,
             swarm_version=self._version,

@@ -23,19 +23,19 @@ def report_requests(state: State, now: float, account: ClientAccount | None = No
 
 
 def report_status(state: State, now: float) -> Json:
-    book = state.plans
+    plans = state.plans
     return {
-        "state": "serving" if book.is_serving else book.phase.value,
-        "waits_for": book.waits_for,
+        "state": "serving" if plans.is_serving else plans.phase.value,
+        "waits_for": plans.waits_for,
         "journal_problem": state.journal_problem,
         "journal_notes": list(state.journal_notes),
         "connections_problem": state.accept.problem,
         "connections_notes": state.accept.notes(now),
-        "epoch": book.current.epoch if book.current else book.epoch,
+        "epoch": plans.current.epoch if plans.current else plans.epoch,
         "model": state.manifest.name if state.manifest else None,
         "uptime_s": round(now - state.started_at, 1),
         "num_workers": sum(not w.is_gone for w in state.workers.values()),
-        "num_stages": len(book.current.stages) if book.current else 0,
+        "num_stages": len(plans.current.stages) if plans.current else 0,
         "num_running": len(state.running),
         "num_queued": len(state.waiting),
         "num_requests": len(state.requests),
@@ -43,7 +43,7 @@ def report_status(state: State, now: float) -> Json:
         "tokens_total": int(state.counters.get("tokens", 0)),
         "kv_reserved": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
-        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
+        "kv_capacity": plans.kv_blocks * BLOCK if plans.current else 0,
         "loading": _report_loading(state),
     }
 

@@ -90,8 +90,8 @@ class IntegrityMonitor:
     def may_rejoin(self, worker: Worker) -> bool:
         """Whether a worker that lives may be told to join again: immediately if nothing can be served without it,
         unless its steps failed. In that case it could serve nothing either, and would be called again and again."""
-        book = self.state.plans
-        is_wanted = book.current is None and book.upcoming is None and worker.verdict is not Verdict.FAILED
+        plans = self.state.plans
+        is_wanted = plans.current is None and plans.upcoming is None and worker.verdict is not Verdict.FAILED
         return self.state.now >= worker.call_after or is_wanted
 
     def find_accused(self, reporter: Worker, report: NotFinite) -> Worker | None:

@@ -292,9 +292,9 @@ class WorkerMembership:
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
         """Record the loss for the report on recoveries, if there is something to recover from."""
-        book, recoveries = self._state.plans, self._state.recoveries
-        held = None if book.current is None else book.current.stage_of(worker.incarnation)
-        is_coming = book.upcoming is not None and worker.incarnation in book.upcoming.members
+        plans, recoveries = self._state.plans, self._state.recoveries
+        held = None if plans.current is None else plans.current.stage_of(worker.incarnation)
+        is_coming = plans.upcoming is not None and worker.incarnation in plans.upcoming.members
         if held is not None or (is_coming and recoveries.current is not None):
             layers = None if held is None else held.layers
             recoveries.record_loss(worker.name, evidence, layers, worker.heartbeats.received_at, now)

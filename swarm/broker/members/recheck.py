@@ -105,9 +105,9 @@ class Rechecker:
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        book = self.state.plans
-        plan = book.current
-        if plan is None or not book.is_serving:
+        plans = self.state.plans
+        plan = plans.current
+        if plan is None or not plans.is_serving:
             return
         for _ in plan.stages:
             index = self._rechecks.next_stage(len(plan.stages))

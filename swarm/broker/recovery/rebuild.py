@@ -58,14 +58,14 @@ class RebuildSettings:
 def evict_overflow(state: State) -> list[Sequence]:
     """Keep the running sequences that fit into the new plan, in order of rank; the others wait again. Returns the kept
     ones."""
-    book, blocks = state.plans, 0
+    plans, blocks = state.plans, 0
     kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []
     for sequence in sorted(state.running, key=lambda s: s.rank, reverse=True):
         needed = admission_blocks(state, sequence, headroom=0)
         # A sequence that can't reach its limit under this plan must wait for another one.
-        can_end = num_blocks(sequence.limit) <= book.kv_blocks
-        if can_end and len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
+        can_end = num_blocks(sequence.limit) <= plans.kv_blocks
+        if can_end and len(kept) < plans.max_sequences and blocks + needed <= plans.kv_blocks:
             blocks += needed
             kept.append((sequence, needed))
         else:

@@ -77,20 +77,20 @@ class Reconfiguration:
 
     def tick(self, now: float) -> None:
         """Make a plan if one is wanted, and resend orders that were not answered."""
-        book = self._state.plans
+        plans = self._state.plans
         if self.target.update_demand(now):
             self._out.note("demand_changed", is_quiet=self.target.demand.is_quiet)
         for worker in self._state.workers.values():
             if worker.refusals and now >= worker.retry_at:
                 worker.forget_refusals()
-        if book.awaited:
+        if plans.awaited:
             self._orders.tick(now)
-        if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
+        if plans.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_leaving(now)
         for worker in self._speed_tracker.update(now, self.target.rules.cooldown_s):
             self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
-        if book.phase is PlanPhase.SERVING and not self.target.should_change:
+        if plans.phase is PlanPhase.SERVING and not self.target.should_change:
             self._state.set_constraints(self._state.constraints.clear_margin())
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
@@ -98,7 +98,7 @@ class Reconfiguration:
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return
-        if now - book.members_changed_at >= self._settings.settle_s:
+        if now - plans.members_changed_at >= self._settings.settle_s:
             self._start_plan(now)
 
     def on_members_changed(self, now: float) -> None:
@@ -120,28 +120,28 @@ class Reconfiguration:
     def on_worker_lost(self, worker: Worker, now: float, *, blame: bool) -> None:
         """Handle a worker that is out. A plan that contains it is void. ``blame``: sequences in its steps may be the
         cause."""
-        book = self._state.plans
-        was_under_way = book.upcoming is not None and worker.incarnation in book.upcoming.members
+        plans = self._state.plans
+        was_under_way = plans.upcoming is not None and worker.incarnation in plans.upcoming.members
         if was_under_way:
             self._abandon_plan()
-        if book.current is not None and worker.incarnation in book.current.members:
+        if plans.current is not None and worker.incarnation in plans.current.members:
             if blame:
                 self._count_deaths()
             self._stop_serving()
             self._start_plan(now)
-        elif was_under_way and book.current is None:
+        elif was_under_way and plans.current is None:
             self._start_plan(now)  # no request is served until there is a plan
         else:
             self.on_members_changed(now)
 
     def overdue_workers(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers that missed the deadline, with the evidence: to be put out, and reported as ``lost``."""
-        book = self._state.plans
-        if now < book.deadline:
+        plans = self._state.plans
+        if now < plans.deadline:
             return []
-        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
-        evidence = f"did not {what} epoch {book.epoch} in time"
-        return [(w, evidence) for w in self._state.workers.values() if w.incarnation in book.awaited]
+        what = "prepare" if plans.phase is PlanPhase.PREPARING else "activate"
+        evidence = f"did not {what} epoch {plans.epoch} in time"
+        return [(w, evidence) for w in self._state.workers.values() if w.incarnation in plans.awaited]
 
     def on_worker_leaving(self, worker: Worker, now: float) -> None:
         """Handle a worker that wants to leave. A plan in preparation that contains it is not worth finishing."""
@@ -164,16 +164,16 @@ class Reconfiguration:
         return bool(self._state.in_flight) or self._state.rebuilding.in_progress != []
 
     def on_epoch_written(self, epoch: int, now: float) -> None:
-        book = self._state.plans
-        book.journaled_epoch = max(book.journaled_epoch, epoch)
-        if book.upcoming is None or book.upcoming.epoch != epoch:
+        plans = self._state.plans
+        plans.journaled_epoch = max(plans.journaled_epoch, epoch)
+        if plans.upcoming is None or plans.upcoming.epoch != epoch:
             return
-        if book.current is None:
+        if plans.current is None:
             self._orders.fence(epoch)
-        book.await_loading(book.upcoming, now + self._settings.prepare_timeout_s)
-        self._orders.prepare(book.upcoming, self._peer, self._settings.max_sequences, now)
-        if not book.upcoming.stages[0].relay:
-            self._out.append(TestRoute(epoch, book.upcoming.stages[0].endpoint))
+        plans.await_loading(plans.upcoming, now + self._settings.prepare_timeout_s)
+        self._orders.prepare(plans.upcoming, self._peer, self._settings.max_sequences, now)
+        if not plans.upcoming.stages[0].relay:
+            self._out.append(TestRoute(epoch, plans.upcoming.stages[0].endpoint))
 
     def on_load_progress(self, worker: Worker, message: LoadProgress | KeptWarm, now: float) -> None:
         """Handle a worker's report on the progress of a load."""
@@ -184,25 +184,25 @@ class Reconfiguration:
 
     def _extend_deadline(self, worker: Worker, message: LoadProgress, now: float) -> None:
         """Extend the deadline while bytes arrive, however long the load takes: weights may come over a slow network."""
-        book = self._state.plans
+        plans = self._state.plans
         moved = message.loaded_bytes != worker.loaded_bytes
         worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
-        if moved and book.phase is PlanPhase.PREPARING and self._is_awaited(worker.incarnation, message.epoch):
-            book.deadline = now + self._settings.prepare_timeout_s
+        if moved and plans.phase is PlanPhase.PREPARING and self._is_awaited(worker.incarnation, message.epoch):
+            plans.deadline = now + self._settings.prepare_timeout_s
 
     def on_prepared(self, message: Prepared, now: float) -> None:
-        book = self._state.plans
-        if book.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
+        plans = self._state.plans
+        if plans.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
             self._state.count("stale_control")
             return
         worker = self._state.workers[message.incarnation]
         worker.record_acceptance()
-        stage = book.upcoming.stage_of(message.incarnation) if book.upcoming is not None else None
-        if stage is not None and book.current is None:  # while steps run, workers load more slowly than they can
+        stage = plans.upcoming.stage_of(message.incarnation) if plans.upcoming is not None else None
+        if stage is not None and plans.current is None:  # while steps run, workers load more slowly than they can
             self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s)
-        book.prepared[message.incarnation] = message
-        book.awaited.discard(message.incarnation)
-        if not book.awaited:
+        plans.prepared[message.incarnation] = message
+        plans.awaited.discard(message.incarnation)
+        if not plans.awaited:
             self._activate(now)
 
     def on_refused(self, worker: Worker, message: Refused, now: float) -> None:
@@ -225,8 +225,8 @@ class Reconfiguration:
 
     def on_route_tested(self, epoch: int, problem: str, now: float) -> None:
         """Handle the broker's test of the route to the first stage. If it failed, another order of stages is needed."""
-        book = self._state.plans
-        plan = next((p for p in (book.upcoming, book.current) if p is not None and p.epoch == epoch), None)
+        plans = self._state.plans
+        plan = next((p for p in (plans.upcoming, plans.current) if p is not None and p.epoch == epoch), None)
         if plan is None:
             return
         if plan.stages[0].relay:
@@ -236,25 +236,25 @@ class Reconfiguration:
         if not problem:
             return
         self._route_retries.record_blocked(BROKER, plan.stages[0].incarnation, problem[:500], now)
-        if plan is book.current:
+        if plan is plans.current:
             self.on_data_path_broken(now, blame=False)
         else:
             self._abandon_plan()
-            if book.current is None:
+            if plans.current is None:
                 self._start_plan(now)
             else:
                 self.on_members_changed(now)
 
     def on_activated(self, message: Activated, now: float) -> None:
-        book = self._state.plans
-        if book.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
+        plans = self._state.plans
+        if plans.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
             self._state.count("stale_control")
             return
-        book.awaited.discard(message.incarnation)
+        plans.awaited.discard(message.incarnation)
         worker = self._state.workers[message.incarnation]
         worker.record_held(message.kept, None)
         self._state.rebuilding.reports[message.incarnation] = message
-        if not book.awaited:
+        if not plans.awaited:
             self._serve(now)
 
     def refresh_wait_reason(self, now: float) -> None:
@@ -270,35 +270,35 @@ class Reconfiguration:
     # --- making a plan ---------------------------------------------------------------------------------------------
 
     def _start_plan(self, now: float) -> None:
-        book = self._state.plans
+        plans = self._state.plans
         if self._startup_wait.keep_waiting(now):
             return
         # after a restart of the broker, the plan that its workers still hold
-        book.restore_failed(self.restart.finish())
-        proposal = self.target.propose_recovery(book.failed, self._settings.rebuild.chunk) or self.target.propose()
+        plans.restore_failed(self.restart.finish())
+        proposal = self.target.propose_recovery(plans.failed, self._settings.rebuild.chunk) or self.target.propose()
         if isinstance(proposal, Shortage):
             self._wait_for(proposal)
             return
-        self._prepare(draft(self._state, proposal, book.epoch + 1))
-        if book.current is None:
+        self._prepare(draft(self._state, proposal, plans.epoch + 1))
+        if plans.current is None:
             self._record_recovery(proposal, now)
 
     def _prepare(self, plan: Plan) -> None:
         """Have this plan, of the next epoch, prepared as soon as the journal has the epoch."""
-        book = self._state.plans
-        book.epoch = plan.epoch
-        book.prepare(plan)
-        book.waits_for = f"the journal to write epoch {book.epoch}"
+        plans = self._state.plans
+        plans.epoch = plan.epoch
+        plans.prepare(plan)
+        plans.waits_for = f"the journal to write epoch {plans.epoch}"
         if self._state.journal_problem:
-            book.waits_for += f", which it can't: {self._state.journal_problem}"
+            plans.waits_for += f", which it can't: {self._state.journal_problem}"
         self._out.append(self.make_epoch_record())
 
     def make_epoch_record(self) -> WriteEpoch:
         """Return the record that the next broker needs, to be journalled."""
-        book = self._state.plans
+        plans = self._state.plans
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
-        return WriteEpoch(book.epoch, self.restart.holders, self._state.manifest, blames)
+        return WriteEpoch(plans.epoch, self.restart.holders, self._state.manifest, blames)
 
     def _record_recovery(self, proposal: Proposal, now: float) -> None:
         """Record for the report on the recovery which way was chosen, and its predicted time."""
@@ -308,21 +308,21 @@ class Reconfiguration:
         self._state.recoveries.record_plan(self._state.plans.epoch, choice, predicted, now)
 
     def _wait_for(self, shortage: Shortage) -> None:
-        book = self._state.plans
+        plans = self._state.plans
         text = "; ".join([shortage.text, *describe_failed(self._state.workers.values())])
-        if book.waits_for != text:
+        if plans.waits_for != text:
             self._out.note("swarm_waits", "warning", waits_for=text)
-        book.waits_for = text
-        if book.current is None:
-            book.phase = PlanPhase.NONE
+        plans.waits_for = text
+        if plans.current is None:
+            plans.phase = PlanPhase.NONE
             self._state.routes.retry_soon(self._state.now)
 
     # --- cutting over ------------------------------------------------------------------------------------------------
 
     def _activate(self, now: float) -> None:
         """Fence all workers, order the stages to activate, and wait for their reports of what they hold."""
-        book = self._state.plans
-        plan = book.activate(now + self._settings.activate_timeout_s)
+        plans = self._state.plans
+        plan = plans.activate(now + self._settings.activate_timeout_s)
         self._state.routes.end_tests(are_open=True)
         self._state.rebuilding.clear()
         self.standby.reset()
@@ -334,17 +334,17 @@ class Reconfiguration:
         self._out.append(ConnectPipeline(plan.epoch, plan.stages[0].endpoint))
 
     def _serve(self, now: float) -> None:
-        book = self._state.plans
-        plan = book.serve()
-        book.gauge.reset(make_gauges(self._state, self.target.rules.mode, plan))
+        plans = self._state.plans
+        plan = plans.serve()
+        plans.gauge.reset(make_gauges(self._state, self.target.rules.mode, plan))
         for stage in plan.stages:
             self._state.workers[stage.incarnation].planned_layers = stage.layers
         self._state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in plan.stages]
-        capacity = book.kv_blocks * BLOCK
+        capacity = plans.kv_blocks * BLOCK
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in plan.members:
-                self._out.append(SendToWorker(worker.peer, Unassign(epoch=book.journaled_epoch)))
+                self._out.append(SendToWorker(worker.peer, Unassign(epoch=plans.journaled_epoch)))
         self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
         if recovery := self._state.recoveries.record_activated(len(self._state.running), now):
             self.log_recovery(recovery)

@@ -50,11 +50,11 @@ class Restart:
         """Workers that the next broker should wait for. Until the prepared plan serves, the sequences are with the
         members of the active one, or with the remaining members of the plan that fell; without a plan, with the workers
         awaited here."""
-        book = self.state.plans
-        before = book.current or book.failed
+        plans = self.state.plans
+        before = plans.current or plans.failed
         members = set() if before is None else before.members
         left = [w.name for w in self.state.workers.values() if w.incarnation in members and not w.is_gone]
-        named = () if book.upcoming is None else (stage.name for stage in book.upcoming.stages)
+        named = () if plans.upcoming is None else (stage.name for stage in plans.upcoming.stages)
         return tuple(dict.fromkeys([*named, *left])) or tuple(self.progress.awaited)
 
     @property

@@ -55,8 +55,8 @@ class RouteRetries:
     def on_route_tested(self, plan: Plan, problem: str) -> Plan | None:
         """Handle the broker's test of the route to the first stage. Returns the plan to prepare if the connection
         succeeded."""
-        book, first = self.state.plans, plan.stages[0].incarnation
-        if problem or plan is not book.current or book.phase is not PlanPhase.SERVING:
+        plans, first = self.state.plans, plan.stages[0].incarnation
+        if problem or plan is not plans.current or plans.phase is not PlanPhase.SERVING:
             return None
         return self._plan_direct(plan, BROKER, first)
 

@@ -14,7 +14,7 @@ def report_scheduler(state: State) -> Json:
     """Return the scheduler's last decision. ``mode`` is the active one. ``prompt_throttle`` is what limited prompts in
     the last step that had any: "none", "pending" (shared out over the micro-batches), "kv" (blocks are short) or "time"
     (``broker.step_target_s``)."""
-    decided, costs, book = state.decision, state.costs, state.plans
+    decided, costs, plans = state.decision, state.costs, state.plans
     return {
         "mode": decided.mode,
         "depth": decided.depth,
@@ -25,7 +25,7 @@ def report_scheduler(state: State) -> Json:
         "pending_prompt_tokens": state.running.num_pending,
         "kv_used": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
-        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
+        "kv_capacity": plans.kv_blocks * BLOCK if plans.current else 0,
         "preemptions": int(state.counters.get("preemptions", 0)),
         "tokens_per_s": round(costs.tokens_per_s or 0.0, 1),
         "quickest_step_s": costs.min_step_s,

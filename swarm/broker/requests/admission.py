@@ -135,8 +135,8 @@ class RequestAdmission:
 
     def _refuse_too_large(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         """Refuse a request that the active plan could not hold even if empty."""
-        book = self._state.plans
-        return refuse_too_large(max_positions(submit, manifest), book.kv_blocks) if book.is_serving else None
+        plans = self._state.plans
+        return refuse_too_large(max_positions(submit, manifest), plans.kv_blocks) if plans.is_serving else None
 
 
 def refuse_without_journal(reason: str) -> RequestRefusal:

@@ -382,8 +382,8 @@ class Cluster:
     @property
     def is_settled(self) -> bool:
         """Whether no plan is about to change, and every stage has activated the one in force."""
-        book = self.broker.core.state.plans
-        plan = book.current if self.broker.is_alive and book.phase is PlanPhase.SERVING else None
+        plans = self.broker.core.state.plans
+        plan = plans.current if self.broker.is_alive and plans.phase is PlanPhase.SERVING else None
         return plan is not None and all(
             effects.is_in_force(plan.epoch, node, self.broker.core.state)
             for node in self.workers.values()

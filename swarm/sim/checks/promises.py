@@ -217,10 +217,10 @@ class PromiseCheck:
 
     def _would_fit(self, sequence: Sequence, state: State) -> bool:
         """Whether the sequence fits in addition to the running ones, with memory for all known tokens of each."""
-        book = state.plans
+        plans = state.plans
         needed = sum(num_blocks(running.sampled) for running in (*state.running, sequence))
-        fits = needed <= book.kv_blocks and len(state.running) < book.max_sequences
-        return fits and num_blocks(sequence.limit) <= book.kv_blocks
+        fits = needed <= plans.kv_blocks and len(state.running) < plans.max_sequences
+        return fits and num_blocks(sequence.limit) <= plans.kv_blocks
 
     def _check_deadline(self, request: Request) -> None:
         at, dues = request.deadline_at, self._deadlines.get(request.id, ())
