@@ -408,7 +408,7 @@ def test_secrets_come_as_credentials(serving: BootedSwarm) -> None:
 
 
 def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: BootedSwarm) -> None:
-    """As docs/how-to/operations.md tells it, by the address of other hosts; then by the same key as a credential."""
+    """Join as in docs/how-to/systemd.md, by the address of other hosts; then by the same key as a credential."""
     line = json.loads(serving.swarmctl("invite", "--role", "worker", "--json"))["invitation"]
     written(serving, "/run/invitation", line, "644")
     words = ("worker", "--join", "/run/invitation", "--name", "far", "--config", "/etc/swarm/swarm.toml")
@@ -431,7 +431,7 @@ def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: Boot
 
 
 def test_an_api_key_is_made_by_the_units_user(serving: BootedSwarm) -> None:
-    """As docs/how-to/operations.md tells it. The gateway takes it, and nobody without one."""
+    """Create an API key as in docs/how-to/systemd.md: the gateway accepts it, and no request without one."""
     words = ("swarmctl", "keys", "add", "alice", "--keys-file", "/var/lib/swarm/gateway/keys.json", "--json")
     made = serving.run("sh", "-c", f"cd /root && {' '.join(AS_GATEWAY)} {PROGRAMS}/{' '.join(words)}")
     assert made.returncode == 0, made.stderr
