@@ -2,7 +2,7 @@
 
     python examples/batch.py
 
-docs/batching.md says what to choose when: one by one, at the same time, or as a batch.
+docs/how-to/batching.md says what to choose when: one by one, at the same time, or as a batch.
 """
 
 import asyncio

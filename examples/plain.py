@@ -1,5 +1,6 @@
-"""A client without Swarm's library: pyzmq carries the messages, msgpack writes and reads them. docs/protocol.md has the
-rules that it keeps. It needs a swarm that runs: at $SWARM_URL, or at port 5700 of this machine.
+"""A client without Swarm's library: pyzmq carries the messages, msgpack writes and reads them.
+docs/reference/protocol.md has the rules that it keeps. It needs a running swarm: at $SWARM_URL, or at port 5700 of
+this machine.
 
 python examples/plain.py [TOKEN_ID ...]     # unless given, those of "Once upon a time" in the demo model
 """

@@ -1,6 +1,6 @@
-"""Swarm: one language model over many processes and machines, that keeps its word while they die.
+"""Run one language model over many worker processes and machines; answers continue when they die.
 
-What a program needs is here; it is imported when it is first used, so that ``import swarm`` costs nothing.
+The public API of the client. Names are imported on first use, so that ``import swarm`` is cheap.
 """
 
 from __future__ import annotations

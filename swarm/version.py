@@ -1,3 +1,3 @@
-"""Names this version of Swarm."""
+"""The version of this package."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

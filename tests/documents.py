@@ -19,7 +19,7 @@ from swarm.cli.app import app as swarm_app
 from swarm.ctl.commands import app as swarmctl_app
 
 ROOT = Path(__file__).parents[1]
-PAGES = tuple(str(path.relative_to(ROOT)) for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))))
+PAGES = tuple(str(path.relative_to(ROOT)) for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))))
 PROGRAMS = {"swarm": swarm_app, "swarmctl": swarmctl_app}
 GUESS = "3"  # in the place of what a shell would put in: right as a number, a name and a folder
 _BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)

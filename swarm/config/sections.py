@@ -166,7 +166,7 @@ class Settings(BaseSettings):
         default=[],
         description="Other OpenAI-compatible servers to which the gateway passes requests on, the first that is fit "
         "first. Each is a table [[upstream]] with url, when (never, busy, down), models, overflow_model, key_env or "
-        "key_file, connect_timeout_s, timeout_s, quiet_timeout_s; docs/gateway.md says more.",
+        "key_file, connect_timeout_s, timeout_s, quiet_timeout_s; docs/how-to/gateway.md says more.",
     )
 
     @classmethod

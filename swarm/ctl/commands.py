@@ -170,7 +170,7 @@ def stats(
     prometheus: Annotated[
         bool,
         typer.Option(
-            "--prometheus", help="Print it as Prometheus reads it (docs/metrics.md), for a textfile collector."
+            "--prometheus", help="Print it for Prometheus (docs/reference/metrics.md), for a textfile collector."
         ),
     ] = False,
     url: UrlOption = None,

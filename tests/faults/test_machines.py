@@ -2,7 +2,7 @@
 back, moved, behind a router, started again. Answers are those of three workers on one machine, to the last bit.
 
 One swarm for all; the faults of processes follow those of the network. (``FAULTS_ON=hosts pytest tests/faults`` runs
-every other test of a fault so, see ``docs/faults.md``.)
+every other test of a fault so, see ``docs/explanation/faults.md``.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """With a step per stage in flight, which stages on one machine don't have unless they are told to: the same answers as
-with one step at a time, to the last bit, whoever dies. (All of these tests can be run so, see ``docs/faults.md``.)"""
+with one step at a time, to the last bit, whoever dies. (All of these tests can be run so, see
+``docs/explanation/faults.md``.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A copy of a live broker's state directory, made as ``docs/operations.md`` says, and put back: requests go on."""
+"""A copy of a live broker's state directory, made as ``docs/how-to/operations.md`` says, and put back; requests
+continue."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from swarm import AsyncClient
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, some_tokens
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operations.md"
 PROMPT, LONG = [1, 5, 9, 13], 400
 
 

@@ -80,7 +80,7 @@ def test_curl_is_answered(served: Served) -> None:
     ("page", "paragraph"),
     [
         pytest.param(page, paragraph, id=f"{page}-{index}")
-        for page in ("README.md", "docs/batching.md", "docs/grammars.md")
+        for page in ("README.md", "docs/how-to/batching.md", "docs/how-to/grammars.md")
         for body in blocks(page, "python")
         for index, paragraph in enumerate([body] if "import" in body else body.split("\n\n"))
     ],

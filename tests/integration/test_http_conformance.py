@@ -1,4 +1,5 @@
-"""What other projects check of their own servers, and of OpenAI's, asked of ours. docs/conformance.md has the table."""
+"""What other projects check of their own servers, and of OpenAI's, asked of ours.
+docs/reference/conformance.md has the table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Open Responses' compliance cases, asked of /v1/responses of real processes, and each of its events held against the
-types of OpenAI's own client. docs/conformance.md has the table."""
+types of OpenAI's own client. docs/reference/conformance.md has the table."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "config" / "prometheus" / "swarm.rules.yml"
 SCRAPE = ROOT / "config" / "prometheus" / "prometheus.yml"
 DASHBOARD = ROOT / "config" / "grafana" / "swarm.json"
-DOCUMENT = ROOT / "docs" / "metrics.md"
+DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"
 RULE_TESTS = ROOT / "tests" / "unit" / "numbers" / "swarm.rules.test.yml"
 
 NAME = re.compile(r"\bswarm_[a-z_]+[a-z]\b")

@@ -11,6 +11,7 @@ import pytest
 
 from swarm.cli.doctor.reach import reach
 from swarm.cli.main import run
+from swarm.version import __version__
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.integration.test_versions import stranger
@@ -30,7 +31,7 @@ async def test_a_broker_that_is_well(swarm: Processes, capsys: pytest.CaptureFix
     swarm.start_broker()
     await asyncio.to_thread(run, ["doctor", "--url", swarm.url])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "broker"]
-    assert f"{swarm.url}, swarm 0.2.0: " in line
+    assert f"{swarm.url}, swarm {__version__}: " in line
     assert "ms there and back" in line
 
 

@@ -219,7 +219,7 @@ def test_a_worker_at_the_end_of_its_memory_is_started_again(serving: BootedSwarm
 
 
 def test_a_newer_package_is_taken_over_while_it_serves(serving: BootedSwarm, expected: str) -> None:
-    """As docs/operations.md tells it: install, workers one after the other, then broker and gateway."""
+    """As docs/how-to/operations.md tells it: install, workers one after the other, then broker and gateway."""
     before = [serving.pid_of(unit) for unit in UNITS]
     with under_way(serving, expected):
         install_newer(serving)
@@ -408,7 +408,7 @@ def test_secrets_come_as_credentials(serving: BootedSwarm) -> None:
 
 
 def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: BootedSwarm) -> None:
-    """As docs/operations.md tells it, by the address that other machines know; then by the same key as a credential."""
+    """As docs/how-to/operations.md tells it, by the address of other hosts; then by the same key as a credential."""
     line = json.loads(serving.swarmctl("invite", "--role", "worker", "--json"))["invitation"]
     written(serving, "/run/invitation", line, "644")
     words = ("worker", "--join", "/run/invitation", "--name", "far", "--config", "/etc/swarm/swarm.toml")
@@ -431,7 +431,7 @@ def test_a_worker_of_another_machine_joins_once_and_is_a_unit_then(serving: Boot
 
 
 def test_an_api_key_is_made_by_the_units_user(serving: BootedSwarm) -> None:
-    """As docs/operations.md tells it. The gateway takes it, and nobody without one."""
+    """As docs/how-to/operations.md tells it. The gateway takes it, and nobody without one."""
     words = ("swarmctl", "keys", "add", "alice", "--keys-file", "/var/lib/swarm/gateway/keys.json", "--json")
     made = serving.run("sh", "-c", f"cd /root && {' '.join(AS_GATEWAY)} {PROGRAMS}/{' '.join(words)}")
     assert made.returncode == 0, made.stderr

@@ -20,6 +20,7 @@ import pytest
 
 from swarm import AsyncClient, RequestFailed
 from swarm.stage import native
+from swarm.version import __version__
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.integration.test_up import StartUp, up  # noqa: F401 (a fixture)
@@ -102,7 +103,7 @@ async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path,
     async with AsyncClient(swarm.url) as client:
         await swarm.until_serving(client, 2)
         tokens = await answer(client)
-        assert await builds(client) == {"w0": "0.2.0", "w1": None if version == 1 else "0.2.0"}
+        assert await builds(client) == {"w0": __version__, "w1": None if version == 1 else "0.2.0"}
         assert await asyncio.to_thread(generated, old, swarm.url) == tokens
         if version == 1:
             with pytest.raises(RequestFailed, match="w1 is of an older build, which can't be told to come again"):

@@ -99,7 +99,6 @@ NOT_RUN = {
     "sbatch": "no cluster; the script's commands are parsed (test_running)",
     "pre-commit": "of one who develops, in a checkout of their own",
     "eval": "of the shell; what it is given is found in its words",
-    "git": "of one who develops, in a checkout of their own",
     "pytest": "this is run by it",
     "tools/check": "it runs all of this",
     "tools/": "figures and long trials, minutes each; their options are looked up",

@@ -1,5 +1,5 @@
-"""``docs/running.md`` and the files it tells of (``examples/running``): commands are those of the real command line,
-Kubernetes' objects fit its published schemas, and what belongs together is named alike."""
+"""``docs/how-to/running.md`` and its files in ``examples/running``: commands exist in the real command line, Kubernetes
+objects fit the published schemas, and related things have the same name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``docs/warnings.md`` names every event of level warning and above, and every alert, with its level: none is missing,
-and none is there that nobody logs any more."""
+"""``docs/reference/warnings.md`` lists every event of level warning and above and every alert, with its level, and no
+other event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "warnings.md"
+PAGE = ROOT / "docs" / "reference" / "warnings.md"
 RULES = ROOT / "config" / "prometheus" / "swarm.rules.yml"
 
 LEVELS = {"warning": "warning", "error": "error", "critical": "critical", "exception": "error"}

@@ -305,7 +305,9 @@ def _reach(settings: Settings) -> Reach | None:
             return None
         return asyncio.run(reach(named.client.url, known.pair if known else None))
     except ConfigError as error:
-        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md tells how a machine joins")
+        return Reach(
+            settings.client.url, wrong=str(error), remedy="docs/tutorial/two-machines.md shows how a machine joins"
+        )
 
 
 def readable_by_others(state: Path) -> list[str]:

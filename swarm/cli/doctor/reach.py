@@ -22,7 +22,7 @@ from swarm.wire.messages import Probe, Probed
 from swarm.wire.schema import schema
 
 _PATIENCE_S: Final = 5.0
-_UNREACHED: Final = "is swarm up there? Else a firewall: docs/hosts.md has the ports"
+_UNREACHED: Final = "is swarm up there? Else a firewall: docs/explanation/network.md has the ports"
 _SHUT: Final = "its key is not known there (any more): swarm worker --join, with an invitation"
 
 
@@ -55,7 +55,7 @@ class _Visit:
             if theirs is None:
                 return Reach(self._at, wrong="it does not let this machine in", remedy=_SHUT)
             if reason := why_strangers(theirs, schema()):
-                return Reach(self._at, wrong=reason, remedy="docs/operations.md, Upgrade")
+                return Reach(self._at, wrong=reason, remedy="docs/how-to/operations.md, Upgrade")
             self._version = spoken_with(theirs)
             link = await self._probe.measure()
         except TimeoutError:

@@ -46,7 +46,7 @@ def _whole(status: Row, nodes: Row) -> Iterator[Finding]:
     if status.get("connections_problem"):
         yield Finding("doors", "trouble", str(status["connections_problem"]), "raise the broker's limit (ulimit -n)")
     for note in _texts(status.get("journal_notes")):
-        yield Finding("journal", "note", note, "docs/recovery.md tells what was kept")
+        yield Finding("journal", "note", note, "docs/explanation/recovery.md tells what was kept")
     for note in _texts(status.get("connections_notes")):
         yield Finding("doors", "note", note, "see who knocks so often")
     yield from _queue(status)

@@ -1,4 +1,4 @@
-"""What the tables of docs/protocol.md must say of the client door's messages, made from the messages themselves.
+"""Generate the tables of docs/reference/protocol.md from the messages of the client interface.
 
 python -m tests.unit.wire.protocol_tables       # all of them, without meanings: to begin a page, or a new message
 """

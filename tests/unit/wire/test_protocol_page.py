@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: a client in another language has nothing else to go by."""
+"""docs/reference/protocol.md says what the code does: a client in another language has nothing else to go by."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from swarm.wire.messages import (
 from tests.unit.wire.protocol_tables import is_array, kinds, records, table
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "protocol.md").read_text()
+PAGE = (DOCS / "reference" / "protocol.md").read_text()
 PROSE = " ".join(PAGE.split())
 DEALER = Kind(b"DEALER", (b"ROUTER",))
 
@@ -48,7 +48,7 @@ def section(heading: str) -> str:
     """What stands below a heading, up to the next one of its rank or above."""
     rank = len(heading) - len(heading.lstrip("#"))
     _, found, rest = PAGE.partition(f"\n{heading}\n")
-    assert found, f"no {heading!r} in docs/protocol.md"
+    assert found, f"no {heading!r} in docs/reference/protocol.md"
     return re.split(rf"^#{{1,{rank}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -248,7 +248,7 @@ def test_links_lead_somewhere() -> None:
     places = {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for link in re.findall(r"\]\(([^)]+)\)", PAGE):
         file, _, place = link.partition("#")
-        assert not file or (DOCS / file).exists(), link
+        assert not file or (DOCS / "reference" / file).exists(), link
         assert file or place in places, link
 
 

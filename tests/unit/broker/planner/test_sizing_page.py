@@ -1,4 +1,4 @@
-"""The worked example in ``docs/operations.md`` (Sizing) has the figures that the planner and a worker reckon."""
+"""The worked example in ``docs/how-to/operations.md`` (Sizing) has the figures that the planner and a worker reckon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.broker.planner.solve import solve
 from swarm.stage.shell.budget import share_out
 from swarm.wire.messages import LayerRange
 
-PAGE = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "how-to" / "operations.md").read_text()
 MIB = 1 << 20
 GRID = 32  # positions of a block, in which room is counted
 HIDDEN, INTERMEDIATE, HEADS, SIZE, WORDS = 4096, 14336, 8, 128, 128_256

@@ -217,7 +217,7 @@ def test_what_cant_be_forced_is_refused(use: ToolUse, why: str) -> None:
 
 
 def test_strict_forces_nothing_where_no_tool_must_be_called() -> None:
-    """As docs/tools.md says."""
+    """As docs/how-to/tool-calls.md says."""
     ask = Ask(SamplingParams(), messages=(), tools=ToolUse((STRICT,)))
     model = SimpleNamespace(family=made("hermes"))
     assert with_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
