@@ -1,6 +1,6 @@
-"""Run one language model over many worker processes and machines; answers continue when they die.
+"""Swarm: runs one language model, cut by layers, over many processes and machines, and continues when some of them die.
 
-The public API of the client. Names are imported on first use, so that ``import swarm`` is cheap.
+The public names are here; each is imported when it is first used, so that ``import swarm`` costs nothing.
 """
 
 from __future__ import annotations

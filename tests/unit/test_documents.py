@@ -110,6 +110,7 @@ NOT_RUN = {
 BEGINS = re.compile(r"(swarm|swarmctl|pip|pytest|systemctl|journalctl|systemd-analyze|curl|python|eval|tools/\S+)\s+\S")
 # Between backticks, but no command lines: what ps shows.
 TITLES = ("swarm nursery MODEL", "swarm … worker … --name w0")
+SOURCES = {".c", ".h", ".js", ".md", ".patch", ".py", ".service", ".toml", ".yaml", ".yml"}
 # Options that belong to other programs than ours.
 OTHERS = {"--help", "--nofile", "--build-arg", "--lib", "--pid", "--nice"}
 
@@ -165,6 +166,20 @@ def test_options_in_the_running_text_exist() -> None:
         if line.startswith("--") and not set(options(tuple(line.split()))) <= known
     ]
     assert not missing
+
+
+def test_pages_named_in_other_files_exist() -> None:
+    """In code, tests, settings and pages: error messages lead users there."""
+    folders = ("config", "docs", "examples", "swarm", "systemd", "tests", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
+    files += [path for path in ROOT.glob("*.*") if path.suffix in SOURCES]
+    missing = {
+        (str(path.relative_to(ROOT)), page)
+        for path in files
+        for page in re.findall(r"\bdocs/[\w/-]+\.(?:md|toml)\b", path.read_text(errors="replace"))
+        if not (ROOT / page).exists()
+    }
+    assert sorted(missing) == []
 
 
 def test_units_in_documents_are_ours() -> None:
