@@ -38,9 +38,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
+    markdown = FENCE.sub(r'```\1 title="\2"', markdown)
     if uri.startswith(f"{FOLDER}/"):
         return markdown
-    markdown = FENCE.sub(r'```\1 title="\2"', markdown)
     return _rewrite(markdown, f"docs/{posixpath.dirname(uri)}", posixpath.dirname(uri))
 
 

@@ -40,6 +40,7 @@ from tests.unit.wire.protocol_tables import is_array, kinds, records, table
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference" / "protocol.md").read_text()
+EXCHANGE = (DOCS.parent / "examples" / "exchange.md").read_text()
 PROSE = " ".join(PAGE.split())
 DEALER = SocketType(b"DEALER", (b"ROUTER",))
 
@@ -90,7 +91,7 @@ def test_no_message_is_told_that_is_none() -> None:
 
 def test_who_may_say_what() -> None:
     """The table of answers names all that clients may say, and goes by roles as the lock does."""
-    told = {named(row[0]): row for row in rows(section("## What may be said, and what the answer is"))}
+    told = {named(row[0]): row for row in rows(section("## Requests and replies"))}
     assert set(told) == {str(struct.__struct_config__.tag) for struct in CLIENT.structs}
     for column, role in enumerate(("client", "gateway", "worker"), start=2):
         may = {name for name, row in told.items() if row[column] == "yes"}
@@ -103,7 +104,7 @@ def test_who_may_say_what() -> None:
 
 def test_the_greeting() -> None:
     """Its fields, and how long it may be."""
-    told = {named(row[0]) for row in rows(section("## The greeting"))}
+    told = {named(row[0]) for row in rows(section("## Greeting"))}
     assert told == {"kind", *Greeting.__struct_fields__}
 
 
@@ -133,7 +134,7 @@ def constants(function: str, keyword: str, place: int | None = None) -> Iterator
 
 def test_every_code() -> None:
     """The codes of all refusals in the broker's code, and no others; all reasons of ends; the two that have words."""
-    text = section("## Refusals and ends")
+    text = section("## Errors and finish reasons")
     codes = {*constants("Refusal", "code", 0), *constants("Rejected", "code")}
     told = {named(row[0]) for row in rows(text.partition("`finished` has")[0])}
     assert told == codes
@@ -146,13 +147,13 @@ def test_every_code() -> None:
 
 def test_every_report() -> None:
     """By which name each question's report goes."""
-    told = set(re.findall(r"`report` `(\w+)`", section("## What may be said, and what the answer is")))
+    told = set(re.findall(r"`report` `(\w+)`", section("## Requests and replies")))
     assert set(constants("Report", "what")) - {"keys"} <= told
 
 
 def test_numbers() -> None:
     """As the code has them."""
-    told = {named(row[0]): int(row[1].replace(",", "")) for row in rows(section("## Numbers"))}
+    told = {named(row[0]): int(row[1].replace(",", "")) for row in rows(section("## Limits"))}
     usual = RequestSettings()
     assert told == {
         "header_bytes": MAX_HEADER_BYTES,
@@ -188,9 +189,7 @@ class Part(NamedTuple):
 
 
 def parts() -> list[Part]:
-    found = re.finditer(
-        r"```hexdump (client|broker)\n(.*?)```(?:\n\n```json\n(.*?)```)?", section("## One exchange"), re.DOTALL
-    )
+    found = re.finditer(r"```hexdump (client|broker)\n(.*?)```(?:\n\n```json\n(.*?)```)?", EXCHANGE, re.DOTALL)
     return [Part(each[1], dumped(each[2]), json.loads(each[3]) if each[3] else None) for each in found]
 
 
