@@ -1,7 +1,7 @@
 """Figures about a stage's work. Only the compute thread writes them; readers in other threads may be a step behind.
 
 Times are reported in microseconds, sizes in their own units. The names are flat, with dots where reports have levels
-(``time_report.compute.last``).
+(``microseconds.compute.last``).
 """
 
 from __future__ import annotations

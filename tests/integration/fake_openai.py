@@ -16,7 +16,7 @@ CAPACITY = 8  # streams of ``crowded`` that go on at once at full speed
 
 
 class FakeOpenAI:
-    """Serves on a thread of its own, on a port of the system's choice. ``body_threads``: what was asked, in order.
+    """Serves on a thread of its own, on a port of the system's choice. ``bodies``: what was asked, in order.
 
     Models: ``good``; ``plain-stream`` (no usage in streams, and 400 for stream_options); ``usage-lies-not`` (two tokens
     a piece, told by usage); ``broken`` (500); ``busy`` (each request is refused once with 429 and Retry-After: 0);

@@ -68,7 +68,7 @@ class JournalStore:
         self.reserve = DiskReserve(directory)
         self._db = open_database(self.path, self.reserve)
         self._log_length = LogLengthEstimate(log_path(self.path), checkpoint_pages(directory))
-        self._is_durable = False  # whether ``synchronous = FULL_FRACTION`` is set
+        self._is_durable = False  # whether ``synchronous = FULL`` is set
         # rows in the token buffer, approximately; corrected at the next insertion
         self._num_recent = token_buffer.FLUSH_STEPS
         self._has_earlier_boots = True  # False once no request of an earlier boot is left

@@ -1,7 +1,7 @@
 """Choice of the layers that each worker keeps warm for others: loaded, without keys and values, in case their holder
 dies.
 
-* ``sender_check``: the first half of a stage's layers is kept by the stage before it, the second half by the stage
+* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the stage
   behind
   it: after a loss both grow by layers that they already have, and no other worker is involved. Together the swarm loads
   every layer twice. Where one of the two has no memory left, the other takes more.
