@@ -13,7 +13,7 @@ from swarm.stage.shell.waiting import wait_passively
 wait_passively()  # before torch: the cores are shared
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import Phase, settings  # noqa: E402
 
 from tests.untested import note_skipped  # noqa: E402
 
@@ -41,4 +41,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Machines are shared and noisy: an example that takes long once says nothing.
 settings.register_profile("shared", deadline=None)
+# Only whether a mutant is caught matters, not its smallest example.
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("shared")

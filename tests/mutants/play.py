@@ -1,8 +1,8 @@
-"""Play schedules with the package that is found first, until one notices something; a process of its own for a mutant.
+"""Play simulated schedules until one breaks a rule. A mutant's schedules run in a process of their own.
 
     python play.py FOLDER FIRST COUNT [KIND,KIND…]
 
-FOLDER must be where ``swarm`` comes from. Exit code: 0, everything held; 3, the violation is on stdout.
+FOLDER is the copy that ``swarm`` must be imported from. Exit code: 0, all rules held; 3, the violation is on stdout.
 """
 
 from __future__ import annotations

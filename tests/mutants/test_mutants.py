@@ -1,16 +1,7 @@
-"""Tests are worth what they catch. Each patch here breaks one rule, as a slip would; the simulation or a unit test must
-notice it, and must not notice anything without it.
+"""Check that tests notice broken rules. The tables beside this file list mutants, one table per package: each breaks
+one rule, as a slip would. Simulated schedules or a named test must notice it, and must notice nothing without it.
 
-A patch begins with what is broken and who must catch it::
-
-    # What is broken.
-    # caught by: sim crash,freeze            schedules with faults of these kinds only, from seed 0 on
-    # caught by: sim crash from 40           the same from a later seed on
-    # caught by: sim                         all kinds
-    # caught by: tests/unit/stage/test_core.py
-    # caught by: tests/unit/stage/test_core.py::test_one_step_at_a_time       quicker, where one test is meant
-
-A patch that does not apply any more must be made anew against the code as it is.
+``pytest tests/mutants -k every_mutant`` takes seconds and shows which mutants a change of the code has broken.
 """
 
 from __future__ import annotations
@@ -21,97 +12,82 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.mutants.mutant import Catcher, DoesNotApply, Edit, Mutant, mutate
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PLAY = str(HERE / "play.py")
-PATCHES = sorted(HERE.glob("*.patch"))
+NOT_TABLES = ("mutant", "forkserver", "play", "test_mutants")
+MIN_MUTANTS = 150
 NUM_SCHEDULES = 120
-LIMIT_S = 200  # for one; it takes a tenth of that on a machine that does nothing else
-NOTICED = (1, 3)  # exit codes: a test failed; a schedule noticed
-HEADER = re.compile(r"# caught by: (?:sim(?: ([a-z_,]+))??(?: from (\d+))?|(tests/\S+))$")
+NUM_UNCHANGED = 12
+LIMIT_S = 200  # for one run; on an idle machine it takes less than a tenth of that
+NOTICED = (1, 3)  # exit codes: a test failed; a schedule broke a rule
 # Some plugins take longer to load than such a test takes.
 WITHOUT = [part for name in ("cacheprovider", "schemathesis", "xdist", "anyio") for part in ("-p", f"no:{name}")]
+PYTEST = ["-m", "pytest", "-x", "-q", "--assert=plain", "--hypothesis-profile=mutants", *WITHOUT]
 LEFT_OUT = shutil.ignore_patterns("village", "*.so", "*.c", "*.h")
+SLOWEST = ("tests/integration", "tests/model", "sim")  # they start first, so that all processes end together
 
 
-def _load(name: str) -> ModuleType:
-    spec = spec_from_file_location(f"mutants_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def read_tables() -> list[Mutant]:
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_TABLES)
+    mutants = [mutant for name in names for mutant in import_module(f"tests.mutants.{name}").MUTANTS]
+    return sorted(mutants, key=lambda mutant: not mutant.caught_by.startswith(SLOWEST))
 
 
-applier = _load("applier")
+MUTANTS = read_tables()
 
 
 @dataclass(frozen=True)
-class Catcher:
-    """Who must notice: schedules, or unit tests: files, or single ones."""
-
-    kinds: str = ""
-    first: int = 0
-    tests: str = ""
-
-    @classmethod
-    def of(cls, patch: str) -> Catcher:
-        found = next((match for line in patch.splitlines() if (match := HEADER.match(line))), None)
-        assert found is not None, "the patch does not say who must catch it"
-        return cls(found[1] or "", int(found[2] or 0), found[3] or "")
-
-    def command(self, root: Path) -> list[str]:
-        if self.tests:
-            return ["-m", "pytest", "-x", "-q", "--assert=plain", *WITHOUT, *self.tests.split()]
-        return [PLAY, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
-
-
-@dataclass(frozen=True)
-class Done:
+class Outcome:
     code: int
     output: str
 
 
-class Zygote:
-    """The process that all who look are forked from (``zygote.py``)."""
+class ForkServer:
+    """The process that all runs are forked from (``forkserver.py``)."""
 
     def __init__(self) -> None:
-        of = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        hashes = os.environ | {"PYTHONHASHSEED": "0"}
-        self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py")], env=hashes, **of)  # type: ignore[call-overload]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        environment = os.environ | {"PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen([sys.executable, str(HERE / "forkserver.py")], env=environment, **pipes)  # type: ignore[call-overload]
 
-    def look(self, root: Path, command: list[str], output: Path) -> Done:
+    def run(self, root: Path, catcher: Catcher, output: Path) -> Outcome:
+        """Run tests or schedules with the package and tests under ``root``."""
+        command = [*PYTEST, *catcher.tests.split()]
+        if not catcher.tests:
+            command = [PLAY, str(root), str(catcher.first), str(catcher.count or NUM_SCHEDULES), catcher.kinds]
         order = {"root": str(root), "command": command, "output": str(output), "limit_s": LIMIT_S}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return Done(int(self._process.stdout.readline()), output.read_text())
+        return Outcome(int(self._process.stdout.readline()), output.read_text())
 
-    def end(self) -> None:
+    def stop(self) -> None:
         with self._process:
             self._process.stdin.close()
         assert self._process.returncode == 0
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.end()
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package and its tests, which are broken by one patch after the other."""
+    """A copy of the package and its tests, in which one mutant after the other is applied."""
     root = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "swarm", root / "swarm", ignore=LEFT_OUT)
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
@@ -123,75 +99,178 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def broken(copy: Path, patch: str) -> Iterator[None]:
-    """Within, the copy has the patch. Files come back with their times, by which Python knows what is compiled of
-    them; who looks leaves nothing compiled behind."""
+def applied(mutant: Mutant, copy: Path) -> Iterator[None]:
+    """Apply a mutant to the copy, and restore the files afterwards. They keep their times, by which Python finds their
+    bytecode; a run writes no bytecode itself."""
+    changed = mutate(mutant, copy)
     try:
-        applier.apply(patch, copy)
+        for path, text in changed.items():
+            (copy / path).write_text(text)
         yield
     finally:
-        for name in applier.names(patch):
-            if (ROOT / name).exists():
-                shutil.copy2(ROOT / name, copy / name)
+        for path in changed:
+            shutil.copy2(ROOT / path, copy / path)
+
+
+# The tables.
 
 
 def test_there_are_enough() -> None:
-    """Of every part that decides about recovery something is broken."""
-    assert len(PATCHES) >= 120
+    """Names are unique, and every part that decides about recovery has mutants."""
+    assert len(MUTANTS) >= MIN_MUTANTS
+    assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_mutant_is_caught(path: Path, copy: Path, tmp_path: Path, zygote: Zygote) -> None:
-    """It is noticed, as a broken rule or a failed test, not as a crash of whoever looks."""
-    patch = path.read_text()
-    catcher = Catcher.of(patch)
-    with broken(copy, patch):
-        done = zygote.look(copy, catcher.command(copy), tmp_path / "said.txt")
-    assert done.code in NOTICED, f"nobody noticed that: {patch}\n{done.output}"
-    if catcher.tests:
-        assert "FAILED " in done.output, done.output
-        return
-    noticed = re.search(r"^seed (\d+): ", done.output, re.MULTILINE)
-    assert noticed is not None, done.output
-    # The same schedule without the patch: it is the patch that was noticed.
-    held = zygote.look(ROOT, [PLAY, str(ROOT), noticed[1], "1", catcher.kinds], tmp_path / "held.txt")
-    assert held.code == 0, held.output
+def test_every_mutant_applies() -> None:
+    """Its target exists and contains the old text exactly once, the new text compiles, and something changes."""
+    problems = []
+    for mutant in MUTANTS:
+        try:
+            changed = mutate(mutant, ROOT)
+        except DoesNotApply as error:
+            problems.append(f"{mutant.name}: {error}")
+        else:
+            problems += [
+                f"{mutant.name}: {path} is as before" for path in changed if changed[path] == (ROOT / path).read_text()
+            ]
+    assert not problems, "\n".join(problems)
 
 
-def unit_tests() -> dict[str, set[str]]:
-    """All that must notice something, by their folders. A file stands for what is in it."""
-    named = {Catcher.of(path.read_text()).tests for path in PATCHES} - {""}
+def test_every_mutant_names_tests_that_exist() -> None:
+    """``caught_by`` names files and functions of this checkout."""
+    missing = []
+    for mutant in MUTANTS:
+        for test in mutant.catcher.tests.split():
+            file, _, function = test.partition("::")
+            text = (ROOT / file).read_text() if (ROOT / file).is_file() else ""
+            name = re.escape(function.partition("[")[0].rpartition("::")[2])
+            if not re.search(rf"def {name}\b" if name else ".", text):
+                missing.append(f"{mutant.name}: {test}")
+    assert not missing, "\n".join(missing)
+
+
+# Without a mutant. These take longest, so they start first.
+
+
+def catching_tests() -> dict[str, set[str]]:
+    """Map each folder to its tests that catch mutants. A whole file replaces single tests of it."""
+    named = {test for mutant in MUTANTS for test in mutant.catcher.tests.split()}
     folders: dict[str, set[str]] = {}
-    for each in named:
-        file = each.split("::")[0]
-        folders.setdefault(str(Path(file).parent), set()).add(file if file in named else each)
+    for test in named:
+        file, function = test.split("::")[0], test.partition("[")[0]
+        widest = next(name for name in (file, function, test) if name in named or name == test)
+        folders.setdefault(str(Path(file).parent), set()).add(widest)
     return folders
 
 
-@pytest.mark.parametrize("folder", sorted(unit_tests()))
-def test_without_a_patch_unit_tests_pass(folder: str, copy: Path, tmp_path: Path, zygote: Zygote) -> None:
-    """The same copy, unbroken, passes: it is the patch that they notice."""
-    catcher = Catcher(tests=" ".join(sorted(unit_tests()[folder])))
-    done = zygote.look(copy, catcher.command(copy), tmp_path / "said.txt")
-    assert done.code == 0, done.output
+@pytest.mark.parametrize("folder", sorted(catching_tests()))
+def test_without_a_mutant_tests_pass(folder: str, copy: Path, tmp_path: Path, server: ForkServer) -> None:
+    """The tests that catch mutants pass on the unchanged copy."""
+    outcome = server.run(copy, Catcher(tests=" ".join(sorted(catching_tests()[folder]))), tmp_path / "output.txt")
+    assert outcome.code == 0, outcome.output
 
 
-def test_without_a_patch_schedules_hold(copy: Path, tmp_path: Path, zygote: Zygote) -> None:
-    """The same copy, unbroken, notices nothing."""
-    done = zygote.look(copy, Catcher().command(copy), tmp_path / "said.txt")
-    assert done.code == 0, done.output
+def test_without_a_mutant_schedules_hold(copy: Path, tmp_path: Path, server: ForkServer) -> None:
+    """The first schedules break no rule on the unchanged copy. Seeds that notice a mutant are checked with it."""
+    outcome = server.run(copy, Catcher(count=NUM_UNCHANGED), tmp_path / "output.txt")
+    assert outcome.code == 0, outcome.output
 
 
-def test_a_patch_finds_its_lines_where_they_have_moved(tmp_path: Path) -> None:
-    """Offsets don't matter, lines do."""
-    (tmp_path / "a.py").write_text("new\n\nx = 1\ny = 2\nz = 3\n")
-    applier.apply("# x\n--- a/a.py\n+++ b/a.py\n@@ -1,3 +1,3 @@\n x = 1\n-y = 2\n+y = 4\n z = 3\n", tmp_path)
-    assert (tmp_path / "a.py").read_text() == "new\n\nx = 1\ny = 4\nz = 3\n"
+# The mutants.
 
 
-def test_a_patch_that_does_not_fit_says_so(tmp_path: Path) -> None:
-    """With what to do about it, and without having changed anything."""
-    (tmp_path / "a.py").write_text("x = 1\ny = 3\n")
-    with pytest.raises(applier.DoesNotApply, match="regenerate"):
-        applier.apply("--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n x = 1\n-y = 2\n+y = 4\n", tmp_path)
-    assert (tmp_path / "a.py").read_text() == "x = 1\ny = 3\n"
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_caught(mutant: Mutant, copy: Path, tmp_path: Path, server: ForkServer) -> None:
+    """A failed test or a broken rule of the simulation catches it, not a crash of the run."""
+    catcher = mutant.catcher
+    with applied(mutant, copy):
+        outcome = server.run(copy, catcher, tmp_path / "output.txt")
+    assert outcome.code in NOTICED, f"not caught: {mutant}\n{outcome.output}"
+    if catcher.tests:
+        assert "FAILED " in outcome.output, outcome.output
+        return
+    noticed = re.search(r"^seed (\d+): ", outcome.output, re.MULTILINE)
+    assert noticed is not None, outcome.output
+    # The same schedule holds without the mutant: the mutant is what was noticed.
+    same = Catcher(kinds=catcher.kinds, first=int(noticed[1]), count=1)
+    held = server.run(ROOT, same, tmp_path / "held.txt")
+    assert held.code == 0, held.output
+
+
+# How a mutant is applied.
+
+SOURCE = """\
+class Counter:
+    @property
+    def total(self):
+        return self.value
+
+    def add(self, number):
+        if number > 0:
+            self.value += number
+            self.value += number
+
+
+def total():
+    return 0
+"""
+
+
+def mutant_of(target: str, old: str, new: str, *also: Edit) -> Mutant:
+    return Mutant(name="m", breaks="", target=target, old=old, new=new, caught_by="sim", also=also)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/counter.py").write_text(SOURCE)
+    return tmp_path
+
+
+def test_old_lines_are_replaced_within_their_target_at_its_indentation(root: Path) -> None:
+    """Other code may have moved or may contain the same lines."""
+    old = """
+        if number > 0:
+            self.value += number
+    """
+    changed = mutate(mutant_of("package.counter:Counter.add", old, "if number > 1:\n    pass"), root)
+    expected = SOURCE.replace("if number > 0:\n            self.value += number", "if number > 1:\n            pass", 1)
+    assert changed == {"package/counter.py": expected}
+
+
+def test_several_edits_refer_to_the_original_text(root: Path) -> None:
+    """Removed lines of one edit do not move those of another."""
+    also = Edit("package.counter:total", "return 0", "return 1")
+    mutant = mutant_of("package.counter:Counter.total", "@property", "", also)
+    expected = SOURCE.replace("    @property\n", "").replace("return 0", "return 1")
+    assert mutate(mutant, root) == {"package/counter.py": expected}
+
+
+def test_a_file_that_is_not_python_is_named_by_its_path(root: Path) -> None:
+    (root / "a.service").write_text("[Service]\nLimitCORE=0\n")
+    assert mutate(mutant_of("a.service", "LimitCORE=0", ""), root) == {"a.service": "[Service]\n"}
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "error"),
+    [
+        ("package.gone:", "x", "y", "gone.py does not exist"),
+        ("package.counter:Counter.gone", "x", "y", "Counter.gone does not exist"),
+        ("package.counter:Counter.add", "return 0", "return 1", "0 times instead of once"),
+        ("package.counter:Counter.add", "self.value += number", "pass", "2 times instead of once"),
+        ("package.counter:total", "return", "pass", "0 times instead of once"),
+        ("package.counter:total", "", "pass", "0 times instead of once"),
+        ("package.counter:total", "return 0", "", "does not compile"),
+    ],
+)
+def test_a_mutant_that_does_not_apply_is_rejected(root: Path, target: str, old: str, new: str, error: str) -> None:
+    """The error names the cause and the remedy."""
+    with pytest.raises(DoesNotApply, match=error):
+        mutate(mutant_of(target, old, new), root)
+
+
+@pytest.mark.parametrize("caught_by", ["", "sim crash,freeze from", "simulation", "swarm/broker/core.py"])
+def test_a_mutant_without_a_catcher_is_rejected(caught_by: str) -> None:
+    mutant = Mutant(name="m", breaks="", target="a:", old="b", new="c", caught_by=caught_by)
+    with pytest.raises(ValueError, match="names neither schedules nor tests"):
+        _ = mutant.catcher

@@ -1,0 +1,46 @@
+"""Mutants of swarm/broker/planner."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="a-shut-way-is-planned",
+        breaks="A plan over a blocked connection is accepted when there is no other plan.",
+        target="swarm.broker.planner.solve:solve",
+        old="open_ones = [line for line in (settled, found[1]) if tables.is_open(problem, line)]",
+        new="open_ones = [settled]",
+        caught_by="tests/unit/broker/planner/test_plan_ways.py::test_where_there_is_no_order_the_ways_are_named",
+    ),
+    Mutant(
+        name="relay-costs-nothing",
+        breaks="A relayed connection is planned with the cost of one hop instead of two.",
+        target="swarm.broker.planner.tables:hops",
+        old="both = busy[index] + busy[place] + RELAY_S",
+        new="both = max(busy[index], busy[place])",
+        caught_by="tests/unit/broker/planner/test_plan_ways.py::test_what_is_relayed_takes_both_ways",
+    ),
+    Mutant(
+        name="shut-ways-cost-nothing",
+        breaks="The planner ignores the cost of a blocked connection.",
+        target="swarm.broker.planner.tables:hops",
+        old="found[index, place] += SHUT_S",
+        new="found[index, place] += 0.0",
+        caught_by="tests/unit/broker/planner/test_plan_ways.py::test_the_order_avoids_what_is_shut",
+    ),
+    Mutant(
+        name="far-away-costs-nothing",
+        breaks="The predicted step time leaves out the time between the broker and the first and last stage.",
+        target="swarm.broker.planner.tables:way_out_s",
+        old="return SHUT_S if device.is_mute else device.broker_s",
+        new="return SHUT_S if device.is_mute else 0.0",
+        caught_by="tests/unit/broker/drafts/test_plan_wanted.py::test_the_broker_s_ways_are_in_a_step_that_waits_for_them",
+    ),
+    Mutant(
+        name="mute-stage-is-the-last",
+        breaks="A worker that cannot reach the broker's data address becomes the last stage.",
+        target="swarm.broker.planner.tables:way_out_s",
+        old="return SHUT_S if device.is_mute else device.broker_s",
+        new="return device.broker_s",
+        caught_by="tests/unit/broker/planner/test_plan_ways.py::test_there_is_a_plan_exactly_if_there_is_an_open_order",
+    ),
+)

@@ -1,0 +1,170 @@
+"""Mutants of swarm/broker/state."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="dropped-without-bound",
+        breaks="The ids of dropped requests are kept without bound.",
+        target="swarm.broker.state.archive:Archive.note_dropped",
+        old="""
+            while len(self.dropped) > MAX_DROPPED:
+                self.dropped.popitem(last=False)
+        """,
+        new="",
+        caught_by="tests/unit/broker/state/test_archive.py::test_as_many_dropped_ones_are_remembered_as_may_be",
+    ),
+    Mutant(
+        name="a-leaving-reader-takes-questions-along",
+        breaks="A gateway that stops reading an answer also loses its pending questions about it.",
+        target="swarm.broker.state.archive:Archive.withdraw",
+        old="mine = [item for item in waiting if item[0] == client and not isinstance(item[1], Question)]",
+        new="mine = [item for item in waiting if item[0] == client]",
+        caught_by="tests/unit/broker/requests/test_lookups.py::test_a_question_outlives_a_reader_of_the_same_client",
+    ),
+    Mutant(
+        name="unwritten-called-unknown",
+        breaks="A request that left memory before its end was written is reported as unknown.",
+        target="swarm.broker.state.archive:Gone.answer",
+        old="of_tenants = self._num_unwritten.get(request_id, Counter())",
+        new="of_tenants: Counter[str] = Counter()",
+        caught_by="tests/unit/broker/recovery/test_restored.py::test_dropped_while_the_disk_is_full",
+    ),
+    Mutant(
+        name="equal-questions-one-answer",
+        breaks="Of equal questions that wait for the journal, only the last one is answered.",
+        target="swarm.broker.state.archive:_replaces",
+        old="return later == earlier if isinstance(later, LookUp) else True",
+        new="return True",
+        caught_by="sim from 17",
+    ),
+    Mutant(
+        name="generation-raised-by-one",
+        breaks="A journal and its copy reach the same generation.",
+        target="swarm.broker.state.past:following",
+        old="return Lineage(journal, former.generation + 1 + chance.randrange(_MOST_AT_ONCE))",
+        new="return Lineage(journal, former.generation + 1)",
+        caught_by="tests/unit/broker/journal/test_journal_lineage.py::test_a_journal_and_its_copy_are_told_apart",
+    ),
+    Mutant(
+        name="pinned-let-go",
+        breaks="A retired sequence is evicted while another one is about to copy from it.",
+        target="swarm.broker.state.prefix:PrefixCache.evict",
+        old="""
+            if self.is_pinned(sequence):
+                continue
+        """,
+        new="",
+        caught_by="tests/unit/broker/state/test_prefix.py::test_what_is_pinned_stays",
+    ),
+    Mutant(
+        name="used-goes-first",
+        breaks="The most recently used prefix is evicted first.",
+        target="swarm.broker.state.prefix:PrefixCache.find",
+        old="self.retired.move_to_end(found[0])",
+        new="self.retired.move_to_end(found[0], last=False)",
+        caught_by="tests/unit/broker/state/test_prefix.py::test_eviction_takes_the_longest_unused_first_and_no_more_than_needed",
+    ),
+    Mutant(
+        name="whole-prompt-found",
+        breaks="A fully cached prompt leaves no token to compute.",
+        target="swarm.broker.state.prefix:PrefixIndex.find",
+        old="for index in range((len(tokens) - 1) // BLOCK):",
+        new="for index in range(len(tokens) // BLOCK):",
+        caught_by="tests/unit/broker/state/test_prefix.py::test_the_last_token_is_never_found",
+    ),
+    Mutant(
+        name="block-without-its-beginning",
+        breaks="Blocks with equal tokens count as equal although different tokens precede them.",
+        target="swarm.broker.state.prefix:_block_key",
+        old='return xxhash.xxh3_128_digest(before + b"".join(token.to_bytes(4, "little") for token in tokens))',
+        new='return xxhash.xxh3_128_digest(b"".join(token.to_bytes(4, "little") for token in tokens))',
+        caught_by="tests/unit/broker/state/test_prefix.py::test_equal_blocks_at_other_positions_are_others",
+    ),
+    Mutant(
+        name="resume-one-position-late",
+        breaks="A resumed sequence skips one position.",
+        target="swarm.broker.state.sequences:Sequence._cut_to",
+        old="self.kv = self.scheduled = position",
+        new="""
+            self.kv = position
+            self.scheduled = min(position + 1, self.sampled)
+        """,
+        caught_by="sim crash",
+    ),
+    Mutant(
+        name="stop-string-one-token-late",
+        breaks="An answer that ends at a stop string keeps the first token of that string.",
+        target="swarm.broker.state.sequences:Sequence.cut_answer",
+        old="keep = self.num_prompt + num_generated",
+        new="keep = self.num_prompt + num_generated + 1",
+        caught_by="sim",
+    ),
+    Mutant(
+        name="resumed-before-level",
+        breaks="A sequence continues while some of its layers are still being rebuilt.",
+        target="swarm.broker.state.sequences:Sequence.pending",
+        old="return 0 if self.rebuilds else len(self.tokens) - self.scheduled",
+        new="return len(self.tokens) - self.scheduled",
+        caught_by="sim crash from 147",
+    ),
+    Mutant(
+        name="attach-one-token-late",
+        breaks="A client that reconnects misses the next token.",
+        target="swarm.broker.state.sequences:Sequence.read_from",
+        old="self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)",
+        new="self.delivered = self.sent = min(self.num_prompt + next_index + 1, self.committed)",
+        caught_by="sim client_drop,broker_crash from 4",
+    ),
+    Mutant(
+        name="blame-after-own-pause",
+        breaks="After a pause of its own, the broker declares all workers silent.",
+        target="swarm.broker.state.state:State.forgive",
+        old="""
+            for worker in self.workers.values():
+                worker.forgive(pause_s, now)
+        """,
+        new="",
+        caught_by="sim freeze_broker from 9",
+    ),
+    Mutant(
+        name="silence-is-patience",
+        breaks="A silent worker is not removed.",
+        target="swarm.broker.state.workers:Verdict.is_out",
+        old="return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED, Verdict.FAILED)",
+        new="return self in (Verdict.HUNG, Verdict.DEAD, Verdict.LIED, Verdict.FAILED)",
+        caught_by="sim freeze,cut_off",
+    ),
+    Mutant(
+        name="named-address-after-a-shut-relay",
+        breaks="Stages connect to an address that a worker reports when the relay is unreachable.",
+        target="swarm.broker.state.workers:Ways.shut",
+        old="is_relayed = has_relay and is_new and name not in self.avoided",
+        new="is_relayed = has_relay and is_new",
+        caught_by="tests/unit/broker/recovery/test_ways.py::test_a_way_by_relay_alone_that_is_shut_is_shut",
+    ),
+    Mutant(
+        name="named-address-connected-to",
+        breaks="Stages connect to any address that a worker reports.",
+        target="swarm.broker.state.workers:Ways.to",
+        old="return Way.RELAYED if target in self.avoided else Way.OPEN",
+        new="return Way.OPEN",
+        caught_by="tests/unit/broker/recovery/test_ways.py::test_nobody_connects_to_an_address_that_is_another_s",
+    ),
+    Mutant(
+        name="relayed-way-tried-again",
+        breaks="A new plan uses a relayed connection directly again after a delay, without a successful check.",
+        target="swarm.broker.state.workers:Ways.to",
+        old="if shut is not None and shut.is_relayed and not shut.is_tried:",
+        new="if shut is not None and shut.is_relayed and not shut.is_tried and now < shut.until:",
+        caught_by="tests/unit/broker/recovery/test_ways.py::test_what_is_relayed_stays_so_until_a_try_that_nobody_waits_for",
+    ),
+    Mutant(
+        name="shut-for-ever",
+        breaks="A connection that failed once is never tried again.",
+        target="swarm.broker.state.workers:Ways.to",
+        old="if shut is not None and not shut.is_tried and now < shut.until:",
+        new="if shut is not None and not shut.is_tried:",
+        caught_by="tests/unit/broker/recovery/test_ways.py::test_a_way_is_tried_again_the_later_the_more_often_that_was_in_vain",
+    ),
+)

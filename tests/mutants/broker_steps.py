@@ -1,0 +1,81 @@
+"""Mutants of swarm/broker/steps."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="gives-way-for-ever",
+        breaks="A sequence can be preempted without limit.",
+        target="swarm.broker.steps.room:Room._may_give_way",
+        old="return has_less and other.num_preempted < MAX_PREEMPTED and not self.state.prefix.is_pinned(other.id)",
+        new="return has_less and not self.state.prefix.is_pinned(other.id)",
+        caught_by="tests/unit/broker/steps/test_room.py::test_who_gave_way_often_enters_with_all_its_room",
+    ),
+    Mutant(
+        name="source-gives-way",
+        breaks="A sequence is preempted while another one is about to copy from it.",
+        target="swarm.broker.steps.room:Room._may_give_way",
+        old="return has_less and other.num_preempted < MAX_PREEMPTED and not self.state.prefix.is_pinned(other.id)",
+        new="return has_less and other.num_preempted < MAX_PREEMPTED",
+        caught_by="tests/unit/broker/steps/test_room.py::test_who_is_about_to_be_copied_from_stays",
+    ),
+    Mutant(
+        name="all-give-way-for-one",
+        breaks="Every sequence with a lower claim is preempted, even after enough capacity is free.",
+        target="swarm.broker.steps.room:Room._victims",
+        old="""
+            if short <= 0 and short_places <= 0:
+                break
+        """,
+        new="",
+        caught_by="tests/unit/broker/steps/test_room.py::test_a_higher_class_takes_the_room_of_a_lower_one",
+    ),
+    Mutant(
+        name="running-give-way-before-retired",
+        breaks="Running sequences are preempted although evicting retired ones would be enough.",
+        target="swarm.broker.steps.room:Room._victims",
+        old="short = blocks - self.blocks - state.prefix.evictable_blocks",
+        new="short = blocks - self.blocks",
+        caught_by="tests/unit/broker/steps/test_room.py::test_retired_ones_go_before_anybody_gives_way",
+    ),
+    Mutant(
+        name="reserved-room-taken-twice",
+        breaks="Sequences are admitted by their current length to a stage that reserves their full length.",
+        target="swarm.broker.steps.room:entry_blocks",
+        old="if plan is None or not plan.commits_on_write or sequence.num_preempted >= MAX_PREEMPTED:",
+        new="if plan is None or sequence.num_preempted >= MAX_PREEMPTED:",
+        caught_by="tests/unit/broker/steps/test_room.py::test_a_gpu_holds_what_is_reserved",
+    ),
+    Mutant(
+        name="long-grammars-told-at-once",
+        breaks="One step carries any number of long grammars.",
+        target="swarm.broker.steps.scheduler:_can_be_told",
+        old="return not more or not told or told + more <= MOST_TELLING_BYTES",
+        new="return True",
+        caught_by="tests/unit/broker/steps/test_scheduler.py::test_long_grammars_are_told_over_several_steps",
+    ),
+    Mutant(
+        name="suspects-computed-together",
+        breaks="Suspected requests run in one step, so that the guilty one is not identified.",
+        target="swarm.broker.steps.scheduler:_choose",
+        old="apart = who_may_go(state) if state.evidence.suspects else None",
+        new="apart = None",
+        caught_by="tests/unit/broker/members/test_blame.py::test_a_poisonous_request_ends_and_no_other_one",
+    ),
+    Mutant(
+        name="steps-crowd-out-replays",
+        breaks="Steps always run before replays, so that a rebuild may wait without end.",
+        target="swarm.broker.steps.scheduler:_lets_replays_pass",
+        old="return not state.rebuilding.is_idle and now - costs.done_at < rest_s(costs.usual_step_s)",
+        new="return state.rebuilding.is_idle and now - costs.done_at < 0",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_steps_rest_while_the_layers_of_others_are_rebuilt",
+    ),
+    Mutant(
+        name="stale-acknowledgement-counts",
+        breaks="A StepDone from before a preemption counts after it.",
+        target="swarm.broker.steps.scheduler:acknowledge",
+        old="if sequence is None or sequence.stay != flight.stays.get(sequence_id):",
+        new="if sequence is None:",
+        caught_by="tests/unit/broker/state/test_stays.py::test_what_was_under_way_before_a_stay_is_not_acknowledged_in_it",
+    ),
+)
