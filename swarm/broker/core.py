@@ -10,11 +10,12 @@ many steps as may be in flight, which is why no other part needs to ask for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import msgspec
 
 from swarm.broker.actions import Action, Dispatch, FinishJournalRewrite, Outbox, SendToWorker
 from swarm.broker.admin.queries import QueryHandler
-from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import (
     AcceptanceWritten,
     AcceptStopped,
@@ -49,19 +50,24 @@ from swarm.broker.events import (
     WorkerMessageReceived,
 )
 from swarm.broker.members.accept_gate import AcceptGate
+from swarm.broker.members.admission import MemberSettings
+from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.hosts import HostManager
 from swarm.broker.members.membership import WorkerMembership
 from swarm.broker.members.monitor import LostStepDetector
-from swarm.broker.recovery.reconfiguration import Reconfiguration
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.recovery.reconfiguration import Reconfiguration, ReconfigurationSettings
 from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
-from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.requests.requests import RequestHandler, RequestSettings
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
-from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
+from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
+    NO_LINEAGE,
     Ack,
     Attach,
     Cancel,
@@ -73,6 +79,7 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
+    Lineage,
     LookUp,
     PlanCommand,
     Query,
@@ -89,6 +96,47 @@ PAUSE_S = 0.25
 # Forgive only the part of a pause above this limit; otherwise a permanently slow broker would never time anyone out.
 USUAL_GAP_S = 0.05
 MAX_NOTES = 8  # latest problems of the journal that are kept for reports
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Settings of the deciding code, by package. ``settings`` derives them from the user's settings.
+
+    The endpoints are sent to workers.
+    """
+
+    heartbeat_endpoint: str
+    data_endpoint: str
+    version: str = "0"
+    beat_interval_s: float = 0.1
+    lease_s: float = 10.0
+    prefix: PrefixRules = field(default_factory=PrefixRules)
+    trace_steps: int = 4096  # steps that the tracer keeps
+    profile_every: int = 0  # steps between two ``profile`` log events; 0: none
+    check_rules: bool = False  # check the state's rules at every tick, and log violations
+    lineage: Lineage = NO_LINEAGE  # of this process
+    key: str | None = None  # the broker's public key, where connections are authenticated by keys
+    dtype: str = ""  # type of the weights at all workers; empty: the first worker's
+    relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
+    run: str = ""  # prefix that distinguishes the ids of this broker's events from those of previous ones
+    requests: RequestSettings = field(default_factory=RequestSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)
+    health: HealthLimits = field(default_factory=HealthLimits)
+    recheck: RecheckSettings = field(default_factory=RecheckSettings)
+
+    @property
+    def member_settings(self) -> MemberSettings:
+        return MemberSettings(
+            self.heartbeat_endpoint,
+            self.data_endpoint,
+            self.beat_interval_s,
+            self.lease_s,
+            self.health,
+            self.recheck,
+            self.key,
+            self.dtype,
+        )
 
 
 class BrokerCore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.planner.load import PlannedLoad

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings

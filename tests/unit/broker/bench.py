@@ -28,8 +28,7 @@ from swarm.broker.actions import (
     WriteLog,
     WriteTokens,
 )
-from swarm.broker.core import BrokerCore
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.events import (
     AcceptanceWritten,
     ClientAccount,

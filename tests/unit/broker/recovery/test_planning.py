@@ -18,7 +18,7 @@ from swarm.broker.actions import (
     WriteLog,
 )
 from swarm.broker.admin.status import report_status
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import EpochWritten, HeartbeatReceived, WorkerDisconnected, WorkerMessageReceived
 from swarm.broker.members.admission import MAX_REMEMBERED
 from swarm.broker.members.integrity import QUARANTINE_AFTER
