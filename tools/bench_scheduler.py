@@ -21,7 +21,7 @@ from rich.table import Table
 from swarm.broker.core import CoreSettings
 from swarm.broker.events import StepFinished, Tick
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import RequestSettings
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.steps.scheduler import SchedulerSettings
 from tests.unit.broker.bench import Bench, done_of, submit
 

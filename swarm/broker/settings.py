@@ -12,7 +12,7 @@ from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import RequestSettings
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.config import Settings
