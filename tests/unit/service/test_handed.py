@@ -10,7 +10,6 @@ import sys
 CODE = """
 import os, socket
 from swarm.systemd import socket_activation
-from swarm.systemd.socket_activation import take_socket
 from swarm.wire.sockets import bind
 os.environ["LISTEN_PID"] = str(os.getpid())
 print(socket_activation.adopt_sockets(os.environ), "LISTEN_FDS" in os.environ)
@@ -51,6 +50,5 @@ def test_what_is_for_another_process_is_left() -> None:
     from swarm.systemd import socket_activation
 from swarm.systemd.socket_activation import take_socket
 
-    environment = {"LISTEN_FDS": "1", "LISTEN_PID": "1", "LISTEN_FDNAMES": "x"}
     assert socket_activation.adopt_sockets(environment) == []
     assert environment == {}
