@@ -48,7 +48,7 @@ def test_a_door_is_taken_by_where_it_listens() -> None:
 
 def test_what_is_for_another_process_is_left() -> None:
     from swarm.systemd import socket_activation
-from swarm.systemd.socket_activation import take_socket
 
+    environment = {"LISTEN_FDS": "1", "LISTEN_PID": "1", "LISTEN_FDNAMES": "x"}
     assert socket_activation.adopt_sockets(environment) == []
     assert environment == {}
