@@ -11,9 +11,9 @@ from swarm.broker.actions import (
     ConnectPipeline,
     DisconnectPipeline,
     Dispatch,
+    ProbeRoute,
     SendToClient,
     SendToWorker,
-    TestRoute,
     WriteEpoch,
     WriteLog,
 )
@@ -114,7 +114,7 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
                 max_sequences=64,
             ),
         ),
-        TestRoute(1, "tcp://w0.1"),
+        ProbeRoute(1, "tcp://w0.1"),
     ]
     # One is ready: the other is waited for.
     assert bench.tell("w1", bench.workers["w1"].prepared(1)) == []
