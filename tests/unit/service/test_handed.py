@@ -10,6 +10,7 @@ import sys
 CODE = """
 import os, socket
 from swarm.systemd import socket_activation
+from swarm.systemd.socket_activation import take_socket
 from swarm.wire.sockets import bind
 os.environ["LISTEN_PID"] = str(os.getpid())
 print(socket_activation.adopt_sockets(os.environ), "LISTEN_FDS" in os.environ)
