@@ -313,7 +313,7 @@ class BrokerService:
                 self._auth.allow_keys(door, keys)
             case act.Solve(number, question):
                 self._solver.ask(number, question)
-            case act.TestRoute(epoch, endpoint):
+            case act.ProbeRoute(epoch, endpoint):
                 task = asyncio.create_task(self._test_route(epoch, endpoint), name="try a door")
                 self._route_tests.add(task)
                 task.add_done_callback(self._route_tests.discard)
