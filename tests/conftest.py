@@ -47,7 +47,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if selects or option.collectonly:
         return
     option.markexpr = FAST
-    if getattr(option, "numprocesses", None) is None and not option.usepdb:
+    is_worker = hasattr(config, "workerinput")  # of xdist, which repeats the command line in each of its workers
+    if not is_worker and getattr(option, "numprocesses", None) is None and not option.usepdb:
         option.numprocesses, option.dist, option.loadscopereorder = "auto", "loadfile", False
 
 
