@@ -208,7 +208,7 @@ class Tracer:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    async def request_ended(self, request_id: str, _parent: object, _about: object) -> None:
+    async def export_request(self, request_id: str, _parent: object, _about: object) -> None:
         self.told.append(request_id)
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ class Tracer:
 
 async def test_each_prompt_of_several_has_its_trace(gateway: Gateway) -> None:
     tracer = Tracer()
-    gateway.doors._routes_app.state.counter._accounts._tracer = tracer
+    gateway.doors._routes_app.state.counter._usage._tracer = tracer
     await gateway.ask("/v1/completions", prompt=["a", "b"])
     await asyncio.sleep(0)
     assert tracer.told == gateway.client.asked

@@ -136,7 +136,7 @@ def constants(function: str, keyword: str, place: int | None = None) -> Iterator
 def test_every_code() -> None:
     """The codes of all refusals in the broker's code, and no others; all reasons of ends; the two that have words."""
     text = section("## Errors and finish reasons")
-    codes = {*constants("Refusal", "code", 0), *constants("Rejected", "code")}
+    codes = {*constants("RequestRefusal", "code", 0), *constants("Rejected", "code")}
     told = {named(row[0]) for row in rows(text.partition("`finished` has")[0])}
     assert told == codes
     assert {"overloaded", "superseded", "forbidden"} <= codes
