@@ -25,7 +25,7 @@ Launch = Callable[[Sequence[str], dict[str, str], Path], Any]  # arguments of sw
 # usual on one machine.
 IS_OVERLAPPED = os.environ.get("SWARM_BROKER__MODE") == "overlapped"
 KEEPER = "swarm-keeper"  # a worker's keeper's name, for those that need no torch, which comes with its module
-START_S = 40.0  # importing torch thrice on two busy cores takes a while
+START_S = 120.0  # generous: importing torch thrice on two busy cores takes a while
 
 
 def free_ports(count: int = 2) -> int:

@@ -444,6 +444,7 @@ def writers(kind: str) -> dict[str, set[str]]:
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(OWNERS))
 def test_each_field_is_written_by_one_room(kind: str) -> None:
     others = {  # values with verbs of their own

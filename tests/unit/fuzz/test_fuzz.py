@@ -23,6 +23,7 @@ def test_what_real_peers_send_is_no_finding(name: str) -> None:
         TARGETS[name].run(data)
 
 
+@pytest.mark.slow
 @guided
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found(name: str, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_nothing_is_found(name: str, tmp_path: Path) -> None:
     assert outcome.places > 0
 
 
+@pytest.mark.slow
 @guided
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     """Where only coverage leads to it. The input is kept, and shows it again."""

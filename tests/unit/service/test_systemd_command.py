@@ -101,6 +101,7 @@ def test_what_can_not_be_removed_is_said(
     assert files_in(home) == [".local/state/swarm/journal.sqlite"]
 
 
+@pytest.mark.slow
 def test_purging_asks_on_a_terminal(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

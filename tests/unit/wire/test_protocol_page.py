@@ -132,6 +132,7 @@ def constants(function: str, keyword: str, place: int | None = None) -> Iterator
             yield from (str(each.value) for each in given if isinstance(each, ast.Constant))
 
 
+@pytest.mark.slow
 def test_every_code() -> None:
     """The codes of all refusals in the broker's code, and no others; all reasons of ends; the two that have words."""
     text = section("## Errors and finish reasons")

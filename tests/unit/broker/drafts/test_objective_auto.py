@@ -59,6 +59,7 @@ def ask_for(bench: Bench, *names: str) -> None:
         bench.say(submit(name, max_tokens=500, ignore_eos=True))
 
 
+@pytest.mark.slow
 def test_it_follows_the_load(make_bench: MakeBench) -> None:
     """First for many; after a quiet minute one machine computes alone, since each step would go to the other and back;
     when many have come and stayed, both do. A single request all the time changes nothing."""
@@ -76,6 +77,7 @@ def test_it_follows_the_load(make_bench: MakeBench) -> None:
     assert bench.epoch == 3
 
 
+@pytest.mark.slow
 def test_a_change_must_be_worth_it(make_bench: MakeBench) -> None:
     """Where the way between machines is short beside the computing, the plan stays: another would gain little."""
     bench = serving(make_bench(ruled()), SLOW_S)
@@ -102,6 +104,7 @@ def test_what_is_said_counts(make_bench: MakeBench, fields: dict[str, object]) -
     assert (lengths(bench), bench.epoch) == ({"w0": 3, "w1": 3}, 1)
 
 
+@pytest.mark.slow
 def test_an_operator_s_objective_counts_before(make_bench: MakeBench) -> None:
     """And auto is taken up again when it is taken back."""
     bench = serving(make_bench(ruled()))

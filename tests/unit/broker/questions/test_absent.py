@@ -28,6 +28,7 @@ def refusal(bench: Bench, order: StopWorker | PlanCommand | Query) -> str:
     return str(report.body["error"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_of_a_frozen_worker_it_is_said_that_it_is_out(serving: Bench, order: StopWorker | PlanCommand | Query) -> None:
     """Since when, why, and which process it is; not that there is none of that name."""

@@ -204,6 +204,7 @@ def test_every_continuation_counts_against_the_queue(make_bench) -> None:
     assert len(bench.state.waiting) == 4
 
 
+@pytest.mark.slow
 def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
     """The time to come back is longer in a swarm that finishes rarely."""
 

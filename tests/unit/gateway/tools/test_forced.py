@@ -155,6 +155,7 @@ def test_a_named_tool_is_called_once(family: str, tool: Tool) -> None:
         check(name, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(BUILT_IN))
 def test_any_tool_is_called_once_where_one_call_is_allowed(family: str) -> None:
     use = ToolOptions(TOOLS, choice="required", parallel=False)

@@ -185,6 +185,7 @@ def test_what_a_family_writes_is_read(family: str, text: str, found: list[ParseR
     assert read(reader_of(family), *text) == found
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(CASES), st.data())
 def test_cuts_change_nothing(case: tuple[str, str, list[ParseResult]], data: st.DataObject) -> None:
