@@ -253,6 +253,6 @@ def _write_program(
         num_words=model.lm_head.out_features if heads else 0,
         embed=base.embed_tokens,
         rotary=base.rotary_emb,
-        num_rotated=stack[layers.first].self_attn.turned_by,
+        num_rotated=stack[layers.first].self_attn.num_rotated,
         owners=writer.owners,
     )
