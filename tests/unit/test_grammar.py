@@ -153,7 +153,7 @@ def test_no_text_takes_the_process_with_it(name: str) -> None:
     assert MAX_GRAMMAR * 0.6 < len(grammar.text) <= MAX_GRAMMAR
     code = (
         "import sys; from tests.unit.test_grammar import *\n"
-        "try: compiled(chains()[sys.argv[1]], WORDS, 60).deep_copy().compute_bitmask()\n"
+        "try: compile_grammar(chains()[sys.argv[1]], WORDS, 60).deep_copy().compute_bitmask()\n"
         "except InvalidRequest as error: print(error)\n"
         "print('alive')"
     )

@@ -245,7 +245,7 @@ def test_a_file_that_is_not_as_described(hub: Hub, run: Run) -> None:
     folder = folder_of(process)
     described = ModelLocation(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
     checkpoint = Checkpoint(described.folder, described.remote)
-    with pytest.raises(ModelError, match=r"has another .* than the hub told; remove the file"):
+    with pytest.raises(ModelError, match=r"has another .* than the hub describes; remove the file"):
         checkpoint.fetch(["head.weight"])
 
 

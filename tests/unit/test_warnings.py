@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "warnings.md"
 RULES = ROOT / "config" / "prometheus" / "swarm.rules.yml"
 
 LEVELS = {"warning": "warning", "error": "error", "critical": "critical", "exception": "error"}
-NOTES = ("note", "_note", "WriteLog", "Note")  # how cores hand an event to their shells
+NOTES = ("note", "write_log", "_write_log", "WriteLog", "WriteStageLog")  # how cores hand an event to their shells
 LOW = {"debug", "info"}
 
 
@@ -108,10 +108,10 @@ def test_every_alert_is_explained() -> None:
         ("log.exception('a')", [("a", "error")]),
         ("task.exception()", []),
         ("self.out.note('a', 'error')\nself.out.note('b')", [("a", "error")]),
-        ("self._note('a', 'warning' if new else 'info')", [("a", "warning")]),
+        ("self._write_log('a', 'warning' if new else 'info')", [("a", "warning")]),
         ("Note('a', level='critical')", [("a", "critical")]),
         ("self.out.note('a', level)", [("a", "?")]),
-        ("self._note(request_id, tenant)", []),
+        ("self._write_log(request_id, tenant)", []),
         ("self.out.note(event, 'error')", [("?", "error")]),
         ("log.error(f'a{b}')", [("?", "error")]),
         ("line = {'event': 'a', 'module': __name__}", [("a", "warning")]),

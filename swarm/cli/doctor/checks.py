@@ -237,7 +237,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
                 "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
             )
         elif not port.is_free:
-            text = f"{port.number} ({port.use}) is in use{f' holder {port.holder}' if port.holder else ''}"
+            text = f"{port.number} ({port.use}) is in use{f' by {port.holder}' if port.holder else ''}"
             yield Finding("port", "note", text, "fine if that is your swarm; else stop it, or choose another (--port)")
     if all(port.is_free for port in facts.ports) and facts.ports:
         numbers = dict.fromkeys(str(port.number) for port in facts.ports)

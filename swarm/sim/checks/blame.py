@@ -1,7 +1,7 @@
 """Steps that raise are blamed on the worker or request that makes them raise (I15).
 
 A worker whose steps fail one after the other is out after ``GUILTY_AFTER`` failures, and only a request that makes
-steps fail is ended for it (``Audit.quarantined``).
+steps fail is ended for it (``Audit.check_quarantined``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def of_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     """The image's are this machine's."""
     found = find_units(root)
     assert found is not None
-    monkeypatch.setattr(paths, "of_units", lambda: found)
+    monkeypatch.setattr(paths, "find_units", lambda: found)
     monkeypatch.delenv("SWARM_CONFIG", raising=False)
     monkeypatch.delenv("SWARM_STATE_DIR", raising=False)
     monkeypatch.chdir(root)

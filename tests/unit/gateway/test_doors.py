@@ -217,7 +217,7 @@ class Tracer:
 
 async def test_each_prompt_of_several_has_its_trace(gateway: Gateway) -> None:
     tracer = Tracer()
-    gateway.doors._routes_app.state.counter._accounts._tracer = tracer
+    gateway.doors._routes_app.state.counter._usage._tracer = tracer
     await gateway.ask("/v1/completions", prompt=["a", "b"])
     await asyncio.sleep(0)
     assert tracer.told == gateway.client.asked

@@ -161,7 +161,7 @@ async def test_health_needs_no_key_and_metrics_only_from_elsewhere(keyed: Keyed)
 
 
 async def test_keys_come_and_go_without_a_restart(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.gateway.middleware.auth.LOOK_S", 0.0)
+    monkeypatch.setattr("swarm.gateway.middleware.auth.KEYS_CHECK_S", 0.0)
     guard = keyed.guard()
     second = keyed.add("bob")
     assert (await ask(guard, x_api_key=second)).status == 200

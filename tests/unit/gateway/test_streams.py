@@ -87,7 +87,7 @@ def test_choices_may_come_in_another_order_the_second_time() -> None:
 
 def test_a_mould_gives_what_the_encoder_would() -> None:
     """Whatever the text is, also one like the mark in it."""
-    for text in ("", "plain", "\"'\\\n\t", "🙂", EventTemplate.HOLE, "\x7f"):
+    for text in ("", "plain", "\"'\\\n\t", "🙂", EventTemplate.PLACEHOLDER, "\x7f"):
         body = {"a": [{"text": EventTemplate.PLACEHOLDER, "b": None}], "c": 1}
         assert json.loads(EventTemplate(body).render(text).data) == {"a": [{"text": text, "b": None}], "c": 1}
 

@@ -9,13 +9,13 @@ import sys
 
 CODE = """
 import os, socket
-from swarm.systemd import handed
+from swarm.systemd import socket_activation
 from swarm.wire.sockets import bind
 os.environ["LISTEN_PID"] = str(os.getpid())
-print(handed.take_all(os.environ), "LISTEN_FDS" in os.environ)
+print(socket_activation.adopt_sockets(os.environ), "LISTEN_FDS" in os.environ)
 taken = bind("127.0.0.1", {port})
-print(taken.fileno(), taken.getblocking(), handed.take("127.0.0.1", {port}), handed.take("localhost", 1))
-print(handed.left())
+print(taken.fileno(), taken.getblocking(), socket_activation.take_socket("127.0.0.1", {port}), socket_activation.take_socket("localhost", 1))
+print(socket_activation.close_unused())
 """
 
 

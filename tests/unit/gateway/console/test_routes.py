@@ -342,7 +342,7 @@ async def test_a_stream_ends_with_the_right_to_it(
     keyed: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Revoked or rotated: whoever holds a stream by the old key is told no more."""
-    monkeypatch.setattr("swarm.gateway.middleware.auth.LOOK_S", 0.0)
+    monkeypatch.setattr("swarm.gateway.middleware.auth.KEYS_CHECK_S", 0.0)
     monkeypatch.setattr("swarm.gateway.console.poller.QUIET_S", 0.02)
     update_keys(tmp_path / "keys.json", lambda ring: ring.remove("bob"))
     async with asyncio.timeout(20):

@@ -222,7 +222,7 @@ def test_what_cant_be_forced_is_refused(use: ToolOptions, why: str) -> None:
 def test_strict_forces_nothing_where_no_tool_must_be_called() -> None:
     """As docs/how-to/tool-calls.md says."""
     ask = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,)))
-    model = SimpleNamespace(family=made("hermes"))
+    model = SimpleNamespace(tool_format=made("hermes"))
     assert add_tool_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
     must = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,), "required"))
     assert add_tool_grammar(must, model).params.grammar is not None  # type: ignore[arg-type]
