@@ -50,8 +50,8 @@ class ConnectPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class TestRoute:
-    """Test in the background whether the first stage of this epoch can be reached; then feed ``RouteTested``."""
+class ProbeRoute:
+    """Probe in the background whether the first stage of this epoch can be reached; then feed ``RouteTested``."""
 
     epoch: int
     endpoint: str
@@ -218,7 +218,7 @@ Action = (
     SendToClient
     | SendToWorker
     | ConnectPipeline
-    | TestRoute
+    | ProbeRoute
     | DisconnectPipeline
     | Dispatch
     | WriteEpoch

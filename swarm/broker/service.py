@@ -305,7 +305,7 @@ class BrokerService:
             case act.SetRelayTickets(tickets):
                 if self._relay is not None:
                     self._relay.admit(tickets)
-            case act.CountDescriptors() | act.ResumeAccepting() | act.SetAllowedKeys() | act.Solve() | act.TestRoute():
+            case act.CountDescriptors() | act.ResumeAccepting() | act.SetAllowedKeys() | act.Solve() | act.ProbeRoute():
                 return self._perform_local(action)
             case act.WriteLog(event, level, fields):
                 getattr(log, level)(event, **fields)
@@ -333,7 +333,7 @@ class BrokerService:
         return None
 
     def _perform_local(
-        self, action: act.CountDescriptors | act.ResumeAccepting | act.SetAllowedKeys | act.Solve | act.TestRoute
+        self, action: act.CountDescriptors | act.ResumeAccepting | act.SetAllowedKeys | act.Solve | act.ProbeRoute
     ) -> Event | None:
         match action:
             case act.CountDescriptors():
@@ -344,7 +344,7 @@ class BrokerService:
                 self._auth.allow_keys(door, keys)
             case act.Solve(number, question):
                 self._solver.ask(number, question)
-            case act.TestRoute(epoch, endpoint):
+            case act.ProbeRoute(epoch, endpoint):
                 task = asyncio.create_task(self._test_route(epoch, endpoint), name="try a door")
                 self._route_tests.add(task)
                 task.add_done_callback(self._route_tests.discard)

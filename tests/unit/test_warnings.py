@@ -109,7 +109,7 @@ def test_every_alert_is_explained() -> None:
         ("task.exception()", []),
         ("self.out.note('a', 'error')\nself.out.note('b')", [("a", "error")]),
         ("self._write_log('a', 'warning' if new else 'info')", [("a", "warning")]),
-        ("Note('a', level='critical')", [("a", "critical")]),
+        ("WriteLog('a', level='critical')", [("a", "critical")]),
         ("self.out.note('a', level)", [("a", "?")]),
         ("self._write_log(request_id, tenant)", []),
         ("self.out.note(event, 'error')", [("?", "error")]),

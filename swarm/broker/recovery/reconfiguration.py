@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import ConnectPipeline, DisconnectPipeline, Outbox, SendToWorker, TestRoute, WriteEpoch
+from swarm.broker.actions import ConnectPipeline, DisconnectPipeline, Outbox, ProbeRoute, SendToWorker, WriteEpoch
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.proposals import TargetPlan, draft
@@ -173,7 +173,7 @@ class Reconfiguration:
         plans.await_loading(plans.upcoming, now + self._settings.prepare_timeout_s)
         self._orders.prepare(plans.upcoming, self._peer, self._settings.max_sequences, now)
         if not plans.upcoming.stages[0].relay:
-            self._out.append(TestRoute(epoch, plans.upcoming.stages[0].endpoint))
+            self._out.append(ProbeRoute(epoch, plans.upcoming.stages[0].endpoint))
 
     def on_load_progress(self, worker: Worker, message: LoadProgress | KeptWarm, now: float) -> None:
         """Handle a worker's report on the progress of a load."""

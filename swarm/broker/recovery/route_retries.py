@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Outbox, TestRoute
+from swarm.broker.actions import Outbox, ProbeRoute
 from swarm.broker.planning.proposals import redraft
 from swarm.broker.state import Plan, PlanPhase, State
 from swarm.broker.state.workers import BROKER, RouteState
@@ -49,7 +49,7 @@ class RouteRetries:
                 continue
             if sender != BROKER:
                 return self._plan_direct(plan, sender, stage.incarnation)
-            self.out.append(TestRoute(plan.epoch, self.state.workers[stage.incarnation].hello.endpoint))
+            self.out.append(ProbeRoute(plan.epoch, self.state.workers[stage.incarnation].hello.endpoint))
         return None
 
     def on_route_tested(self, plan: Plan, problem: str) -> Plan | None:

@@ -295,7 +295,7 @@ class BrokerNode:
             case (
                 broker_act.SetAllowedKeys()
                 | broker_act.ResumeAccepting()
-                | broker_act.TestRoute()
+                | broker_act.ProbeRoute()
                 | broker_act.SetRelayTickets()
             ):
                 self._perform_on_listener(action)
@@ -308,7 +308,7 @@ class BrokerNode:
         self,
         action: broker_act.SetAllowedKeys
         | broker_act.ResumeAccepting
-        | broker_act.TestRoute
+        | broker_act.ProbeRoute
         | broker_act.SetRelayTickets,
     ) -> None:
         match action:
@@ -318,7 +318,7 @@ class BrokerNode:
                 self._listeners[door].set_allowed(keys)
             case broker_act.ResumeAccepting(door):
                 self.open_door(door)
-            case broker_act.TestRoute(epoch, endpoint):
+            case broker_act.ProbeRoute(epoch, endpoint):
                 if not self._cluster.routes.can_reach("broker", endpoint):
                     self._feed_later(CONNECT_TIMEOUT_S, broker_event.RouteTested(epoch, "nothing answers"))
 

@@ -43,7 +43,7 @@ async def test_the_network_is_told_the_new_key(
     """As soon as there is one; and the old one no more."""
     told, looked = Growing[str](), Growing[bool]()
     really = AccessControl.drop_former_key
-    monkeypatch.setattr(AccessControl, "put_away_if_known", lambda self: looked.append(really(self) is None))
+    monkeypatch.setattr(AccessControl, "drop_former_key", lambda self: looked.append(really(self) is None))
     over: list[str] = []
 
     async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
@@ -100,7 +100,7 @@ async def test_a_member_that_floods_has_to_rest(
     assert keeper.handle_client_message(b"", invitation, Enrol(key=own, proof=proof))
     await sent.has(2)
     keeper.charge(b"flood", own, 0.5, 0.0)
-    assert not front.rest.called
+    assert not front.pause_reading.called
     keeper.charge(b"here", "", 60.0, 0.0)
     keeper.charge(b"flood", own, 60.0, 0.0)
-    assert [call.args[0] for call in front.rest.call_args_list] == [b"flood"] * rests
+    assert [call.args[0] for call in front.pause_reading.call_args_list] == [b"flood"] * rests

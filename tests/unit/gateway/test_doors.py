@@ -208,7 +208,7 @@ class Tracer:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    async def request_ended(self, request_id: str, _parent: object, _about: object) -> None:
+    async def export_request(self, request_id: str, _parent: object, _about: object) -> None:
         self.told.append(request_id)
 
     async def close(self) -> None:

@@ -24,7 +24,8 @@ def test_without_an_endpoint_there_is_no_tracer(endpoint: str | None) -> None:
 def test_nothing_of_opentelemetry_is_imported_when_off() -> None:
     """Who doesn't want traces needs neither the packages nor the time to load them."""
     code = (
-        "import sys; from swarm.metrics.tracing import make_span_exporter; assert make_span_exporter(None, None) is None; "
+        "import sys; from swarm.metrics.tracing import make_span_exporter; "
+        "assert make_span_exporter(None, None) is None; "
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

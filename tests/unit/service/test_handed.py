@@ -10,11 +10,12 @@ import sys
 CODE = """
 import os, socket
 from swarm.systemd import socket_activation
+from swarm.systemd.socket_activation import take_socket
 from swarm.wire.sockets import bind
 os.environ["LISTEN_PID"] = str(os.getpid())
 print(socket_activation.adopt_sockets(os.environ), "LISTEN_FDS" in os.environ)
 taken = bind("127.0.0.1", {port})
-print(taken.fileno(), taken.getblocking(), socket_activation.take_socket("127.0.0.1", {port}), socket_activation.take_socket("localhost", 1))
+print(taken.fileno(), taken.getblocking(), take_socket("127.0.0.1", {port}), take_socket("localhost", 1))
 print(socket_activation.close_unused())
 """
 

@@ -126,7 +126,7 @@ def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(LookupClient, "_take_answer", watched)
     played = play_only(monkeypatch, "LOOKED_UP", 12)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
-    assert all(told[kind] > 10 for kind in ("Snapshot", "Recalled", "Report", "in part", "whole")), told
+    assert all(told[kind] > 10 for kind in ("TokensSnapshot", "RequestDetails", "Report", "in part", "whole")), told
 
 
 def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -
         real(self, request, now, went_on_at)
         given_up.append(request.submit.keep_s)
 
-    monkeypatch.setattr(RetentionCheck, "given_up", watched)
+    monkeypatch.setattr(RetentionCheck, "check_given_up", watched)
     played = play_only(monkeypatch, "KEPT", 30)
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(keep_s > 0 for keep_s in given_up) > 2

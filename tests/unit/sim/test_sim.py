@@ -245,7 +245,7 @@ def never_release(patch: pytest.MonkeyPatch) -> None:
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
     patch.setattr("swarm.broker.recovery.rebuild.find_rebuild_runs", lambda *_, **__: [])
-    patch.setattr("swarm.stage.step_order.wrong_row", lambda sequences, rows: None)
+    patch.setattr("swarm.stage.step_order.row_error", lambda sequences, rows: None)
 
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -277,8 +277,8 @@ def never_give_up(patch: pytest.MonkeyPatch) -> None:
 def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
     real = admission.refuse_too_large
-    for door in ("intake", "endings"):
-        patch.setattr(f"swarm.broker.requests.{door}.refuse_too_large", lambda limit, blocks: real(limit, blocks - 12))
+    for module in ("admission", "completion"):
+        patch.setattr(f"swarm.broker.requests.{module}.refuse_too_large", lambda limit, blocks: real(limit, blocks - 12))
 
 
 def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
@@ -306,15 +306,15 @@ def give_way_without_release(patch: pytest.MonkeyPatch) -> None:
 
 def give_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The same sequence may be made to give way over and over."""
-    patch.setattr("swarm.broker.steps.kv_capacity.MAX_PREEMPTED", 1 << 10)
+    patch.setattr("swarm.broker.steps.kv_capacity.MAX_PREEMPTIONS", 1 << 10)
     patch.setattr(
-        "swarm.broker.steps.kv_capacity.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled)
+        "swarm.broker.steps.kv_capacity.KvAllocator.admission_blocks", lambda self, sequence: num_blocks(sequence.sampled)
     )
 
 
 def take_more_than_there_is(patch: pytest.MonkeyPatch) -> None:
     """A sequence that grows takes room that others have."""
-    patch.setattr("swarm.broker.steps.kv_capacity.Room.grow", lambda self, sequence, position: True)
+    patch.setattr("swarm.broker.steps.kv_capacity.KvAllocator.grow", lambda self, sequence, position: True)
 
 
 def give_up_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -423,8 +423,10 @@ def test_an_end_that_is_written_once_more_says_nothing_of_the_room_of_now(again:
     sequence = SimpleNamespace(detail="prompt and max_tokens make 492 positions, the stages hold 128", request=None)
     sequence.request = SimpleNamespace(id="r0")
     node = object.__new__(BrokerNode)
-    audit = SimpleNamespace(ends=lambda _: None, refused_for_size=lambda request_id, _: seen.append(request_id))
-    node._cluster = SimpleNamespace(audit=audit, promises=SimpleNamespace(performs=lambda _: None))  # type: ignore[assignment]
+    audit = SimpleNamespace(
+        on_sequence_end=lambda _: None, check_too_large=lambda request_id, _: seen.append(request_id)
+    )
+    node._cluster = SimpleNamespace(audit=audit, promise_check=SimpleNamespace(check_action=lambda _: None))  # type: ignore[assignment]
     node.core = SimpleNamespace(state=SimpleNamespace(sequences={8: sequence}))  # type: ignore[assignment]
     node._repeats_writes = again
     node._audit(WriteEnd(8, "failed", 0, sequence.detail))

@@ -170,7 +170,7 @@ def test_without_keys_nothing_is_told(make_stage: Callable[..., StageBench]) -> 
 
 def test_no_more_are_expected_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest."""
-    monkeypatch.setattr(epochs, "MAX_EXPECTED", 2)
+    monkeypatch.setattr(epochs, "MAX_RECHECK_KEYS", 2)
     some = AllowedSenders()
     for key in (A, B, A, C):
         some.allow(key, 1)

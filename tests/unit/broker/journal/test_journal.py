@@ -266,9 +266,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from swarm.broker.journal.store import Store
+from swarm.broker.journal.store import JournalStore
 from tests.unit.broker.journal.test_journal import NOW, accept, tokens, WriteEpoch
-store = Store(Path(sys.argv[1]))
+store = JournalStore(Path(sys.argv[1]))
 store.write([WriteEpoch(3), accept("a", 1)], NOW)
 for index in range(50):
     store.write([tokens(1, index, index)], NOW)

@@ -302,7 +302,7 @@ def test_no_number_is_given_out_twice(used: Thread) -> None:
 
 def test_while_it_can_not_be_begun_anew(used: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes nothing: it is told once that it broke, tried again, and no write is lost."""
-    monkeypatch.setattr("swarm.broker.journal.integrity.LEAST_S", 0.01)
+    monkeypatch.setattr("swarm.broker.journal.integrity.MIN_INTERVAL_S", 0.01)
     refusals = [JournalError("no room")] * 3
     real = salvage._copy_readable
 
@@ -345,7 +345,7 @@ def _filled(directory: Path) -> JournalStore:
     return store
 
 
-@pytest.mark.parametrize("place", ["_put_aside", "_change_places", "_sync"])
+@pytest.mark.parametrize("place", ["_put_aside", "_replace_old", "_sync_directory"])
 def test_killed_or_refused_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """At any step: the next attempt, in this process or the next, finds all that was there."""
     store = _filled(tmp_path)

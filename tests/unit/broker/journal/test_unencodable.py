@@ -27,7 +27,7 @@ def test_it_is_not_sent(action: Action) -> None:
     """The sockets are never asked."""
     service = object.__new__(BrokerService)
     door = SimpleNamespace(send=pytest.fail, version_of=lambda _: PROTOCOL_VERSION)
-    service._message_server = cast(Any, SimpleNamespace(front=door, control=door))
+    service._message_server = cast(Any, SimpleNamespace(clients=door, workers=door))
     service._unsent = deque()
     assert service._perform(action) is None
     assert not service._unsent

@@ -404,7 +404,7 @@ def test_what_is_on_a_slow_wire_is_not_lost(make_bench) -> None:
         bench.tell(name, worker.hello(link=LinkCost(0.01, 100.0 * size)))
     bench.tick()
     bench.say(submit(num_prompt=128))
-    (num_positions,) = (flight.num_tokens for flight in bench.state.flights.values())
+    (num_positions,) = (flight.num_tokens for flight in bench.state.in_flight.values())
     bench.silent = {"w0", "w1"}
     tenths = 0
     while bench.epoch == 1:
@@ -426,10 +426,10 @@ def test_two_that_cannot_reach_each_other(make_bench) -> None:
         bench.beat("w0", state="blocked", blocked_on="w1.1", since_s=tenth / 10)
         bench.beat("w1", since_s=tenth / 10)
         bench.tick(0.1)
-        if bench.state.book.current is not None and bench.state.book.current.members == {"w0.1"}:
+        if bench.state.plans.current is not None and bench.state.plans.current.members == {"w0.1"}:
             break
-    assert bench.state.book.current is not None
-    assert bench.state.book.current.members == {"w0.1"}
+    assert bench.state.plans.current is not None
+    assert bench.state.plans.current.members == {"w0.1"}
     worker = bench.state.workers["w1.1"]
     assert (worker.state, worker.reason) == (WorkerState.REFUSED, "w0 can't reach it, although both are alive")
     assert bench.sequence().num_deaths == 0

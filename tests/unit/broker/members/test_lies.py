@@ -95,7 +95,7 @@ def test_a_liar_that_nobody_can_stand_in_for_is_called_at_once(make_bench) -> No
     bench.say(submit())
     first, second = order_of(bench)
     accuse(bench, second, first, "r")
-    assert bench.state.book.current is None
+    assert bench.state.plans.current is None
     assert calls(bench, first, 0.2)
     rejoin(bench, first)
     bench.run_dry()

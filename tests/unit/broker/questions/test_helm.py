@@ -120,8 +120,8 @@ def test_who_is_needed_is_not_drained(make_bench) -> None:
     report = bench.ask(PlanCommand(verb="drain", worker="w0"))
     assert not report.ok
     assert "the swarm can't do without w0, it would wait for" in str(report.body["error"])
-    assert not bench.state.steering.drained
-    assert bench.state.book.serving
+    assert not bench.state.constraints.drained
+    assert bench.state.plans.is_serving
 
 
 def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
@@ -142,7 +142,7 @@ def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
     bench.lose("w1")
     bench.join("w1")
     bench.tick(1.0)
-    assert bench.state.book.waits_for.endswith("(w0 is drained, w1 is cordoned: swarmctl uncordon w0 or w1)")
+    assert bench.state.plans.waits_for.endswith("(w0 is drained, w1 is cordoned: swarmctl uncordon w0 or w1)")
 
 
 def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
@@ -355,7 +355,7 @@ def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
     steer(serving, "plan", by_hand=PlanOverrides(pins=(Pin("w0", LayerRange(0, 2)),)))
     serving.tick(1.0)
     assert layers(serving)["w0"] == LayerRange(0, 2)
-    serving.state.steer(PlanConstraints())  # no pin any more, and nobody asks for a change
+    serving.state.set_constraints(PlanConstraints())  # no pin any more, and nobody asks for a change
     serving.tick(1.0)
     kept = layers(serving)
     steer(serving, "rebalance")
@@ -367,5 +367,5 @@ def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
 def test_only_an_admin_is_at_the_helm() -> None:
     """Where keys are in force."""
     for role in ("client", "gateway", "worker"):
-        assert "may not say which worker gets what" in deny_reason(role, PlanCommand(verb="cordon", worker="w0"))
+        assert "may not change the placement of layers" in deny_reason(role, PlanCommand(verb="cordon", worker="w0"))
     assert deny_reason("admin", PlanCommand(verb="cordon", worker="w0")) == ""

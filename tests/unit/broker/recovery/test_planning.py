@@ -11,9 +11,9 @@ from swarm.broker.actions import (
     ConnectPipeline,
     DisconnectPipeline,
     Dispatch,
+    ProbeRoute,
     SendToClient,
     SendToWorker,
-    TestRoute,
     WriteEpoch,
     WriteLog,
 )
@@ -114,7 +114,7 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
                 max_sequences=64,
             ),
         ),
-        TestRoute(1, "tcp://w0.1"),
+        ProbeRoute(1, "tcp://w0.1"),
     ]
     # One is ready: the other is waited for.
     assert bench.tell("w1", bench.workers["w1"].prepared(1)) == []
@@ -168,7 +168,7 @@ def test_the_first_plan_waits_for_those_asked_for(make_bench) -> None:
     bench = make_bench(planning(min_workers=2, gather_s=5.0))
     bench.join("w0")
     bench.tick(1.0)
-    assert bench.state.book.waits_for == "1 more of 2 workers"
+    assert bench.state.plans.waits_for == "1 more of 2 workers"
     bench.join("w1")
     bench.tick()
     assert ranges(bench) == {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
@@ -176,7 +176,7 @@ def test_the_first_plan_waits_for_those_asked_for(make_bench) -> None:
     bench = make_bench(planning(min_workers=2, gather_s=5.0))
     bench.join("w0")
     bench.tick(4.9)
-    assert bench.state.book.current is None
+    assert bench.state.plans.current is None
     bench.tick(0.3)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
 
@@ -208,9 +208,9 @@ def test_workers_that_come_together_make_one_plan(make_bench) -> None:
     for name in ("w0", "w1", "w2"):
         bench.join(name)
         bench.tick(0.5)
-    assert bench.state.book.epoch == 0
+    assert bench.state.plans.epoch == 0
     bench.tick(0.6)
-    assert bench.state.book.epoch == 1
+    assert bench.state.plans.epoch == 1
     assert len(ranges(bench)) == 3
 
 
@@ -400,7 +400,7 @@ def test_who_does_not_answer_in_time_is_out(make_bench, late: str) -> None:
     if late == "activate":
         bench.tell("w1", bench.workers["w1"].prepared(1))
     bench.tick(2.8)
-    assert bench.state.book.epoch == 1
+    assert bench.state.plans.epoch == 1
     bench.tick(0.5)
     assert bench.epoch == 2
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
@@ -435,8 +435,8 @@ def test_who_is_late_is_lost_like_others(make_bench, asked_to_leave: bool) -> No
     assert bench.judgements_of("w2").verdict is Verdict.DEAD
     recovery = bench.state.recoveries.current
     assert recovery is not None
-    assert recovery.workers.kept == ["w0", "w1", "w2"]
-    assert bench.state.book.epoch == 2, "nobody is left to plan with"
+    assert recovery.workers.items == ["w0", "w1", "w2"]
+    assert bench.state.plans.epoch == 2, "nobody is left to plan with"
 
 
 def test_a_long_load_is_waited_for_while_bytes_move(make_bench) -> None:
@@ -452,7 +452,7 @@ def test_a_long_load_is_waited_for_while_bytes_move(make_bench) -> None:
 
     for num_bytes in (10, 20, 30):
         loaded(num_bytes)
-        assert bench.state.book.epoch == 1
+        assert bench.state.plans.epoch == 1
     loaded(30)
     loaded(40, epoch=0)
     assert bench.epoch == 2
@@ -506,7 +506,7 @@ def test_death_while_nobody_is_served_is_answered_at_once(make_bench) -> None:
     bench.mute = {"w0", "w1"}
     bench.join("w0", "w1")
     bench.tick(5.1)
-    assert bench.state.book.phase is PlanPhase.PREPARING
+    assert bench.state.plans.phase is PlanPhase.PREPARING
     bench.take()
     bench.lose("w1")
     assert [peer for peer, _ in orders(bench.log, Prepare)] == ["w0.1"]
@@ -557,7 +557,7 @@ def test_a_death_without_replacement_waits_and_says_for_what(make_bench) -> None
     bench = make_bench().serve(2, memory_bytes=OVERHEAD + 5 * MIB)
     bench.say(submit())
     bench.lose("w1")
-    book = bench.state.book
+    book = bench.state.plans
     assert (book.phase, book.current, book.coming) == (PlanPhase.NONE, None, None)
     assert "more memory" in book.waits_for
     assert "w0 69 MiB" in book.waits_for
@@ -831,8 +831,8 @@ def test_the_last_worker_may_leave(make_bench) -> None:
     bench.say(submit())
     bench.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
     assert [peer for peer, _ in orders(bench.log, Release)] == ["w0.1"]
-    assert bench.state.book.current is None
-    assert bench.state.book.waits_for == "a worker: none is here"
+    assert bench.state.plans.current is None
+    assert bench.state.plans.waits_for == "a worker: none is here"
     assert report_status(bench.state, bench.now)["kv_capacity"] == 0  # nor has it any room
     assert report_scheduler(bench.state)["kv_capacity"] == 0
     bench.join("w1")
@@ -847,10 +847,10 @@ def test_stopping_an_indispensable_worker_needs_force(make_bench) -> None:
     refused = bench.ask(StopWorker(worker="w0"))
     assert not refused.ok
     assert "can't do without w0" in str(refused.body["error"])
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     done = bench.ask(StopWorker(worker="w0", force=True))
     assert done == Report(what="stop", ok=True, body={"worker": "w0", "state": "left"})
-    assert bench.state.book.current is None
+    assert bench.state.plans.current is None
 
 
 def test_stopping_the_only_worker(make_bench) -> None:
@@ -1145,7 +1145,7 @@ def test_an_order_that_is_not_answered_is_said_again(make_bench, kind: type) -> 
     assert not any(isinstance(order, kind) for order in orders_to(bench, "w0")), "it has answered"
     bench.mute = set()
     bench.tick(1.0)
-    assert bench.state.book.serving
+    assert bench.state.plans.is_serving
     assert bench.epoch == 1
     assert not bench.state.counters.get("workers_lost")
     bench.take()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from swarm.broker.actions import Action, ConnectPipeline, SendToWorker, SetRelayTickets, TestRoute, WriteLog
+from swarm.broker.actions import Action, ConnectPipeline, ProbeRoute, SendToWorker, SetRelayTickets, WriteLog
 from swarm.broker.events import RouteTested, WorkerMessageReceived
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
@@ -60,7 +60,7 @@ def test_the_broker_tries_the_first(bench: Bench) -> None:
     bench.join("w0", "w1")
     bench.tick()
     assert order_of(bench) == ["w0", "w1"]
-    assert [a for a in bench.log if isinstance(a, TestRoute)] == [TestRoute(1, bench.workers["w0"].hello().endpoint)]
+    assert [a for a in bench.log if isinstance(a, ProbeRoute)] == [ProbeRoute(1, bench.workers["w0"].hello().endpoint)]
     bench.feed(RouteTested(1, ""))
     assert bench.epoch == 1
     bench.feed(RouteTested(1, "nothing answers"))
@@ -227,7 +227,7 @@ def test_the_broker_goes_by_its_own_relay(relaying: Bench) -> None:
     assert order_of(relaying) == ["w0", "w1"]
     opened = [a.endpoint for a in (*relaying.log, *actions) if isinstance(a, ConnectPipeline)]
     assert opened[-1] == f"{RELAY}/{T0}"
-    assert len([a for a in relaying.log if isinstance(a, TestRoute)]) == 1
+    assert len([a for a in relaying.log if isinstance(a, ProbeRoute)]) == 1
 
 
 def test_what_is_relayed_stays_so_until_a_try_that_nobody_waits_for() -> None:
@@ -300,7 +300,7 @@ def test_the_broker_tries_its_own_way_before_a_plan_counts_on_it(relaying: Bench
     assert is_relayed(relaying) == [True, False]
     endpoint = relaying.workers["w0"].hello().endpoint
     actions = relaying.tick(2 * ROUTE_RETRY_MIN_S)
-    assert [a for a in actions if isinstance(a, TestRoute)] == [TestRoute(relaying.epoch, endpoint)]
+    assert [a for a in actions if isinstance(a, ProbeRoute)] == [ProbeRoute(relaying.epoch, endpoint)]
     assert relaying.state.plans.phase is PlanPhase.SERVING
     relaying.feed(RouteTested(relaying.epoch, "nothing answers"))
     assert (relaying.state.plans.phase, is_relayed(relaying)) == (PlanPhase.SERVING, [True, False])
@@ -364,7 +364,7 @@ def test_nobody_connects_to_an_address_that_is_another_s(keyed: Bench, which: st
     assert order_of(keyed) == ["w0", "w1"]
     named = keyed.workers[which].hello().endpoint
     told = [order.edge.endpoint for _, order in orders(keyed.log, Prepare) if isinstance(order, Prepare) and order.edge]
-    opened = [a.endpoint for a in keyed.log if isinstance(a, ConnectPipeline | TestRoute)]
+    opened = [a.endpoint for a in keyed.log if isinstance(a, ConnectPipeline | ProbeRoute)]
     assert named not in {*told, *opened}
     assert f"{RELAY}/{T0 if which == 'w0' else T1}" in {*told, *opened}
     notes = [a.fields for a in keyed.log if isinstance(a, WriteLog) and a.event == "worker_by_relay_only"]

@@ -156,7 +156,7 @@ def test_one_that_ended_before_the_restart(make_bench: MakeBench) -> None:
     assert (sequence["num_tokens"], sequence["num_traced"], sequence["tokens"]) == (2, 0, [])
     assert (sequence["admitted_s"], sequence["stages"]) == (None, HELD)
     assert RESTORED[:40] in shown(body)
-    assert "no token of it is traced" in shown(body)
+    assert "no token is traced" in shown(body)
 
 
 def test_one_that_runs_on(make_bench: MakeBench) -> None:

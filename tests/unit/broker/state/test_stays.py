@@ -14,7 +14,7 @@ def test_what_was_under_way_before_a_stay_is_not_acknowledged_in_it(make_bench) 
     bench.say(submit("a", num_prompt=8, max_tokens=9, ignore_eos=True))
     (before,) = bench.pipe
     sequence = bench.sequence("a")
-    bench.state.give_way(sequence)
+    bench.state.preempt(sequence)
     bench.tick()
     assert (sequence.state, sequence.kv, sequence.scheduled) == (SequenceState.RUNNING, 0, 8)
     bench.finish(before, token=55)

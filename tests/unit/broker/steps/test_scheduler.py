@@ -169,11 +169,11 @@ def test_prompts_are_shared_out_over_the_pipe(make_bench) -> None:
     bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
     bench.say(submit("long", num_prompt=400))
     assert [row(s) for s in bench.pipe] == [[(1, 0, 200)], [(1, 200, 100)]]
-    assert bench.state.decided.throttle == "pending"
+    assert bench.state.decision.throttle == "pending"
     bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
     bench.say(submit("short", num_prompt=MIN_PROMPT_SHARE))
     assert [row(s) for s in bench.pipe] == [[(1, 0, MIN_PROMPT_SHARE)]]
-    assert bench.state.decided.throttle == "none"
+    assert bench.state.decision.throttle == "none"
 
 
 def test_prompts_are_held_back_while_room_is_short(make_bench) -> None:
@@ -185,7 +185,7 @@ def test_prompts_are_held_back_while_room_is_short(make_bench) -> None:
     bench.finish()
     # 63 positions are free of 1024: a chunk is all that joins.
     assert [r.count for r in bench.pipe[0].rows] == [1, CHUNK]
-    assert bench.state.decided.throttle == "kv"
+    assert bench.state.decision.throttle == "kv"
     bench.say(Cancel(request_id="runs"))
     bench.finish()
     assert row(bench.pipe[0]) == [(2, CHUNK, 400 - CHUNK)]
@@ -209,7 +209,7 @@ def test_prompts_keep_the_pace_of_running_answers(make_bench) -> None:
     finish()
     sizes, throttles = [], set()
     while bench.sequence("prompt beside").num_generated == 0:
-        throttles.add(bench.state.decided.throttle)
+        throttles.add(bench.state.decision.throttle)
         sizes.append(len(finish().tokens))
     assert CHUNK <= max(sizes) <= 95
     assert len(sizes) > 3
