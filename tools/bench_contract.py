@@ -30,7 +30,7 @@ CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 1
 def without() -> Iterator[None]:
     """Compute without tiles of fixed numbers of rows, and without keys beyond the last one that is needed."""
     with (
-        mock.patch.object(tiled, "in_tiles", lambda product, rows, _: product(*rows)),
+        mock.patch.object(tiled, "multiply_in_tiles", lambda product, rows, _: product(*rows)),
         mock.patch.object(tiles, "keys_end", lambda tile: tile.start + tile.count),
         mock.patch.object(attention, "_multiply_in_tiles", lambda product, rows, others, _: product(rows, others)),
     ):
