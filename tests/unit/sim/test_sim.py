@@ -278,7 +278,9 @@ def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
     real = admission.refuse_too_large
     for module in ("admission", "completion"):
-        patch.setattr(f"swarm.broker.requests.{module}.refuse_too_large", lambda limit, blocks: real(limit, blocks - 12))
+        patch.setattr(
+            f"swarm.broker.requests.{module}.refuse_too_large", lambda limit, blocks: real(limit, blocks - 12)
+        )
 
 
 def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
@@ -308,7 +310,8 @@ def give_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The same sequence may be made to give way over and over."""
     patch.setattr("swarm.broker.steps.kv_capacity.MAX_PREEMPTIONS", 1 << 10)
     patch.setattr(
-        "swarm.broker.steps.kv_capacity.KvAllocator.admission_blocks", lambda self, sequence: num_blocks(sequence.sampled)
+        "swarm.broker.steps.kv_capacity.KvAllocator.admission_blocks",
+        lambda self, sequence: num_blocks(sequence.sampled),
     )
 
 
