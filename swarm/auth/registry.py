@@ -1,6 +1,6 @@
 """Key registry: the allow-list of members with their roles, and open invitations. Pure.
 
-Each operation returns a new registry, or raises Refusal. Three kinds of keys are valid: a member's key; the key that a
+Each operation returns a new registry, or raises RegistryRefusal. Three kinds of keys are valid: a member's key; the key that a
 member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's key,
 while it has uses left and has not expired, for enrolling only.
 
@@ -329,7 +329,7 @@ def _is_identified_by(name: str, own: str, keys: Sequence[str]) -> bool:
 
 
 def _only_match(name: str, matches: Sequence[Member | OpenInvitation]) -> Member | OpenInvitation:
-    """Return the only match. Raises Refusal with a remedy if there is none or several."""
+    """Return the only match. Raises RegistryRefusal with a remedy if there is none or several."""
     if not matches:
         raise RegistryRefusal(f"there is no {name!r}, and no key begins with it ({_MIN_PREFIX_DIGITS} digits or more)")
     if len(matches) > 1:

@@ -41,9 +41,9 @@ class ClientBlocked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessageReceived:
-    """A worker sent a message on its control connection. ``peer`` is the connection's routing id. ``owner``: the member
-    whose key authenticated it; empty: it is on the broker's own machine, where no key is needed. ``not_at``: why other
-    workers may not connect to the address in its Hello; empty: they may."""
+    """A worker sent a message on its control connection. ``peer``: the connection's routing id. ``owner``: the member
+    whose key authenticated the worker; empty for a worker on the broker's own machine, which needs no key.
+    ``address_error``: why other workers may not connect to the address in its Hello; empty if they may."""
 
     peer: bytes
     message: WorkerMessage
@@ -65,7 +65,7 @@ class AssetPartArrived:
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
     """A message could not be decoded. It came through the socket "client", "control", "beat" or "data". ``foreign``:
-    the part that this build does not support, if the message was complete; ``peer``: its sender in that case."""
+    for a complete message, the part that this build does not support. ``peer``: the sender of such a message."""
 
     socket: str
     peer: bytes = b""

@@ -69,9 +69,12 @@ def open_access_control(settings: Settings) -> AccessControl | None:
 
 
 class AccessControl:
-    """Access control by keys (see the module). ``lost``: called with each key that is no longer valid. ``renewed``:
-    called when the broker has another key. ``ordered``: called with each key of a member that must change it. ``here``:
-    returns the names of workers on the broker's own machine."""
+    """Access control by keys (see the module).
+
+    ``on_key_lost`` is called with each key that is no longer valid, ``on_broker_key_changed`` when the broker has
+    another key, ``on_rotation_ordered`` with each key of a member that must change it. ``local_workers`` returns the
+    names of workers on the broker's own machine.
+    """
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self.broker_keys = BrokerKeys(directory)
@@ -156,7 +159,7 @@ class AccessControl:
     # --- the broker's own key ----------------------------------------------------------------------------------------
 
     def _on_authenticated(self, key: str, broker_key: str) -> None:
-        """Record a connection from ``key``, whose owner authenticated the broker by the broker's key ``door``."""
+        """Record a connection from ``key``. Its owner authenticated the broker by ``broker_key``."""
         if broker_key == self.broker_keys.public:
             self.record_broker_key(key, broker_key)
         elif self._file.registry.name_of(key):
@@ -250,13 +253,13 @@ class AccessControl:
     # --- client messages ---------------------------------------------------------------------------------------------
 
     def account(self, key: str) -> ClientAccount | None:
-        """Return the account of a peer that connected with this key; None: a local peer, or an admin."""
+        """Return the account of a peer that connected with this key; None for a local peer or an admin."""
         role = self._role(key) if key else "admin"
         return None if role == "admin" else ClientAccount(f"key:{self._file.registry.name_of(key)}", role == "gateway")
 
     def handle_client_message(self, key: str, message: ClientMessage, reply: Callable[[ServerMessage], None]) -> bool:
-        """Handle a message that is about keys, or that this key's role does not permit: ``say`` is called with the
-        answer, now or when the disk has the change. Returns False for a message that the core must answer."""
+        """Handle a message about keys, or one that this key's role does not permit. ``reply`` is called with the
+        answer: now, or when the change is on the disk. Return False for a message that the core must answer."""
         role = self._role(key) if key else "admin"
         self._on_connected(key)
         if (refusal := permissions.deny_reason(role, message)) or role is None:

@@ -85,8 +85,8 @@ class AuthService:
         feed: Callable[[KeyRevoked], None],
         local_workers: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """Attach the sockets. ``feed`` receives an event for each revoked key. ``here``: returns the names of local
-        workers."""
+        """Attach the sockets. ``feed`` receives an event for each revoked key. ``local_workers`` returns the names of
+        local workers."""
         self._sockets, self._client_socket, self._worker_socket = sockets, client_socket, worker_socket
         if self._access is None:
             return

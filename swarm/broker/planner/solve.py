@@ -29,8 +29,8 @@ _EVENNESS_WEIGHT = 4.0  # weight of even shares against staying in place, where 
 
 
 def solve(problem: PlanningProblem, required: frozenset[int] = frozenset()) -> Line | Shortage:
-    """Return stages in pipeline order that cover every layer once; or why there is no plan. ``must``: devices that may
-    not be left out, whatever the cost; devices with pinned layers never are."""
+    """Return stages in pipeline order that cover every layer once; or why there is no plan. ``required``: devices that
+    must get layers, whatever the cost. Devices with pinned layers always get them."""
     if not problem.devices:
         return Shortage(NO_WORKER, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum

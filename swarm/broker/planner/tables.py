@@ -111,7 +111,7 @@ def hop_seconds(problem: PlanningProblem) -> Table:
 
 def step_seconds(problem: PlanningProblem, line: Line, hop_table: Table | None = None) -> float:
     """Return the value that the search minimises: the seconds of a step, or between two steps if several are in flight.
-    ``between``: the problem's ``hops``, if already computed."""
+    ``hop_table``: the result of ``hop_seconds``, if already computed."""
     parts = stage_seconds(problem, line)
     hop_table = hop_seconds(problem) if hop_table is None else hop_table
     ways = [float(hop_table[a.device, b.device]) for a, b in itertools.pairwise(line)]

@@ -38,9 +38,9 @@ NEAR_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all have their layers.
-    ``replay_s``: time until all sequences' keys and values are complete again. ``taken``: the layers of ``lost`` that
-    each device takes."""
+    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all workers have loaded
+    their layers. ``replay_s``: time until the keys and values of all sequences are complete again. ``taken``: the lost
+    layers that each device takes."""
 
     line: Line
     load_s: float

@@ -26,8 +26,8 @@ CHANGE_DUE = "a change to it is due"
 def find_alternatives(
     table: CandidatePool, active: Proposal, fresh: Proposal, current: Plan | None, margin: float
 ) -> tuple[Alternative, ...]:
-    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active plan,
-    if there is one."""
+    """Return the alternatives. ``fresh``: the plan that would be made if none were active; ``current``: the active
+    plan, if there is one."""
     now_s, alternatives = active.forecast.step_s, list[Alternative]()
     if fresh.named_shares != active.named_shares:
         alternatives.append(

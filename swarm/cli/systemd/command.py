@@ -200,7 +200,7 @@ def _listen_addresses(target: InstallTarget, *, is_live: bool) -> tuple[tuple[st
 def _stop_units(user: bool) -> list[str]:
     """Stop and disable all of our units; return the problems.
 
-    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``Failed`` if it answers but
+    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``SystemdError`` if it answers but
     could not stop a unit: then nothing is removed.
     """
     try:
