@@ -145,9 +145,9 @@ class MessageServer:
                     self._feed(_accept_stopped("worker", event))
 
     def _reject_worker_message(self, worker: bytes, error: WireError) -> None:
-        """Disconnect a worker whose message can't be decoded: the message may be awaited, and is not sent again. Over a
-        new connection the worker sends Hello, with all that it holds. (A worker of another build would send the same
-        again: it gets an answer instead.)"""
+        """Disconnect a worker whose message can't be decoded. The broker may be waiting for that message, and the
+        worker would not send it again; after the reconnect the worker sends Hello, with everything it holds. A worker
+        of another build stays connected and gets an answer: it would send the same message again."""
         foreign = str(error) if isinstance(error, ForeignMessage) else ""
         self._count_rejected(
             MessageRefused("control", worker, foreign), str(error), worker=worker.decode(errors="replace")

@@ -22,7 +22,7 @@ class FakeListener:
         self._keys: frozenset[str] | None = frozenset() if uses_keys else None
 
     def set_allowed(self, keys: frozenset[str]) -> None:
-        assert self._keys is not None, "no keys are in use, and a door is told of some"
+        assert self._keys is not None, "no keys are in use, but a listener got some"
         self._keys = keys
 
     def accepts(self, key: str | None) -> bool:

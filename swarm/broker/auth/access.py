@@ -382,7 +382,7 @@ class AccessControl:
     def _on_connected(self, key: str) -> None:
         """Drop a member's old key once it has connected with its new one."""
         if key and self._file.registry.record_use(key) is not self._file.registry:
-            self._submit_own(f"knocked {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
+            self._submit_own(f"used {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
 
     def _submit_own(self, name: str, change: KeyChange) -> None:
         """Queue a change that no client asked for. If it can't be written, it is tried again later."""

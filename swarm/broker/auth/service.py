@@ -209,7 +209,7 @@ class AuthService:
         """Announce the broker while it runs, if configured; again after each change of its key."""
         while self._is_discoverable:
             self._key_changed.clear()
-            announcement = asyncio.create_task(self._announce(), name="tell the network")
+            announcement = asyncio.create_task(self._announce(), name="announce the broker")
             try:
                 await self._key_changed.wait()
             finally:

@@ -66,7 +66,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class PlanOption:
-    """Line of shares that could be a plan, by workers' names, with the predicted time of a step."""
+    """Possible plan: shares of layers by workers' names, in pipeline order, with the predicted time of a step."""
 
     shares: NamedShares
     step_s: float

@@ -79,7 +79,7 @@ class SimDevice:
         if layers is not None and self._cluster.blame_check.can_fail(
             sequences, layers, self._cluster.broker.core.state
         ):
-            return "RuntimeError: a request that nobody can compute"
+            return "RuntimeError: a request that no device can compute"
         return ""
 
     def _make_not_finite(self, forwarded: ForwardResult) -> ForwardResult:
