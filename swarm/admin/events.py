@@ -128,7 +128,7 @@ def _worker_event(name: str, row: Row, text: str, *more: str) -> SwarmEvent:
 
 
 def _rejections(before: Json, after: Json) -> Iterator[SwarmEvent]:
-    """Yield the rejected workers. The broker repeats a worker that keeps trying only now and then."""
+    """Yield the rejected workers. The broker reports a worker that keeps retrying only at intervals."""
     reported = {row.get("number") for row in read_rows(before.get("refused"))}
     for row in read_rows(after.get("refused")):
         if row.get("number") not in reported:

@@ -279,7 +279,7 @@ class KeyRegistry:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_unused(self, key: str, reserved: Collection[str]) -> None:
-        """Raise Refusal for a key that is or was in use."""
+        """Raise RegistryRefusal for a key that is or was in use."""
         if key in reserved:
             raise RegistryRefusal("this is the broker's own key: make one of your own")
         if key in self._by_key:

@@ -226,8 +226,8 @@ class MessageServer:
 
 
 def _check_sender(message: WorkerMessage, peer: bytes, key: str) -> None:
-    """Raise WireError if a message names another process than its sender, whose incarnation is known to its neighbours.
-    Of a Hello, check the address to which others will connect, and that it names the key of its connection."""
+    """Raise WireError if a message names a process other than its sender. (A worker's neighbours know its incarnation
+    and could use it.) Also check a Hello: its address must be valid, and its key must be the key of the connection."""
     named = getattr(message, "incarnation", None)
     if named is not None and named.encode() != peer:
         shown = peer.decode(errors="replace")

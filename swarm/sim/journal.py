@@ -108,7 +108,7 @@ class SimDisk:
         self._start_file(self.ledger)
 
     def on_rewritten(self) -> None:
-        """Record that the new file has everything that the broker knows."""
+        """Record that the new file has everything that the broker has."""
         for request_id, request in self._whole.requests.items() if self._whole is not None else ():
             if request.ended_at is not None and request_id not in self.ledger.requests:
                 self.forgotten.add(request_id)

@@ -227,8 +227,8 @@ class WorkerMembership:
             self._reconfiguration.on_worker_leaving(worker, now)
 
     def release(self, worker: Worker, now: float) -> None:
-        """Release a worker: gracefully, or immediately if no other worker can take its layers. The next plan, made
-        without it, shows which; so this takes no longer than making that plan."""
+        """Release a worker: gracefully, or immediately if no plan without it is possible. This takes as long as
+        searching for such a plan."""
         self.start_leave(worker, now)
         if not worker.is_gone and isinstance(self._reconfiguration.target.propose(), Shortage):
             self._reconfiguration.release(worker, "it was asked to leave", now)

@@ -188,8 +188,8 @@ def _left_out(problem: PlanningProblem, line: Line, thorough: bool) -> tuple[tup
 
 
 def left_out_reason(problem: PlanningProblem, index: int, now: float, thorough: bool) -> str:
-    """Return why a device isn't in the plan, whose step takes ``now`` seconds. ``thorough``: search for the time of a
-    step with this device."""
+    """Return why a device is not in the plan. ``now``: seconds of a step of the plan. ``thorough``: search for the time
+    of a step with this device."""
     small = _memory_reason(problem, problem.devices[index])
     if small or not thorough:
         return small or "the step would not be quicker with it"
@@ -205,7 +205,7 @@ def left_out_reason(problem: PlanningProblem, index: int, now: float, thorough: 
 
 
 def _taken_reason(problem: PlanningProblem) -> str:
-    """Return which devices hold all the layers, if pins (or cordons, which keep layers likewise) leave none."""
+    """Return which devices hold all layers by pins or cordons, so that none is left; empty if some are left."""
     held = [(device.name, device.pinned) for device in problem.devices if device.pinned is not None]
     if sum(len(pin) for _, pin in held) < problem.model.num_layers:
         return ""

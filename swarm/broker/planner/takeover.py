@@ -217,7 +217,8 @@ class _Part:
 
     @classmethod
     def absent_spare(cls, size: int) -> _Part:
-        """Return the part of an absent spare: one stage's part ends where the other's begins."""
+        """Return the part of a spare that takes nothing: the layers that one neighbour takes end where the other's
+        begin."""
         none = np.zeros((size, size))
         return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
 

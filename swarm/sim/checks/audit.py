@@ -186,7 +186,7 @@ class Audit:
         self._ended.add(sequence)
 
     def on_broker_restarted(self, state: State, disk: SimDisk) -> None:
-        """Adopt another broker, which knows the journal's content: only ends in the journal are final."""
+        """Continue with another broker, which has the journal's content: only ends in the journal are final."""
         self._last_checked.clear()
         self._num_verified.clear()
         self._ended = {sequence for sequence in self._ended if disk.ledger.has_ended(sequence)}
@@ -197,10 +197,10 @@ class Audit:
         self.may_fail |= self.submits.keys() - disk.ledger.requests.keys()
 
     def on_journal_rewritten(self, disk: SimDisk) -> None:
-        """Allow ended requests to be unknown that only the lost journal file had.
+        """Allow ended requests to be unknown if only the lost journal file had them.
 
-        The new file has what the lost one still gave and what is in memory. An ended request is in memory only while a
-        client reads it: a client that was frozen meanwhile finds it unknown.
+        The new file has what could be read from the lost one, and what is in memory. An ended request is in memory only
+        while a client reads it, so a client that was frozen meanwhile finds its request unknown.
         """
         self.may_fail |= disk.forgotten
 

@@ -68,8 +68,7 @@ class PromiseCheck:
             self._check_deadline(request)
 
     def on_journal_rewritten(self, state: State) -> None:
-        """Check a new journal file, which is to have everything that the broker knows. Later writes may still be on
-        their way."""
+        """Check that a new journal file has everything that the broker has. Later writes may still be on their way."""
         if self._disk.is_damaged:
             return  # the file was lost again
         lost = [r.id for r in state.requests.values() if r.accepted and r.id not in self._disk.safe.requests]
