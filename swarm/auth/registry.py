@@ -1,8 +1,8 @@
 """Key registry: the allow-list of members with their roles, and open invitations. Pure.
 
-Each operation returns a new registry, or raises RegistryRefusal. Three kinds of keys are valid: a member's key; the key that a
-member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's key,
-while it has uses left and has not expired, for enrolling only.
+Each operation returns a new registry, or raises RegistryRefusal. Three kinds of keys are valid: a member's key; the key
+that a member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's
+key, while it has uses left and has not expired, for enrolling only.
 
 Each entry also records which public key of the broker its owner has (``broker``), because the broker rotates its key,
 too.
@@ -278,7 +278,7 @@ class KeyRegistry:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_unused(self, key: str, reserved: Collection[str]) -> None:
-        """Raise Refusal for a key that is or was in use."""
+        """Raise RegistryRefusal for a key that is or was in use."""
         if key in reserved:
             raise RegistryRefusal("this is the broker's own key: make one of your own")
         if key in self._by_key:

@@ -23,7 +23,7 @@ from swarm.auth.registry import (
 from swarm.errors import ConfigError
 
 _VERSION: Final = 1
-_FILE_NAME: Final = "the roll of keys"
+_FILE_NAME: Final = "the key registry"
 _MAX_BYTES: Final = 8 << 20
 
 

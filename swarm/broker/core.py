@@ -406,9 +406,12 @@ class BrokerCore:
             self._out.note("rule_broken", "error", what=violation)
 
     def _detect_own_pause(self, event: Event, now: float) -> None:
-        """If the broker itself stood still, move every deadline with consequences by the length of the pause. Many
-        short pauses between two ticks count as one long one: waiting messages are handled before a tick, and verdicts
-        are given only at ticks."""
+        """If the broker's own process was paused, move every deadline that leads to a verdict or an end by the length
+        of the pause.
+
+        Many short pauses between two ticks count as one long one: waiting messages are handled before a tick, and
+        verdicts are given only at ticks.
+        """
         self._shift_deadlines(self.state.now, now)
         if isinstance(event, Tick):
             self._shift_deadlines(self.state.ticked_at, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 # part of a client's message
-from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (a part of what is said)
+from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (re-exported)
 from swarm.wire.messages import ClientMessage, Heartbeat, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ class JournalMended:
 
 @dataclass(frozen=True, slots=True)
 class JournalRenewed:
-    """The journal could no longer be trusted. Another one is in its place, with what the old one still gave; the data
-    in memory has to be written again. ``note``: what happened, as text. ``next_sequence``: the first number that no
-    sequence in it has."""
+    """The journal could no longer be trusted, and a new one has replaced it. The new journal holds what could be read
+    from the old one; the broker must write the data in memory again. ``note``: what happened, as text.
+    ``next_sequence``: a sequence number above all that the new journal contains."""
 
     note: str
     next_sequence: int

@@ -314,7 +314,7 @@ class BrokerService:
             case act.Solve(number, question):
                 self._solver.ask(number, question)
             case act.ProbeRoute(epoch, endpoint):
-                task = asyncio.create_task(self._test_route(epoch, endpoint), name="try a door")
+                task = asyncio.create_task(self._test_route(epoch, endpoint), name="test a route")
                 self._route_tests.add(task)
                 task.add_done_callback(self._route_tests.discard)
             case act.WriteLog(event, level, fields):

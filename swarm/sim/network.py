@@ -47,7 +47,7 @@ DUPLICATE_DELAY_S = (0.0, 0.4)  # delay of the second arrival
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Shares of messages (0 to 1) that suffer each fault."""
+    """Fraction of messages (0 to 1) that suffer each network fault."""
 
     late: float = 0.0
     jitter_s: float = 0.0  # longest delay of a late message

@@ -133,7 +133,7 @@ class AccessControl:
         return self._file.registry.role_of(key, self._file.now())
 
     def owner(self, key: str) -> str:
-        """Return the member whose key this is; empty: no key, or one that is not registered any more."""
+        """Return the member that has this key; empty without a key, or if the key is not registered any more."""
         return self._file.registry.name_of(key)
 
     def is_limited(self, key: str) -> bool:
@@ -183,7 +183,8 @@ class AccessControl:
             self._submit_own("put away", self._drop_former_key)
 
     def _drop_former_key(self, roll: KeyRegistry, now: float) -> ChangeResult:
-        """Drop the former key, unless a member lacks the new one by now; none did when this change was queued."""
+        """Drop the former key. Check first, because since this change was queued a member may have appeared that lacks
+        the new key."""
         return (
             self._finish_rotation(roll)
             if self.broker_keys.former is not None and not self._find_outdated()
@@ -382,7 +383,7 @@ class AccessControl:
     def _on_connected(self, key: str) -> None:
         """Drop a member's old key once it has connected with its new one."""
         if key and self._file.registry.record_use(key) is not self._file.registry:
-            self._submit_own(f"knocked {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
+            self._submit_own(f"used {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
 
     def _submit_own(self, name: str, change: KeyChange) -> None:
         """Queue a change that no client asked for. If it can't be written, it is tried again later."""

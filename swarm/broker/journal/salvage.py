@@ -252,7 +252,7 @@ class _UsedNumbers:
 
 
 class _DamagedReader:
-    """Context manager for reading the damaged file; None if it can't even be opened."""
+    """Context manager that opens the damaged file for reading; yields None if it can't be opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -61,12 +61,14 @@ def should_yield(former: Worker, hello: Hello, owner: str, state: State) -> bool
 
 
 def _claim_rank(hello: Hello) -> tuple[bool, bool]:
-    """Return whether the worker brings layers of a plan, and whether a broker has admitted it before, as a sort key."""
+    """Return the rank of a claim to a name, for comparing: whether the worker brings layers of a plan, then whether a
+    broker has admitted it before."""
     return hello.held_layers is not None, hello.lineage != NO_LINEAGE
 
 
 def is_proven_alive(former: Worker, since: float) -> bool:
-    """Whether the holder has shown that it lives, to a process that has waited for its name since ``since``."""
+    """Whether the holder of the name has sent a heartbeat more than ``PROOF_S`` after another process claimed the name
+    (``since``)."""
     return former.heartbeats.last_arrived_at is not None and former.heartbeats.last_arrived_at >= since + PROOF_S
 
 

@@ -80,8 +80,8 @@ class WorkerOrders:
             self.send(incarnation, order)
 
     def tick(self, now: float) -> None:
-        """Resend unanswered orders: the order or its answer may have been lost. A worker that has it answers again, or
-        goes on."""
+        """Resend unanswered orders, because an order or its answer may have been lost. A worker that has the order
+        already answers again, or continues its work on it."""
         if now < self.state.plans.repeat_orders_at:
             return
         self.state.plans.repeat_orders_at = now + RESEND_S

@@ -39,7 +39,7 @@ def version() -> int:
 
 
 def check_running(user: bool) -> None:
-    """Raise ``Failed`` if systemd does not answer: then nothing may be started that it would have to end."""
+    """Raise ``SystemdError`` if systemd does not answer: then nothing may be started that it would have to end."""
     run_command(systemctl(user), "show", "--property", "Version")
 
 

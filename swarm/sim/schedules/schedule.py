@@ -78,7 +78,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines of the workers."""
+    """Speeds and placement of the workers' machines."""
 
     # time relative to the fastest machine, by worker; without effect if workers measure nothing
     slowness: dict[str, float]

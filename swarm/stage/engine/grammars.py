@@ -197,7 +197,7 @@ class GrammarCompiler:
         return result
 
     def _compile(self, grammar: Grammar, words: LLTokenizer) -> bool:
-        """Start the compilation, or check its progress. Whether the result is available now."""
+        """Start the compilation, or check its progress. Return whether the result is available now."""
         pending = self._in_flight.get(grammar)
         if pending is not None:
             if self._clock() - pending[1] > COMPILE_TIMEOUT_S:
