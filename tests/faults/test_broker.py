@@ -58,8 +58,13 @@ async def test_a_broker_is_killed(bench: Bench, swarm: Swarm) -> None:
         "broker.step_done=kill@20",
         "journal.writes=kill@20",
         "journal.written=kill@20",
-        "journal.written=kill@3",
-        *long("broker.tokens=kill@3", "broker.tick=kill@30", "broker.epoch=kill@1", "journal.writes=kill@2"),
+        *long(
+            "journal.written=kill@3",
+            "broker.tokens=kill@3",
+            "broker.tick=kill@30",
+            "broker.epoch=kill@1",
+            "journal.writes=kill@2",
+        ),
     ],
 )
 async def test_at_a_place(bench: Bench, swarm: Swarm, fault: str) -> None:
@@ -85,7 +90,7 @@ async def test_the_broker_is_killed_for_its_memory(bench: Bench, swarm: Swarm) -
             swarm.start_broker(3)
 
 
-@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [*long(0), 1, -1], ids=["first", "middle", "last"])
 async def test_with_a_worker(bench: Bench, swarm: Swarm, place: int) -> None:
     """The survivors' layers stay where they are; what the dead one held is replayed."""
     async with bench.under_load(warm=60):

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import swarm.demo
 from swarm import AsyncClient, Grammar
-from tests.faults.bench import WAIT_S, Bench, Swarm
+from tests.faults.bench import WAIT_S, Bench, Swarm, long
 from tests.faults.zygote import Zygote
 
 DEMO = Path(swarm.demo.__file__).parent / "village"
@@ -70,7 +70,7 @@ def is_inside_a_string(text: str) -> bool:
     return text.count('"') % 2 == 1
 
 
-@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [*long(0), 1, -1], ids=["first", "middle", "last"])
 async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) -> None:
     """Whichever stage dies while a value is being written, with the answer's beginning at its client already: the rest
     follows as if nothing had happened, byte for byte, beside others by other grammars."""

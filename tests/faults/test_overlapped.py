@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.bench import MODE_VARIABLE, Bench
+from tests.faults.bench import MODE_VARIABLE, Bench, long
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ async def test_the_same_answers(bench: Bench) -> None:
     )
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["first", "middle"])
+@pytest.mark.parametrize("place", [*long(0), 1], ids=["first", "middle"])
 async def test_a_stage_is_killed(bench: Bench, place: int) -> None:
     """With steps in every stage: those behind it finish theirs, and nothing of an old epoch counts."""
     before = await bench.figures()
