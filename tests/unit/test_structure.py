@@ -206,8 +206,8 @@ def test_packages_of_the_broker_import_only_those_below_them() -> None:
 
 
 def test_packages_of_a_stage_import_only_those_below_them() -> None:
-    """All may use what the core says to its executor; the core and its helpers use no package. Of these a package knows the
-    executor's seam alone, and the shell the core that it carries out."""
+    """All may use the core's vocabulary; the core and its helpers use no package. A package uses only the executor's
+    interface of these, and the shell also the core that it carries out."""
     order = {name: number for number, name in enumerate(STAGE)}
     wrong = []
     for a in MODULES:
@@ -249,8 +249,8 @@ def test_every_folder_says_what_it_decides(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
-# Which package of the broker writes which field; all other fields are written by the package ``state``, by verbs. Tighten it
-# when a field comes home; nothing may be added.
+# Which package of the broker writes which field. The package ``state`` writes all other fields, in its methods. Remove
+# a row when its field moves there; add none.
 OWNERS = {
     "State": {
         "assets": "members",
