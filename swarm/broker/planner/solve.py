@@ -1,7 +1,7 @@
 """Solution of a problem: the best plan by its objective, then, among equally good ones, the one that moves least.
 
-Up to ``EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a device
-that would make the plan slower is left out, since sets without it are considered too.
+Up to ``MAX_EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a
+device that would make the plan slower is left out, since sets without it are considered too.
 
 Plans within the problem's tolerance are equally good: measurements are not more exact than that. Among such plans the
 fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one machine, any
