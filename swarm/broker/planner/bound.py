@@ -1,6 +1,7 @@
-"""Lower bound of a step's time, independent of the order of devices: how far from the best can a plan be?
+"""Lower bound of a step's time, independent of the order of devices. It limits how much better than a given plan the
+best plan can be.
 
-The relaxed problem lets every device take the lightest layers, in any order, with no hop slower than the quickest; its
+The relaxed problem lets every device take the lightest layers, in any order, with no hop slower than the fastest; its
 cost is never above that of a real plan.
 """
 

@@ -1,6 +1,5 @@
-"""Isolation of suspects: each sequence of a step that raised is computed alone, alternating with steps of all others.
-
-The next failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
+"""Isolation of suspects: each sequence of a step that raised is computed alone. Such steps alternate with steps of all
+other sequences. The next failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
 """
 
 from __future__ import annotations
