@@ -1,4 +1,8 @@
-"""For all tests."""
+"""Settings of all tests: markers, order, quarantine, and the fast tests as the default.
+
+``pytest`` without arguments runs the fast tests of ``tests/unit`` on all cores. ``pytest PATH``, ``-k`` and ``-m`` run
+what they select, and nothing else is deselected.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 from swarm.stage.shell.openmp import use_passive_waiting
 
@@ -15,18 +20,60 @@ use_passive_waiting()  # before torch: the cores are shared
 import pytest  # noqa: E402
 from hypothesis import Phase, settings  # noqa: E402
 
-from tests.untested import note_skipped  # noqa: E402
+from tests import durations, quarantine, untested  # noqa: E402
 
-# Files that take longest. They come first, so that the processes of a run end at about the same time.
-LONGEST = ("integration/test_systemd.py", "integration/test_hosts.py", "faults/test_weather.py", "unit/sim/test_sim.py")
+HERE = Path(__file__).parent
+FAST = "not slow and not schedules and not long"
+FOLDER_MARKERS = {
+    "browser": ("browser", "processes"),
+    "faults": ("faults", "processes"),
+    "integration": ("processes",),
+    "model": ("model",),
+    "mutants": ("mutants",),
+}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations", action="store_true", help="Save how long each file took, by which later runs are ordered."
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads these options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the fast tests, in parallel, if the command selects none."""
+    option = config.option
+    selects = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or option.markexpr or option.keyword
+    if selects or option.collectonly:
+        return
+    option.markexpr = FAST
+    is_worker = hasattr(config, "workerinput")  # of xdist, which repeats the command line in each of its workers
+    if not is_worker and getattr(option, "numprocesses", None) is None and not option.usepdb:
+        option.numprocesses, option.dist, option.loadscopereorder = "auto", "loadfile", False
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    quarantined = quarantine.read()
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            for name in FOLDER_MARKERS.get(item.path.relative_to(HERE).parts[0], ()):
+                item.add_marker(name)
+        for entry in quarantined:
+            if entry.names(item.nodeid):
+                item.add_marker(pytest.mark.xfail(reason=entry.reason, strict=False))
+    longest_first = durations.read()
+    items.sort(key=lambda item: -longest_first.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    untested.note_long(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    note_skipped(terminalreporter.stats.get("skipped", []))
+    untested.note_reports(terminalreporter.stats)
+    if terminalreporter.config.getoption("record_durations", default=False):
+        durations.record(terminalreporter.stats)
 
 
 # What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only.
@@ -34,12 +81,12 @@ if "SWARM_CACHE" not in os.environ:
     os.environ["SWARM_CACHE"] = tempfile.mkdtemp(prefix="swarm-tests-")
     atexit.register(shutil.rmtree, os.environ["SWARM_CACHE"], ignore_errors=True)
 
-# Who starts tests in the background of a script, or so that they outlive a terminal, starts them deaf to these signals;
-# and so would be every process that a test starts and then interrupts.
+# A run in the background of a script, or one that outlives its terminal, ignores these signals. Processes that tests
+# start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Machines are shared and noisy: an example that takes long once says nothing.
+# Machines are shared and noisy: one slow example proves nothing.
 settings.register_profile("shared", deadline=None)
 # Only whether a mutant is caught matters, not its smallest example.
 settings.register_profile("mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))

@@ -123,8 +123,7 @@ class KeyRegistry:
         fitting = [each.name for each in self.members if each.role == "worker" and may_name_worker(each.name, worker)]
         return max(fitting, key=len, default="")
 
-    # --- operations
-    # ------------------------------------------------------------------------------------------------------
+    # --- operations --------------------------------------------------------------------------------------------------
 
     def invite(
         self, message: Invite, now: float, broker: str | None = None, reserved: Collection[str] = ()

@@ -20,7 +20,7 @@ from swarm import Client
 from swarm.admin.report_rows import is_present
 from swarm.errors import ClientError
 from tests.integration.gateway import request, status
-from tests.integration.processes import KEEPER, free_ports
+from tests.integration.processes import KEEPER, PATIENT, free_ports
 
 NUM_WORKERS = 3
 READY_S = 120.0
@@ -37,7 +37,7 @@ class Swarm:
         self.broker_url = f"tcp://127.0.0.1:{port}"
         self.logs = folder / "state" / "logs"
         self._arguments = ["--port", str(port), "--http", str(port + 2), "--state-dir", str(folder / "state"), "--json"]
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        self._environment = {**PATIENT, **os.environ, "OMP_NUM_THREADS": "1", **environment}
         self._up: subprocess.Popen[bytes] | None = None
         self.client = Client(self.broker_url, connect_timeout_s=READY_S)
 

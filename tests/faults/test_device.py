@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from swarm import RequestFailed
-from tests.faults.bench import CASES, Bench
+from tests.faults.bench import CASES, Bench, long
 
 BROKEN = "step.computes=raise@30+"
 
@@ -29,7 +29,7 @@ async def test_it_comes_back_after_a_test(bench: Bench) -> None:
     await bench.right()
 
 
-@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [*long(0), 1, *long(-1)], ids=["first", "middle", "last"])
 async def test_a_worker_whose_steps_fail_for_good_is_out(bench: Bench, place: int) -> None:
     """From its thirtieth step on, whatever it computes raises, its tests too: it is out after two failures, with the
     evidence, and no request is lost or blamed for it."""

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import swarm.demo
 from swarm import AsyncClient, Grammar
-from tests.faults.bench import Bench, Swarm
+from tests.faults.bench import WAIT_S, Bench, Swarm, long
 from tests.faults.zygote import Zygote
 
 DEMO = Path(swarm.demo.__file__).parent / "village"
@@ -41,7 +41,7 @@ Said = list[tuple[str, tuple[int, ...], str, tuple[Any, ...]]]
 
 
 async def ask(client: AsyncClient, case: dict[str, Any]) -> Said:
-    done = await client.generate(PROMPT, max_tokens=200, timeout=60.0, **case)
+    done = await client.generate(PROMPT, max_tokens=200, timeout=WAIT_S, **case)
     return [(choice.text, choice.tokens, choice.finish_reason, choice.logprobs) for choice in done.choices]
 
 
@@ -70,7 +70,7 @@ def is_inside_a_string(text: str) -> bool:
     return text.count('"') % 2 == 1
 
 
-@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [*long(0), 1, -1], ids=["first", "middle", "last"])
 async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) -> None:
     """Whichever stage dies while a value is being written, with the answer's beginning at its client already: the rest
     follows as if nothing had happened, byte for byte, beside others by other grammars."""
@@ -78,7 +78,7 @@ async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) 
     expected = await ask_all(bench.client)
     others = asyncio.create_task(ask_all(bench.client))
     text, killed_in = "", ""
-    async for piece in bench.client.stream(PROMPT, max_tokens=200, timeout=60.0, **CASES[0]):
+    async for piece in bench.client.stream(PROMPT, max_tokens=200, timeout=WAIT_S, **CASES[0]):
         text += piece.text
         if not killed_in and len(text) > 40 and is_inside_a_string(text):
             killed_in = text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.bench import Bench, rare
+from tests.faults.bench import Bench, long
 
 
 @pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
@@ -39,7 +39,7 @@ async def test_an_end_at_a_place_of_a_step(bench: Bench, place: int, fault: str)
         await bench.struck(times + 1)
 
 
-@pytest.mark.parametrize("places", [(0, 1), (1, 2), (0, 2)], ids=["first two", "last two", "both ends"])
+@pytest.mark.parametrize("places", [(0, 1), *long(((1, 2),)), (0, 2)], ids=["first two", "last two", "both ends"])
 async def test_two_stages_are_killed(bench: Bench, places: tuple[int, int]) -> None:
     """Neighbours or not: the one that is left goes on alone."""
     async with bench.under_load(warm=60):
@@ -64,17 +64,17 @@ async def test_all_stages_are_killed(bench: Bench) -> None:
     [
         "tell.hello=kill",
         "order.prepare=kill",
-        *rare("handled.prepare=kill", "load.tensor=kill"),
+        *long("handled.prepare=kill", "load.tensor=kill"),
         "load.tensor=kill@5",
-        *rare("load.done=kill", "tell.prepared=kill"),
+        *long("load.done=kill", "tell.prepared=kill"),
         "told.prepared=kill",
         "order.activate=kill",
-        *rare("handled.activate=kill", "tell.activated=kill"),
+        *long("handled.activate=kill", "tell.activated=kill"),
         "told.activated=kill",
         "replay.begins=kill",
-        *rare("replay.computed=kill", "replay.begins=kill@3", "tell.replaydone=kill"),
+        *long("replay.computed=kill", "replay.begins=kill@3", "tell.replaydone=kill"),
         "told.replaydone=kill@2",
-        *rare("replay.computed=hang", "load.tensor=memory@5"),
+        *long("replay.computed=hang", "load.tensor=memory@5"),
     ],
 )
 async def test_a_replacement_dies_too(bench: Bench, fault: str) -> None:
@@ -96,13 +96,13 @@ async def test_a_replacement_dies_too(bench: Bench, fault: str) -> None:
     ("killed", "place", "fault"),
     [
         (2, 1, "order.fence=kill@2"),
-        *rare((2, 1, "handled.fence=kill@2"), (2, 1, "order.prepare=kill"), (2, 1, "load.done=kill")),
-        *rare((2, 1, "told.prepared=kill")),
+        *long((2, 1, "handled.fence=kill@2"), (2, 1, "order.prepare=kill"), (2, 1, "load.done=kill")),
+        *long((2, 1, "told.prepared=kill")),
         (2, 1, "handled.activate=kill"),
         (2, 1, "order.replay=kill"),
-        *rare((2, 1, "handled.replay=kill"), (2, 1, "replay.begins=kill@2"), (2, 1, "replay.computed=kill")),
+        *long((2, 1, "handled.replay=kill"), (2, 1, "replay.begins=kill@2"), (2, 1, "replay.computed=kill")),
         (2, 1, "replay.begins=kill"),
-        *rare((1, 0, "replay.sent=kill"), (1, 0, "order.replay=kill")),
+        *long((1, 0, "replay.sent=kill"), (1, 0, "order.replay=kill")),
     ],
 )
 async def test_a_survivor_dies_in_the_recovery(bench: Bench, killed: int, place: int, fault: str) -> None:

@@ -24,7 +24,8 @@ _WHY_NOT = why_no_namespaces()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 SLOW = "w1"
 ROWS, TOKENS = 32, 60
-FAR_S = 0.06  # one way: computing takes little beside it, however busy the machine is
+# One way. The tolerances below are a part of it: large enough that computing on a busy machine stays within them.
+FAR_S, NUM_FAR_TOKENS = 0.15, 30
 
 
 @contextmanager
@@ -67,14 +68,14 @@ def stretched(model: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Machines]
         yield swarm
 
 
-async def measured(swarm: Machines, client: AsyncClient, rows: int) -> tuple[Any, Any]:
+async def measured(swarm: Machines, client: AsyncClient, rows: int, tokens: int) -> tuple[Any, Any]:
     """The plan as it was predicted, and what its steps took."""
     await swarm.until_serving(client, 3)
     plan: Any = await client.query("plan")
     prompt = [3, 1, 4]
     await asyncio.gather(
         *(
-            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=seed, timeout=WAIT_S)
+            client.generate(prompt, max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=seed, timeout=WAIT_S)
             for seed in range(rows)
         )
     )
@@ -86,7 +87,7 @@ async def measured(swarm: Machines, client: AsyncClient, rows: int) -> tuple[Any
 async def test_the_slow_link_carries_one_cut(narrowed: Machines, expected: Answers) -> None:
     """Its owner is first or last, so that only one hop crosses its wire; hops take what was said, within a quarter."""
     async with AsyncClient(narrowed.url, connect_timeout_s=60.0) as client:
-        plan, took = await measured(narrowed, client, ROWS)
+        plan, took = await measured(narrowed, client, ROWS, TOKENS)
         place = [stage["worker"] for stage in plan["stages"]].index(SLOW)
         told = [stage["hop_s"] for stage in plan["forecast"]["stages"]]
         assert place in (0, 2)
@@ -99,7 +100,7 @@ async def test_the_slow_link_carries_one_cut(narrowed: Machines, expected: Answe
 async def test_a_link_that_takes_long_is_in_the_step(stretched: Machines, expected: Answers) -> None:
     """Wherever its owner is, a step crosses it twice; a whole step takes what was said, within a quarter."""
     async with AsyncClient(stretched.url, connect_timeout_s=60.0) as client:
-        plan, took = await measured(stretched, client, 1)
+        plan, took = await measured(stretched, client, 1, NUM_FAR_TOKENS)
         told = plan["forecast"]
         ways = told["broker_s"] + sum(stage["hop_s"] for stage in told["stages"])
         assert ways == pytest.approx(2 * FAR_S, rel=0.2)

@@ -21,7 +21,7 @@ from swarm.auth import memberships
 from swarm.auth.access import BrokerCredentials, credentials_for
 from swarm.ctl.inspect.diagnostics import Reports, diagnose
 from swarm.errors import Unavailable
-from tests.faults.bench import IS_THOROUGH, MODE_VARIABLE, Answers, Bench, ask, rare
+from tests.faults.bench import MODE_VARIABLE, Answers, Bench, ask, long
 from tests.faults.linux import call, why_no_namespaces
 from tests.faults.machines import Machines, machines
 from tests.faults.zygote import Zygote
@@ -30,7 +30,6 @@ from tests.integration.hosts import Host
 _WHY_NOT = why_no_namespaces()
 MOVED = "10.77.0.99"
 NOBODY_ALONE = '{"w0": 5, "w1": 5, "w2": 5, "x0": 5}'  # of eight layers: two are always needed, and enough
-thorough = pytest.mark.skipif(not IS_THOROUGH, reason="much like others, and takes long: FAULTS=all runs it")
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 
 
@@ -86,8 +85,8 @@ async def test_the_ways_between_machines_are_told(bench: Bench, swarm: Machines)
 
 @pytest.mark.parametrize(
     "rule",
-    [*rare("output: ip daddr {a} drop\ninput: ip saddr {a} drop"), "output: ip daddr {a} drop"],
-    ids=[*rare("both"), "from it"],
+    [*long("output: ip daddr {a} drop\ninput: ip saddr {a} drop"), "output: ip daddr {a} drop"],
+    ids=["both", "from it"],
 )
 async def test_a_worker_and_the_broker_are_cut_off(bench: Bench, swarm: Machines, rule: str) -> None:
     """Its neighbours still reach it: there is one plan all the same, without it; healed, it joins anew."""
@@ -99,8 +98,8 @@ async def test_a_worker_and_the_broker_are_cut_off(bench: Bench, swarm: Machines
     await bench.serving()
 
 
-@thorough
-@pytest.mark.parametrize("way", ["there", *rare("both", "back")])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["there", *long("both", "back")])
 async def test_two_neighbours_are_cut_off(bench: Bench, swarm: Machines, way: str) -> None:
     """Both are heard, and no step passes between them: the plan does without one of them, and requests only wait."""
     async with bench.under_load(warm=60):
@@ -123,7 +122,7 @@ def _are_apart(plan: dict[str, object], names: list[str]) -> bool:
     return plan["state"] == "serving" and names not in [order[i : i + 2] for i in range(len(order))]
 
 
-@pytest.mark.parametrize("hook", ["both", *rare("input", "output")])
+@pytest.mark.parametrize("hook", ["both", *long("input", "output")])
 async def test_the_client_is_cut_off(bench: Bench, swarm: Machines, hook: str) -> None:
     """For longer than a broker may be silent: it reads on where it was."""
     async with bench.under_load(warm=60):
@@ -134,7 +133,7 @@ async def test_the_client_is_cut_off(bench: Bench, swarm: Machines, hook: str) -
         swarm.hosts["laptop"].rules()
 
 
-@thorough
+@pytest.mark.long
 async def test_a_host_vanishes_and_returns(bench: Bench, swarm: Machines) -> None:
     """Nothing is told of the end of any connection. The others have its layers; then it is a member again."""
     async with bench.under_load(warm=60):
@@ -279,7 +278,7 @@ def _joined(swarm: Machines) -> bool:
 # --- processes, on these machines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", [*rare(0, 1), -1], ids=[*rare("first", "middle"), "last"])
+@pytest.mark.parametrize("place", [*long(0, 1), -1], ids=["first", "middle", "last"])
 async def test_a_stage_is_killed(bench: Bench, place: int) -> None:
     before = await bench.figures()
     async with bench.under_load(warm=60):
@@ -287,7 +286,7 @@ async def test_a_stage_is_killed(bench: Bench, place: int) -> None:
     assert (await bench.figures())["workers_lost"] == before.get("workers_lost", 0) + 1
 
 
-@thorough
+@pytest.mark.long
 async def test_a_worker_is_stopped_and_wakes(bench: Bench) -> None:
     """With steps of an old epoch, and keys that a fence took away since."""
     async with bench.under_load(warm=60):

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import Answers, Bench, Swarm, rare
+from tests.faults.bench import Answers, Bench, Swarm, long
 from tests.faults.linux import Firewall, call, own_network, why_no_namespaces
 from tests.faults.zygote import GROUP_VARIABLE, Zygote
 
@@ -82,7 +82,7 @@ def to_worker(swarm: Swarm, name: str, how: str = "drop", of: set[int] | None = 
     return [f"tcp dport {_set(listens | made)}{only} {how}"]
 
 
-@pytest.mark.parametrize("way", ["both", *rare("from it"), "to it"])
+@pytest.mark.parametrize("way", ["both", *long("from it"), "to it"])
 async def test_a_worker_is_cut_off(bench: Bench, firewall: Firewall, way: str) -> None:
     """From everybody, in both directions or in one: if its beats don't come it is out within moments; whatever it still
     says once the network is whole harms nobody, and it joins anew."""
@@ -126,7 +126,7 @@ async def test_a_worker_s_connections_are_reset(bench: Bench, firewall: Firewall
     await bench.serving()
 
 
-@pytest.mark.parametrize("percent", [*rare(1, 10), 5])
+@pytest.mark.parametrize("percent", [*long(1, 10), 5])
 async def test_packets_are_lost(bench: Bench, firewall: Firewall, percent: int) -> None:
     """TCP sends them again: slower, and nothing else."""
     firewall.set([f"numgen random mod 100 < {percent} drop"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.faults.bench import Bench, rare
+from tests.faults.bench import Bench, long
 from tests.faults.linux import Cgroup, needs_cgroup
 
 
@@ -99,7 +99,7 @@ async def test_a_worker_is_frozen(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("place", "fault"),
-    [(1, "step.computes=hang@20"), *rare((-1, "step.computed=hang@20"), (0, "step.computes=hang@20"))],
+    [(1, "step.computes=hang@20"), *long((-1, "step.computed=hang@20"), (0, "step.computes=hang@20"))],
 )
 async def test_a_computation_hangs(bench: Bench, place: int, fault: str) -> None:
     """Beats come, but the layers' counter stands still: out, with that as the evidence; nobody else is."""

@@ -14,7 +14,7 @@ import pytest
 
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import JournalLimits, Timestamp
-from tests.faults.bench import rare
+from tests.faults.bench import long
 from tests.faults.platter import Platter
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -82,7 +82,7 @@ def platter(tmp_path: Path) -> Platter:
         (MORE + ACCEPT.format("b", 2), "-wal@3", "journal.db"),
         (MORE + FOLD, "-wal@3", "journal.db"),
         (MORE + FOLD, "journal.db@2", ""),
-        *rare((MORE + FOLD, "-wal@3", ""), (MORE + FOLD, "journal.db@2", "journal.db")),
+        *long((MORE + FOLD, "-wal@3", ""), (MORE + FOLD, "journal.db@2", "journal.db")),
     ],
 )
 def test_killed_before_it_is_begun_anew(platter: Platter, tmp_path: Path, deeds: str, fails: str, full: str) -> None:

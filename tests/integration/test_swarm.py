@@ -15,7 +15,7 @@ from swarm import AsyncClient, Completion, InvalidRequest, RequestCancelled
 from swarm.wire.codec import CLIENT
 from swarm.wire.messages import Cancel
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes
+from tests.integration.processes import START_S, Processes
 from tests.model.models import VOCABULARY, load_whole
 
 NUM_REQUESTS = 200
@@ -92,8 +92,8 @@ async def everything_idle(swarm: Processes, client: AsyncClient) -> None:
         wanted = ("sequences", "kv_used", "log_bytes")
         return len(stages) == 3 and all(stage.get(key) == 0 for stage in stages.values() for key in wanted)
 
-    await swarm.until(client, "status", is_idle, within_s=30)
-    await swarm.until(client, "stats", is_empty, within_s=30)
+    await swarm.until(client, "status", is_idle)
+    await swarm.until(client, "stats", is_empty)
 
 
 async def crowd(swarm: Processes, cases: list[Case]) -> list[Completion | None]:
@@ -130,7 +130,12 @@ async def test_a_crowd_is_served_rightly_and_leaves_nothing_behind(swarm: Proces
             assert 1 <= len(choice.tokens) <= case.options["max_tokens"]  # type: ignore[operator]
             assert len(choice.logprobs) == (len(choice.tokens) if "logprobs" in case.options else 0)
     await everything_idle(swarm, client)
-    assert swarm.figures() == before
+
+    async def as_before() -> None:  # connections that clients have closed take a moment to end
+        while swarm.figures() != before:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    await asyncio.wait_for(as_before(), START_S)
 
     stayed = [i for i, case in enumerate(cases) if case.leaves_after is None]
     for index in stayed[:: len(stayed) // 25]:

@@ -145,6 +145,7 @@ def test_a_command_of_ours_is_one(page: str, command: Command) -> None:
     parse(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "command"), [each for each in TOLD if each[1].words[0].startswith(("tools/", "examples/"))]
 )

@@ -86,6 +86,7 @@ def test_white_space_in_json_is_bounded() -> None:
             assert not accepts(kind, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
@@ -146,6 +147,7 @@ def chains() -> dict[str, Grammar]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(chains()))
 def test_no_text_takes_the_process_with_it(name: str) -> None:
     """Compiled or refused: in a process of its own, since what overflows a stack ends all that are in it."""

@@ -26,6 +26,7 @@ from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # each test starts a process
 
 # Looks a name up and fetches files of weights: those that are named, all if none is, with "-" none at all. Prints the
 # folder, the model's manifest as it was before anything was fetched, and after it.

@@ -40,6 +40,7 @@ def imported_by(modules: list[str]) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())  # a module that prints its text when run has printed it before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packages",
     [

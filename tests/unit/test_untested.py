@@ -41,7 +41,7 @@ def test_each_file_and_reason_is_said_once(tmp_path: Path) -> None:
             ("a.py::test_two[3]", "x" * 300),
         )
     ]
-    assert untested.in_words(lines, tmp_path) == [
+    assert untested.describe(lines, tmp_path) == [
         "2 of a.py (What machines do to each other): no nft",
         f"1 of a.py (What machines do to each other): {'x' * 199}…",
         "all of b.py (): no package",
@@ -62,6 +62,7 @@ def test_a_run_notes_its_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ] * 2
 
 
+@pytest.mark.slow
 def test_a_check_says_what_nothing_has_tested(tmp_path: Path) -> None:
     """A whole run: of a file that is skipped as a whole, and of one test. ``tools/check`` ends with these lines."""
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")
@@ -74,7 +75,7 @@ def test_a_check_says_what_nothing_has_tested(tmp_path: Path) -> None:
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert ran.returncode == 0, ran.stdout
-    part, whole = untested.in_words(file.read_text().splitlines(), tmp_path)
+    part, whole = untested.describe(file.read_text().splitlines(), tmp_path)
     assert part == "1 of test_part.py (A part of it): not installed: nft"
     assert whole.startswith("all of test_whole.py (All of it): could not import 'no_such_thing'")
     text = (ROOT / "tools" / "check").read_text()

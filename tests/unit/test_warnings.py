@@ -90,6 +90,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_warning_is_explained() -> None:
     told = {event: {cells[0]} for event, cells in rows("Events").items()}
     assert told == logged()

@@ -50,7 +50,7 @@ class Keyring:
         return was_known
 
     def is_other_key(self, key: str, declared: str | None) -> bool:
-        """Whether the key that authenticated the connection is not ``declared``, the key in the worker's Hello."""
+        """Whether the key that authenticated the connection differs from the one declared in the worker's Hello."""
         return self.broker_key is not None and key != (declared or "")
 
     def pending_actions(self) -> list[SetAllowedKeys | SetRelayTickets]:

@@ -51,8 +51,7 @@ class Completer:
         self._latencies = latencies
         self._delivery = delivery
 
-    # --- ends
-    # ------------------------------------------------------------------------------------------------------------
+    # --- ends --------------------------------------------------------------------------------------------------------
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float, detail: str = "") -> None:
         """End a sequence; its KV blocks are freed with the next step."""

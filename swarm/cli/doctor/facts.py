@@ -313,7 +313,7 @@ def _check_connectivity(settings: Settings) -> BrokerConnectivity | None:
         return asyncio.run(check_connectivity(named.client.url, known.pair if known else None))
     except ConfigError as error:
         return BrokerConnectivity(
-            settings.client.url, error=str(error), remedy="docs/how-to/hosts.md explains how a machine joins"
+            settings.client.url, error=str(error), remedy="docs/how-to/keys.md explains how a machine joins"
         )
 
 

@@ -19,8 +19,7 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
-from swarm.sim.garble import garble_step
-from swarm.sim.network import BrokerLinks, Network
+from swarm.sim.network import BrokerLinks, Network, garble_step
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
 from swarm.sim.views import ClientView, ReaderView, WorkerView
 from swarm.sim.world import World

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from swarm.broker.members.integrity import QUARANTINE_AFTER
 from swarm.broker.requests.admission import max_positions
-from swarm.broker.requests.requests import WINDOW, derive_seed
+from swarm.broker.requests.durability import derive_seed
+from swarm.broker.requests.tokens import WINDOW
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
 from swarm.client.events import Deliver

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.sim.network import CALM, Weather
 from swarm.sim.world import Durations
 from swarm.wire.messages import Submit

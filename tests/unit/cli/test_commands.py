@@ -166,6 +166,7 @@ def test_an_unknown_command_is_2(words: str, capsys: pytest.CaptureFixture[str])
     assert "dance" in only_line(capsys, words.split(maxsplit=1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", list(ASKING))
 def test_no_broker_is_1(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -183,6 +184,7 @@ def test_a_wrong_url_is_2(path: tuple[str, ...], capsys: pytest.CaptureFixture[s
     assert "write it as tcp://HOST:PORT" in only_line(capsys, path[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in ASKING if path != ("swarm", "profile")])  # which may start its own
 def test_the_settings_file_says_where_the_broker_is(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path

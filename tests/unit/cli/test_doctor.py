@@ -359,6 +359,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no directory" in found.error
 
 
+@pytest.mark.slow
 def test_the_whole_command(tmp_path: Path) -> None:
     """As a person calls it, with an outlook for two workers; the exit code says that something is in the way."""
     state = tmp_path / "öd platz"
@@ -383,6 +384,7 @@ def spans(hub: Hub, file: str) -> list[int]:
     return [int(last) - int(first) + 1 for first, _, last in (each.partition("-") for each in asked_for)]
 
 
+@pytest.mark.slow
 def test_a_model_on_a_hub_is_told_without_its_weights(tmp_path: Path) -> None:
     """How fast it would be, too: the small files are fetched, and of the weights the header and samples alone."""
     files = {path.name: path.read_bytes() for path in model_path().iterdir() if path.is_file()}

@@ -176,6 +176,7 @@ def test_without_stdin_or_stdout_it_is_done_all_the_same(closed: int) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter is the locale C's
 def test_letters_that_an_output_lacks_are_no_traceback(encoding: str, errors: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ main()
 OF_A_WORKER = "(torch, transformers, safetensors, huggingface_hub, uvloop): pip install 'swarm[worker]'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

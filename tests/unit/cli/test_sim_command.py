@@ -35,6 +35,7 @@ def test_one_seed_that_fails_tells_its_story(broken: None, capsys: pytest.Captur
     assert printed.err.startswith("swarm sim: Violation: I1: ")
 
 
+@pytest.mark.slow
 def test_many_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Counts over all schedules, from the first seed on."""
     assert run(["sim", "--schedules", "3", "--first-seed", "10", "--no-faults", "--json"]) == 0
@@ -44,6 +45,7 @@ def test_many_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["num_restarts"] == 0
 
 
+@pytest.mark.slow
 def test_many_tell_what_struck(capsys: pytest.CaptureFixture[str]) -> None:
     """How often each kind of fault was played, for people and in JSON."""
     assert run(["sim", "--schedules", "6"]) == 0
@@ -54,6 +56,7 @@ def test_many_tell_what_struck(capsys: pytest.CaptureFixture[str]) -> None:
     assert told == "faults: " + ", ".join(f"{kind} {num}" for kind, num in sorted(faults.items()))
 
 
+@pytest.mark.slow
 def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its seed, and the command that tells the first one's story; exit code 1."""
     assert run(["sim", "--schedules", "2", "--first-seed", "27", "--no-faults"]) == 1
@@ -65,6 +68,7 @@ def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) 
     assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 27 --no-faults' shows the first"
 
 
+@pytest.mark.slow
 def test_many_processes_give_the_same_in_order() -> None:
     """Spread over fresh processes: the outcomes are those of one, in the order of the seeds."""
     spread = [o for part in sim.run_seeds(0, sim.CHUNK + 1, False) for o in part]

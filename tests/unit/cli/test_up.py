@@ -73,6 +73,7 @@ def test_help_is_light() -> None:
         assert "Usage: swarm" in process.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -229,6 +229,7 @@ REASONS = st.sampled_from(["stop", "length", "cancelled", "failed"])
 EVENTS = ["up", "down", "tokens", "accepted", "rejected", "malformed", "take", "stop", "leave", "cancel", "tick"]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_nothing_that_comes_breaks_a_session(data: st.DataObject) -> None:

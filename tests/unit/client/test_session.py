@@ -807,6 +807,7 @@ def test_questions_have_time_limits_and_can_be_withdrawn(driver: Driver) -> None
 # --- any order of events ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_happens_tokens_come_once_and_in_order(data: st.DataObject) -> None:

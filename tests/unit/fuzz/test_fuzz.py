@@ -1,4 +1,4 @@
-"""A minute of fuzzing: seconds for each parser that a peer's bytes reach. ``tools/fuzz.py`` does it for longer."""
+"""Half a minute of fuzzing: seconds for each parser that a peer's bytes reach. ``tools/fuzz.py`` does it for longer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.fuzz.seeds import seeds
 from tests.unit.fuzz.targets import TARGETS
 
 guided = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
-SECONDS_OF_WEIGHT = 1.3  # a minute in all
+SECONDS_OF_WEIGHT = 0.6  # half a minute in all
 FEWEST = 50  # executions: it did something, also on a machine that is busy
 
 
@@ -23,6 +23,7 @@ def test_what_real_peers_send_is_no_finding(name: str) -> None:
         TARGETS[name].run(data)
 
 
+@pytest.mark.slow
 @guided
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found(name: str, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_nothing_is_found(name: str, tmp_path: Path) -> None:
     assert outcome.places > 0
 
 
+@pytest.mark.slow
 @guided
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     """Where only coverage leads to it. The input is kept, and shows it again."""

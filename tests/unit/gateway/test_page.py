@@ -31,6 +31,7 @@ FORBIDDEN = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(HERE)))
 def test_modules_do_what_their_own_tests_say(path: Path) -> None:
     """Each file of Node's tests passes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 from starlette.types import Message
 
 from swarm.gateway.http.sse import COMMENT, EventStream
@@ -51,6 +52,7 @@ async def run(chunks: AsyncIterator[bytes], reader: Reader, patience_s: float) -
     return len(closed)
 
 
+@pytest.mark.slow
 async def test_a_reader_who_takes_nothing_ends_the_stream() -> None:
     """In the middle of it, or before its head was taken."""
     assert await run(endless(), Reader(5), 0.1) == 1
@@ -63,6 +65,7 @@ async def test_a_reader_who_hangs_up_ends_the_stream() -> None:
     assert await run(endless(), reader, 60.0) == 1
 
 
+@pytest.mark.slow
 async def test_a_quiet_stream_comments_and_is_not_taken_for_a_slow_reader() -> None:
     """Its head is there at once, however long its first event takes."""
     reader = Reader(1 << 30)

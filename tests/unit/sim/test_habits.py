@@ -45,6 +45,7 @@ def test_they_are_seldom_and_all_there() -> None:
     assert sum(any(r.revoked_after is not None for r in schedule.requests) for schedule in schedules) > 8
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("kind", OTHER_FAULTS)
 def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that die for good, doors that close, reads and computations that fail: nobody minds who need not."""
@@ -54,6 +55,7 @@ def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(o.faults.get(kind) for o in played)
 
 
+@pytest.mark.schedules
 def test_a_broker_that_sleeps_for_long_ends_no_request_that_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not count its own sleep as others' silence. Without the clients' patience some would end by it."""
     monkeypatch.setattr(variations, "BROKER_SLEEPS", 1.0)
@@ -64,6 +66,7 @@ def test_a_broker_that_sleeps_for_long_ends_no_request_that_it_has_answered(monk
     assert any(run(seed).failure for seed in range(40))
 
 
+@pytest.mark.schedules
 def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue without places sends requests away, for a while; they come back then, and are done in the end."""
     sent_away: list[float] = []
@@ -80,6 +83,7 @@ def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sent_away) > 3
 
 
+@pytest.mark.schedules
 def test_what_the_dead_left_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """By others, from the first token on."""
     read: list[str] = []
@@ -112,6 +116,7 @@ def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(opened) == {"client", "worker"}
 
 
+@pytest.mark.schedules
 def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they come, after their ends, from the journal; also what nobody knows."""
     told: Counter[str] = Counter()
@@ -144,6 +149,7 @@ def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -
     assert sum(keep_s > 0 for keep_s in given_up) > 2
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("chance", ["HOPS", "REVOKED", "LARGE"])
 def test_other_habits(chance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers that want to know the way of each token, cancels by others than who made a request, far larger

@@ -76,6 +76,7 @@ def histories(draw: st.DrawFn) -> list[list[JournalWrite]]:
     return transactions
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(history=histories(), retained_s=st.sampled_from([0.0, 2.5, 100.0]))
 def test_the_ledger_tells_what_the_file_tells(history: list[list[JournalWrite]], retained_s: float) -> None:

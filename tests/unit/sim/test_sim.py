@@ -39,6 +39,7 @@ from swarm.stage.log import ActivationLog
 from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.wire.messages import Step, Tokens, num_blocks
 
+schedules = pytest.mark.schedules
 MANY = 200
 PATIENCE = 40  # schedules in which a sabotage must be noticed
 
@@ -48,7 +49,7 @@ def outcome(seed: int, *, faults: bool = True) -> Outcome:
     return run(seed, faults=faults)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 80, 20))
+@pytest.mark.parametrize("first_seed", [0, *(pytest.param(first, marks=schedules) for first in (20, 40, 60))])
 def test_accidents(first_seed: int) -> None:
     """Workers die, freeze, leave and join, clients vanish: every request still reaches its one right end, and nothing
     is left behind."""
@@ -56,15 +57,20 @@ def test_accidents(first_seed: int) -> None:
     assert [(o.seed, o.failure) for o in played if o.failure] == []
 
 
-@pytest.mark.parametrize("first_seed", range(20_000, 20_000 + 5 * MANY, MANY))
+@schedules
+@pytest.mark.parametrize(
+    "first_seed",
+    [20_000, *(pytest.param(20_000 + number * MANY, marks=pytest.mark.long) for number in range(1, 5))],
+)
 def test_many_accidents(first_seed: int) -> None:
-    """A thousand schedules more, on all cores: nothing of what must hold is ever broken, and nearly all kinds of
-    faults are among any few hundred."""
+    """Two hundred schedules more, on all cores, and eight hundred in a long check: nothing of what must hold is ever
+    broken, and nearly all kinds of faults are among any few hundred."""
     played = [o for part in run_seeds(first_seed, MANY, True) for o in part]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert len({kind for o in played for kind in o.faults}) > len(FAULT_KINDS) - 4
 
 
+@schedules
 @pytest.mark.parametrize("first_seed", [5000, 5020])
 def test_without_accidents(first_seed: int) -> None:
     """Joining in any order, plan changes, cancellations, delays and slow clients lose nobody a token, and no worker is
@@ -74,6 +80,7 @@ def test_without_accidents(first_seed: int) -> None:
     assert sum(o.num_lost_workers for o in played) == 0
 
 
+@schedules
 def test_the_schedules_are_worth_playing() -> None:
     """What the seeds above play has plan changes, losses and tokens in it: an idle simulation holds anything."""
     played = [outcome(seed) for seed in range(80)]
@@ -96,6 +103,7 @@ def test_the_schedules_are_worth_playing() -> None:
     }
 
 
+@schedules
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
     none of them is ever counted as lost."""
@@ -112,6 +120,7 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
 BROKER_KINDS = ("broker_crash", "broker_crash_at", "broker_loop", "broker_power", "all_crash", "disk_full")
 
 
+@schedules
 def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, alone or with everybody, with and without the last of the journal, again and again: all that was accepted
     ends well, and what stages held all the while counts."""
@@ -122,6 +131,7 @@ def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(o.num_kept for o in played) > 300
 
 
+@schedules
 def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a backup, or by another one for a while: what workers hold under the same numbers is never taken for what it
     is not, and whoever lives is a member again."""
@@ -131,6 +141,7 @@ def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(o.num_brokers - 1 for o in played) > 40
 
 
+@schedules
 def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""

@@ -50,6 +50,7 @@ def step_with_tensor() -> tuple[Step, memoryview]:
     return Step(epoch=3, step=7, rows=rows, tokens=(9, 8, 7), tensor=spec), data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("door", "struct"), KINDS, ids=[f"{door.name}-{struct.__name__}" for door, struct in KINDS])
 def test_every_kind_comes_back_equal(door: MessageCodec[Any], struct: type[Any]) -> None:
     """What is encoded is decoded to an equal message and the same payload, for every kind of every door."""
@@ -135,6 +136,7 @@ def test_refusals_name_the_field(frames: list[bytes], says: str) -> None:
     assert says in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_any_changed_bit_of_a_header_is_found() -> None:
     """A header with one bit changed would often be understood, as another step: it is refused, whichever bit it is."""
     frame = bytearray(DATA.encode(step_with_tensor()[0], step_with_tensor()[1])[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ msgpack_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @MANY
 @given(any_message, st.data())
 def test_fields_of_any_type(sent: tuple[MessageCodec[Any], tuple[Any, bytes | None]], data: st.DataObject) -> None:
@@ -56,6 +58,7 @@ def test_fields_of_any_type(sent: tuple[MessageCodec[Any], tuple[Any, bytes | No
     understood(door, [door.add_checksum(msgspec.msgpack.encode(fields)), *([] if payload is None else [payload])])
 
 
+@pytest.mark.slow
 @MANY
 @given(any_message, doors, st.data())
 def test_mutated_frames(

@@ -121,6 +121,7 @@ def chance_device(random: Random, name: str, num_layers: int) -> Device:
     )
 
 
+@pytest.mark.slow
 def test_as_good_as_looking_at_everything() -> None:
     """On thousands of small cases of every kind, the plan's step takes exactly as long as the best of all plans', there
     is a plan whenever there can be one, and no bound is above it."""

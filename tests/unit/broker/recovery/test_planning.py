@@ -18,7 +18,7 @@ from swarm.broker.actions import (
     WriteLog,
 )
 from swarm.broker.admin.status import report_status
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import EpochWritten, HeartbeatReceived, WorkerDisconnected, WorkerMessageReceived
 from swarm.broker.members.admission import MAX_REMEMBERED
 from swarm.broker.members.integrity import QUARANTINE_AFTER
@@ -334,6 +334,7 @@ def test_what_was_refused_is_forgotten_and_nothing_else(bench: Bench) -> None:
     assert (refusing.state, leaving.state) == (WorkerState.MEMBER, WorkerState.LEAVING)
 
 
+@pytest.mark.slow
 def test_who_refused_is_asked_again_later(bench: Bench) -> None:
     """What it refused is asked of it again after half a minute, in the background, then after twice as long, at last
     every ten minutes; the swarm serves meanwhile. When it can load, it is a member like any other."""

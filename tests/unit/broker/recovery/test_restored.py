@@ -620,6 +620,7 @@ def test_running_requests_go_on_and_are_shown(journalled: Bench) -> None:
     assert journalled.state.requests == {}
 
 
+@pytest.mark.slow
 def test_what_could_not_be_written_is_kept(journalled: Bench) -> None:
     """A reader who comes late finds the answer in memory, as long as it is nowhere else."""
     begin(journalled, submit(max_tokens=3))

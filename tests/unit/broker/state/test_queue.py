@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
@@ -161,6 +162,7 @@ _MOVES = st.lists(
 )
 
 
+@pytest.mark.slow
 @effort(max_examples=200, deadline=None)
 @given(_MOVES)
 def test_nobody_is_lost(moves: list[tuple[str, int]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from swarm.broker.state.ended_requests import MAX_ENDED
 from swarm.broker.state.queue import MIN_TIMERS, RequestTimers
 from swarm.wire.messages import Cancel
@@ -59,6 +61,7 @@ def test_looking_costs_little() -> None:
     assert looks < 2 * 50_000
 
 
+@pytest.mark.slow
 def test_the_broker_forgets_the_deadlines_of_what_has_ended(serving: Bench) -> None:
     """One request that lives through it all ends at its own deadline, neither earlier nor later."""
     serving.say(submit("lives", deadline_s=20.0, ignore_eos=True, max_tokens=64))

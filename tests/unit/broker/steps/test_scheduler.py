@@ -533,6 +533,7 @@ def _happen(bench: Bench, what: str, number: int) -> None:
             bench.lose(names[number % len(names)])
 
 
+@pytest.mark.slow
 @effort(max_examples=80, deadline=None)
 @given(
     events=_EVENTS,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -47,6 +48,7 @@ def test_any_text_comes_back(text: str) -> None:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.integers(0, 300)))
 def test_any_tokens_give_the_text_of_the_whole(tokens: list[int]) -> None:
@@ -133,6 +135,7 @@ _letters = st.text(alphabet="abé", max_size=40)
 _stops = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.lists(_letters), _stops)
 def test_stops_do_not_depend_on_the_cuts(pieces: list[str], stops: list[str]) -> None:

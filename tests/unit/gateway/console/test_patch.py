@@ -29,6 +29,7 @@ def plain(tree: Any) -> Any:
     return tree
 
 
+@pytest.mark.slow
 @given(TREES, TREES)
 def test_a_patch_makes_the_new_of_the_old(before: Tree, after: Tree) -> None:
     patch = diff(before, after)

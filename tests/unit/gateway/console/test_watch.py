@@ -190,6 +190,7 @@ async def test_an_order_is_followed_at_once(quick: None, monkeypatch: pytest.Mon
     await watch.aclose()
 
 
+@pytest.mark.slow
 async def test_who_took_the_layers_is_told_as_soon_as_the_plan_is(quick: None) -> None:
     """A plan's report may come after the recovery's end."""
     broker = Broker()

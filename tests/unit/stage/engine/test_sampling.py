@@ -97,6 +97,7 @@ def test_uniform_is_spread_evenly() -> None:
     assert uniform_draw(2**63 - 1, 2**20) != uniform_draw(2**63 - 2, 2**20)
 
 
+@pytest.mark.slow
 def test_shares_follow_the_distribution() -> None:
     """Tokens come as often as the softmax says, and temperature sharpens or flattens it."""
     row = np.full(SIZE, -50, np.float32)

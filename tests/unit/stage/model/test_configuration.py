@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import swarm
 
 SOURCES = Path(swarm.__file__).parent
@@ -21,6 +23,7 @@ def builders() -> Iterator[tuple[str, ast.Call]]:
                 yield f"{path.relative_to(SOURCES)}:{node.lineno}", node
 
 
+@pytest.mark.slow
 def test_transformers_is_told_never_to_run_a_model_s_code() -> None:
     """Where it is not told so, it asks at the terminal, and runs the code for a "y"."""
     found = list(builders())

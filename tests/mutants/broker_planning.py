@@ -1,0 +1,38 @@
+"""Mutants of swarm/broker/drafts."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="objective-auto-turns-at-once",
+        breaks="The objective `auto` changes the plan with every change of load.",
+        target="swarm.broker.planning.demand:Demand.update",
+        old="if self._due_s < (min(BUSY_S, quiet_s) if self.is_quiet else self._patience_s(quiet_s)):",
+        new="if self._due_s < 0 * (min(BUSY_S, quiet_s) if self.is_quiet else self._patience_s(quiet_s)):",
+        caught_by="tests/unit/broker/planning/test_demand.py::test_a_minute_with_one_sequence_is_quiet",
+    ),
+    Mutant(
+        name="planned-with-the-dead",
+        breaks="A lost worker can get layers in a plan.",
+        target="swarm.broker.planning.proposals:_list_candidates",
+        old="members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]",
+        new="members = [w for w in state.workers.values() if w.state is not WorkerState.LEFT]",
+        caught_by="sim crash",
+    ),
+    Mutant(
+        name="objective-auto-refuses-what-fitted",
+        breaks="The plan for low load has less KV capacity, so that accepted lengths no longer fit.",
+        target="swarm.broker.planning.rules:PlanRules.resolve_objective",
+        old='return replace(self, objective="latency", kv_positions=max(self.kv_positions, context))',
+        new='return replace(self, objective="latency", kv_positions=self.kv_positions)',
+        caught_by="tests/unit/broker/planning/test_objective_auto.py::test_no_request_becomes_too_large",
+    ),
+    Mutant(
+        name="cordoned-gets-layers",
+        breaks="A cordoned worker gets the layers of a lost worker.",
+        target="swarm.broker.planning.rules:apply_steering",
+        old="pins={**rules.pins, **steering.pins, **cordoned_layers},",
+        new="pins={**rules.pins, **steering.pins},",
+        caught_by="tests/unit/broker/admin/test_helm.py::test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new",
+    ),
+)
