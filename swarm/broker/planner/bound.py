@@ -109,8 +109,8 @@ def _sum_bound(problem: PlanningProblem) -> float:
 
 
 def full_rates(problem: PlanningProblem, most: Counts, heavy: Table) -> tuple[Table, Table]:
-    """Return the cost per layer at a device that is full, including its stage and the nearest hop to it; and those
-    hops."""
+    """Return the cost per layer at each device when its memory is full, including its stage and the cheapest hop to it;
+    and these cheapest hops."""
     ways = hop_seconds(problem)
     np.fill_diagonal(ways, np.inf)
     nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)

@@ -97,8 +97,8 @@ def _choose_least_moved(
 
 
 def _select_candidates(problem: PlanningProblem, line: Line) -> list[int]:
-    """Choose, of many devices, those of the line and those that hold layers; where stages take turns, so that shares
-    are even, any others too, up to the number of layers."""
+    """Choose some of many devices for the search: those of the line, and those that hold layers. Where stages take
+    turns, and shares are therefore even, add other devices, up to the number of layers."""
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
     candidates = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
