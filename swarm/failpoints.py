@@ -4,7 +4,7 @@ Faults are enabled only by the environment, when a service starts (``arm``). Dis
 module attribute::
 
     if failpoints.armed:
-        failpoints.reached("step.sampled")
+        failpoints.hit("step.sampled")
 
 ``SWARM_FAILPOINTS`` holds faults separated by commas, each ``PLACE[CONDITION]=ACTION:ARGUMENT@COUNT``::
 

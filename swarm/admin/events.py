@@ -1,7 +1,7 @@
 """Events of a swarm, found by comparing two snapshots. Pure.
 
 The broker is asked for its state, and each difference from the last snapshot is an event. So events continue over a
-restart of the broker, and cost nothing while no one watches. Something that came and went between two snapshots appears
+restart of the broker, and cost nothing without readers. Something that came and went between two snapshots appears
 only if the broker remembers it: recoveries, workers that have gone, and rejected workers.
 
 A restarted broker gets its workers back one by one. Until then they are awaited, not lost: ``carry_over`` carries them

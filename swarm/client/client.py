@@ -355,7 +355,7 @@ class AsyncClient(AdminMixin):
                 call = await self._start(source, spec, mailbox, started_at)
             except ClientError as error:
                 if on_error is None:
-                    raise  # an error handler turns a prompt's error into its result, and the others go on
+                    raise  # an error handler turns a prompt's error into its result, and the others continue
                 on_error(place, error)
             else:
                 calls[call.submit.request_id] = (place, call)

@@ -1,5 +1,5 @@
-"""The sender's log: the exact inputs that a stage has sent over a boundary. From it, the layers behind the boundary are
-rebuilt after the loss of their worker, without any other source.
+"""The sender's log: the exact inputs that a stage has sent over a boundary between two layers. If the worker behind the
+boundary is lost, its layers are rebuilt from this log, without any other source.
 
 An entry is keyed (sequence, boundary), so it survives a change of plan as long as its worker lives. It holds the
 positions from 0 on without a gap: a log without its beginning can't rebuild anything. Positions are stored in segments

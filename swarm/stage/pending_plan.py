@@ -31,7 +31,7 @@ class PendingPlan:
         return self.wanted is not None and epoch < self.wanted.epoch
 
     def forget_plans(self) -> None:
-        """Drop the plans of a former broker. A load that is running goes on, and its result is ignored."""
+        """Drop the plans of a former broker. A running load continues, and its result is ignored."""
         self.wanted = self.capacity = self._standby_order = self._refused = None
 
     def prepare(self, order: Prepare, *, in_background: bool = False) -> list[Action]:

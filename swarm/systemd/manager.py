@@ -1,7 +1,7 @@
 """Notifications to the service manager: the process is ready, its status, and signs of life for the watchdog.
 
 Each is a datagram to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)), sent without waiting. The watchdog gets
-only proof: the caller of :meth:`ServiceManager.send_alive` has just seen that work goes on.
+only proof: the caller of :meth:`ServiceManager.send_alive` has just seen progress.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ServiceManager:
         self._send(*self._status_line(text))
 
     def send_alive(self) -> None:
-        """Report that work goes on. Sent only as often as the watchdog needs it."""
+        """Report that the process makes progress. Sent only as often as the watchdog needs it."""
         if self._watchdog_s is None or self._clock.now() - self._alive_sent_at < self._watchdog_s / _SIGNS_PER_TIMEOUT:
             return
         self._alive_sent_at = self._clock.now()

@@ -40,7 +40,7 @@ class ParentPipe:
 async def serve(pipe: ParentPipe) -> None:
     """Carry out one order after the other, until stdin is closed.
 
-    A line that arrives while a share is being sent ends the share: it can only be Stop, or the end of stdin.
+    A line that arrives while a share is being sent ends the share: it can only be ``StopShare``, or the end of stdin.
     """
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -69,7 +69,7 @@ async def _carry_out(order: RunShare, reader: asyncio.StreamReader, pipe: Parent
     _report_all(load.point_records, pipe.send)
     if listening.done():
         return not listening.result()
-    line_bytes = await listening  # the next order: the parent sends Stop after each share
+    line_bytes = await listening  # the next order: the parent sends StopShare after each share
     return not line_bytes
 
 

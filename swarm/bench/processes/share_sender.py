@@ -85,9 +85,9 @@ class ShareSender:
             number += point.concurrency or 1
 
     async def _run_open_loop(self, exchange: HttpExchange, group: asyncio.TaskGroup, rate: float) -> None:
-        """Open loop: send each request at its time, whatever happens to the others.
+        """Open loop: send each request at its due time, independent of the others.
 
-        When the bound of requests in flight is reached, the next one waits while its clock runs.
+        At the limit of requests in flight, the next one is sent late; its latency counts from its due time.
         """
         point, share = self.run.share.point, self.run.share
         room = asyncio.Semaphore(point.max_in_flight)

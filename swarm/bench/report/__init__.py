@@ -1,2 +1,2 @@
 """Reports from a run's document: a table for terminals (``table``), an HTML page (``page``, with ``plots`` and
-``style``), and the display while a run goes on (``live``). ``format`` formats figures."""
+``style``), and the display during a run (``live``). ``format`` formats figures."""

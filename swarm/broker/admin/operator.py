@@ -124,7 +124,7 @@ class OperatorCommands:
 
     def _unknown_worker_error(self, message: PlanCommand) -> str:
         """Return an error if a named worker is not a member. Former members may be excluded again, because they may
-        come back."""
+        return."""
         hand, constraints = message.by_hand, self.state.constraints
         were = {worker.name for worker in self.state.workers.values()} | constraints.exclude | set(constraints.cordoned)
         named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps)]

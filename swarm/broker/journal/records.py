@@ -2,7 +2,7 @@
 
 The tokens of a sequence that has not ended come from two places: the buffer of the last steps (``token_buffer``) and
 the table of stored parts. When a sequence ends, its tokens become one value. The functions raise sqlite3.Error or
-Damaged, which the store converts.
+DamagedValue, which the store converts.
 """
 
 from __future__ import annotations

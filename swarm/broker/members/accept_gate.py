@@ -1,8 +1,8 @@
 """Resume accepting connections after the broker has run out of file descriptors.
 
 A listening socket stops accepting by itself before the last descriptors are gone (``wire.transport``); connected peers
-are served on. It accepts again when enough descriptors are free: the reserve that new connections never get, and
-somewhat more. Before that comes a pause, which doubles while the descriptors keep running out: many waiting peers would
+are still served. It accepts again after a pause, if enough descriptors are free: the reserve that new connections never
+get, and a few more. The pause doubles while the descriptors keep running out, because many waiting peers would
 otherwise use them up again immediately.
 """
 

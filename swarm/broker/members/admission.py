@@ -1,7 +1,7 @@
 """Admission of workers: which workers become members, under which name, and what the broker answers.
 
 Members run this build, and bring a device that can be planned with, the swarm's model and enough memory and speed. If
-two processes have the same name, ``names`` decides which one counts.
+two processes have the same name, ``worker_names`` decides which one counts.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class WorkerAdmission:
     def on_hello(self, claim: NameClaim, now: float) -> None:
         peer, hello, owner = claim.peer, claim.hello, claim.owner
         restart, rules = self._reconfiguration.restart, self._reconfiguration.target.rules
-        # A worker that was told to end may not have received that message yet: admitted now, it would be a member that
-        # ends.
+        # A worker that was ordered to end may not have received that message yet: admitted now, it would be a member
+        # that ends.
         reason = self._state.replaced.get(hello.incarnation) or admission_error(hello, self._state, restart, rules)
         reason = reason or name_error(hello.name, owner, self._state)
         reason = reason or unreachable_reason(claim, self._state)

@@ -1,7 +1,7 @@
 """Find out what is to blame for a step that raised: the worker, or a request in the step.
 
 After a failed step the same workers continue in a new epoch, and the step's sequences are computed apart: each alone,
-in turns with the others (``steps.apart``). Which steps fail and which succeed then is the evidence
+in turns with the others (``steps.scheduler``). Which steps fail and which succeed then is the evidence
 (``state.evidence``).
 
 A **request** is to blame when its failures follow it: steps with it have failed ``GUILTY_AFTER`` times, it has not

@@ -1,17 +1,16 @@
-"""Now and then, have another worker recompute one stage's result, and compare.
+"""From time to time, have another worker recompute one stage's result, and compare.
 
-It is the only means against a worker whose results are finite and wrong. Every ``every_s`` seconds one running sequence
-and one stage are selected, each in turn. The previous stage sends the stage's input (of the first stage: the tokens) to
-workers that have these layers loaded, which recompute it; the digest of their output is compared with the digest of the
-output that the stage under suspicion reports. For the last stage, which sends no hidden states on, the sampled tokens
-are compared.
+It is the only protection against a worker whose results are finite but wrong. Every ``every_s`` seconds one running
+sequence and one stage are selected, each in turn. The previous stage sends the stage's input (for the first stage: the
+tokens) to workers that have these layers loaded, which recompute it. The digest of their output is compared with the
+digest that the checked stage reports. For the last stage, which sends no hidden states on, the sampled tokens are
+compared.
 
 * Only workers are compared that promise the same bits: the same kind of device, dtype and kernels, and exact kernels.
 * One comparison does not show which side is right: a disagreement is logged, counted and shown with both names, and
   nothing else happens. A worker that disagrees with several others is the likely culprit.
-* Only the first ``positions`` of a sequence are checked, and only one at a time; a worker that is wrong occasionally
-  may
-  go unnoticed for long. Wrong results before that stay in the answer.
+* Only the first ``positions`` of a sequence are checked, and only one sequence at a time; a worker that is wrong
+  occasionally may stay undetected for long. Wrong results before that stay in the answer.
 * Any interruption (the plan changes, the sequence ends, the log is gone, no worker has time) voids the recheck.
 """
 

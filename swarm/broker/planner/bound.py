@@ -1,6 +1,7 @@
-"""Lower bound of a step's time, independent of the order of devices: how far from the best can a plan be?
+"""Lower bound of a step's time, independent of the order of devices. It limits how much better than a given plan the
+best plan can be.
 
-The relaxed problem lets every device take the lightest layers, in any order, with no hop slower than the quickest; its
+The relaxed problem lets every device take the lightest layers, in any order, with no hop slower than the fastest; its
 cost is never above that of a real plan.
 """
 
@@ -108,8 +109,8 @@ def _sum_bound(problem: PlanningProblem) -> float:
 
 
 def full_rates(problem: PlanningProblem, most: Counts, heavy: Table) -> tuple[Table, Table]:
-    """Return the cost per layer at a device that is full, including its stage and the nearest hop to it; and those
-    hops."""
+    """Return the cost per layer at each device when its memory is full, including its stage and the cheapest hop to it;
+    and these cheapest hops."""
     ways = hop_seconds(problem)
     np.fill_diagonal(ways, np.inf)
     nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)

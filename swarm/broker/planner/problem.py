@@ -1,6 +1,6 @@
 """Planning problem as plain values: the model, the devices, the rules; and the result.
 
-Seconds are those of one step of the load that is planned for (``load.Load``); bytes are real bytes.
+Seconds are those of one step of the load that is planned for (``load.PlannedLoad``); bytes are real bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dynamic programme: which device holds which layers, in which order, at the least cost.
 
-``best`` considers every set of devices in every order. Its state is (devices used, the last of them, layers covered);
-its value the cost so far, which grows with each stage's and each hop's cost either by adding up or by taking the
-larger. ``search_order`` keeps to one order, any device of which may be left out.
+``search_all`` considers every set of devices in every order. Its state is (devices used, the last of them, layers
+covered); its value the cost so far, which grows with each stage's and each hop's cost either by adding up or by taking
+the larger. ``search_order`` keeps to one order, any device of which may be left out.
 
 Devices that are equal in every cost (twins) are used in the order given, which divides the work by their number's
 factorial. Among equal costs the earlier stages get the larger shares.

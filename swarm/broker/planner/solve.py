@@ -1,7 +1,7 @@
 """Solution of a problem: the best plan by its objective, then, among equally good ones, the one that moves least.
 
-Up to ``EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a device
-that would make the plan slower is left out, since sets without it are considered too.
+Up to ``MAX_EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a
+device that would make the plan slower is left out, since sets without it are considered too.
 
 Plans within the problem's tolerance are equally good: measurements are not more exact than that. Among such plans the
 fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one machine, any
@@ -97,8 +97,8 @@ def _choose_least_moved(
 
 
 def _select_candidates(problem: PlanningProblem, line: Line) -> list[int]:
-    """Choose, of many devices, those of the line and those that hold layers; where stages take turns, so that shares
-    are even, any others too, up to the number of layers."""
+    """Choose some of many devices for the search: those of the line, and those that hold layers. Where stages take
+    turns, and shares are therefore even, add other devices, up to the number of layers."""
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
     candidates = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])

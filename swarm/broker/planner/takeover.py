@@ -1,11 +1,11 @@
-"""Takeover of a lost stage's layers, chosen so that sequences run again soonest.
+"""Takeover of a lost stage's layers, chosen so that sequences run again as soon as possible.
 
 Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that lost
 stages left, all ways to fill it are compared: the stage before it grows to any layer, the stage behind it takes the
-rest, and a worker without a part may stand in the middle, or take it all. The cost is the time until sequences go on:
-the longest load (nothing for layers that are warm), then the replay of the lost layers. Among ways that are about
-equally soon the later time of a step decides; a plan that is better in the long run is made later, while this one
-serves.
+rest, and a worker without a part may take the middle, or everything. The cost is the time until sequences resume: the
+longest load (nothing for layers that are warm), then the replay of the lost layers. If several ways take about equally
+long, the one with the shortest step afterwards is chosen; a plan that is better in the long run is made later, while
+this one serves.
 
 Gaps are filled one after the other, the largest first.
 """

@@ -1,5 +1,5 @@
-"""Rules that a plan must follow, from the settings and, with priority, from operators' commands (``state.steering``);
-and the devices that the planner supports."""
+"""Rules that a plan must follow, from the settings and, with priority, from operators' commands
+(``state.constraints``); and the devices that the planner supports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Orders to workers: a fence for all; the orders that all stages of a plan must obey before it goes on; and, when a
-plan serves and nothing is waited for, which layers to keep warm for others.
-
-Only layers that a worker has reported count as warm there, not those it was ordered to keep.
-"""
+"""Orders to workers: the fence for all workers; the orders that all stages must carry out before a plan serves; and,
+while a plan serves and no answer is awaited, which layers to keep warm for others. Only layers that a worker has
+reported count as warm, not those that it was ordered to keep."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Traces: where each token's time went.
 
-Permanently recorded are one tuple per step (times of dispatch and answer, its rows, the stages' times) and the time at
+The broker always records one tuple per step (times of dispatch and answer, its rows, the stages' times) and the time at
 which each token was sent. Everything else is computed when a trace is requested.
 
 Limits: the newest ``max_steps`` steps, if they have no more than ``MAX_ROWS_KEPT`` rows together; eight bytes per token

@@ -85,7 +85,7 @@ class TokenCollector:
         return new
 
     def end_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Return the reason to end after the newest token; None if the sequence goes on."""
+        """Return the reason to end after the newest token; None if the sequence continues."""
         params, manifest = sequence.request.submit.params, self._state.manifest
         token = sequence.tokens[-1]
         is_eos = manifest is not None and token in manifest.eos_token_ids and not params.ignore_eos

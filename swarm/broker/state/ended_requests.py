@@ -4,7 +4,7 @@ With a journal, memory only holds the requests that are being read now; a reques
 journal when a client asks for it. Without a journal, a dropped request is lost. Either way, ended requests use no more
 memory than the bounds below, whatever their clients do.
 
-``ForgottenRequests`` remembers why a request is not available where the journal cannot tell: without a journal,
+``ForgottenRequests`` remembers why a request is not available where the journal has no record of it: without a journal,
 requests that left memory are lost; the journal's own limits remove requests too. While the journal cannot be written,
 requests that leave memory are not in it yet; if that lasts, their tokens are dropped and never will be. A client that
 asks for such a request gets this reason. Nothing is remembered from earlier broker processes.

@@ -1,8 +1,8 @@
-"""Steps that raised, and what has been computed since: the evidence on which a worker or a request is blamed.
+"""Steps that raised, and what was computed afterwards: the evidence on which a worker or a request is blamed.
 
-A failed step stays here for ``KEEP_S``. Later steps update it: sequences of the failed step that have since been
-computed to the same position no longer count, and each request is noted without which its worker has since computed a
-step.
+A failed step stays here for ``KEEP_S``. Later steps update it. A sequence of the failed step no longer counts once it
+has been computed to the same position. If the worker has since computed a step that did not contain one of the failed
+step's requests, that is noted for the request.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Newcomers:
         self.claims = {i: claim for i, claim in self.claims.items() if claim.peer != peer}
 
     def record_refusal(self, hello: Hello, reason: str, now: float) -> None:
-        """Record a refused worker. It is reported at intervals, however often that happens."""
+        """Record a refused worker. Repeated refusals are reported only at intervals."""
         former = self.refused.get(hello.name)
         oldest = min(self.refused.values(), key=lambda each: each.at, default=None)
         before = former or (oldest if len(self.refused) >= MAX_REFUSALS else None)

@@ -38,7 +38,7 @@ def install(
     as_json: JsonOption = False,
 ) -> None:
     """Install units, their users and commented settings. Files of an earlier installation are replaced, existing
-    settings stay. Nothing is started or enabled: the last lines tell you how.
+    settings stay. Nothing is started or enabled: the last lines show how.
 
     To change options, run it again. After an upgrade, run it again, then systemctl restart the running units. systemd
     listens on the broker's ports by the settings (broker.host, port, listen). When those change, run it again, then

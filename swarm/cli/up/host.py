@@ -1,7 +1,7 @@
 """Communication of ``swarm up`` with the broker: offers to start workers, and follows the swarm's state.
 
 The broker may be away, restarting, or too busy to answer; that is not an error here. Queries are repeated, and a broker
-that has forgotten this host learns of it again by the hello that is sent every ``HELLO_S``.
+that has forgotten this host is registered again by the hello that is sent every ``HELLO_S``.
 """
 
 from __future__ import annotations

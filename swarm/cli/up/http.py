@@ -1,4 +1,4 @@
-"""The gateway of ``swarm up``: whether it can run, on which port, and the message that it serves."""
+"""The gateway of ``swarm up``: whether it can run, on which port, and the message once it serves."""
 
 from __future__ import annotations
 

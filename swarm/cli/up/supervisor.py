@@ -202,7 +202,7 @@ class _Child:
 
 class Supervisor:
     """Deciding core of ``swarm up``: ``handle`` turns events into actions; ``wake_at()`` is the time of the next
-    ``Tick``."""
+    ``SupervisorTick``."""
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
@@ -230,7 +230,7 @@ class Supervisor:
         )
 
     def wake_at(self) -> float | None:
-        """Return the time at which the next ``Tick`` is due; None if only an event can change anything."""
+        """Return the time at which the next ``SupervisorTick`` is due; None if only an event can change anything."""
         if self._ended:
             return None
         if self._stop_at is not None:

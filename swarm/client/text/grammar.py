@@ -1,7 +1,7 @@
 """Compiles grammars before a request is sent, so that a mistake in one fails its caller immediately.
 
 No asyncio here: compiling usually takes a millisecond and at most some seconds, so event loops run it in threads
-(``checking``).
+(``grammar_checks``).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class AnswerStream:
     ) -> None:
         self._stream, self._assembler, self._cancels, self._on_tokens = stream, assembler, cancels, on_tokens
         self.num_prompt, self._num_tokens = num_prompt, 0
-        self._prefetched: list[AnswerPart] = []  # parts read by look(), for the next call of next()
+        self._prefetched: list[AnswerPart] = []  # parts read by prefetch(), for the next call of next()
         self._has_failed = False
         self.num_choices = assembler.num_choices
 
@@ -92,7 +92,7 @@ class MergedAnswers:
         self._answers = answers
         # pending reads, and the index of the answer that each belongs to
         self._pending: dict[asyncio.Future[list[AnswerPart]], int] | None = None
-        self._prefetched: list[AnswerPart] = []  # parts read by look(), for the next call of next()
+        self._prefetched: list[AnswerPart] = []  # parts read by prefetch(), for the next call of next()
         # each answer's first choice in the merged answer
         self._first_choices = list(accumulate((reading.num_choices for reading in answers), initial=0))
         self.num_choices = self._first_choices.pop()

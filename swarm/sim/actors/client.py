@@ -113,7 +113,7 @@ class ClientNode:
             self.feed(client_event.Received(message))
 
     def lose_connection(self, for_s: float) -> None:
-        """Break the connection: messages in flight are lost in both directions; then it comes back."""
+        """Break the connection for a while. Messages in flight are lost in both directions."""
         if self._link is None:
             return
         self._link.close()

@@ -111,7 +111,7 @@ class Cluster:
     def revoke(self, incarnation: str) -> None:
         """Revoke a worker's key: the broker closes its connection.
 
-        The process goes on for a moment and ends; a supervisor starts another one, which has a key of its own.
+        The process runs on for a moment and ends; a supervisor starts another one, which has a key of its own.
         """
         node = self.workers[incarnation]
         if node.key is None:

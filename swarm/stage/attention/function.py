@@ -136,7 +136,8 @@ def prove_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 
 
 def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool) -> Proof:
-    """Try scores, weights and mixture on a sequence alone; with ``together``, also between two other sequences."""
+    """Try the three products of attention (scores, weights, mixture) on one sequence alone; with ``together``, also
+    between two other sequences."""
     chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
     caches = [
         tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _PROBED_KEYS

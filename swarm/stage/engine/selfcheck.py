@@ -139,9 +139,10 @@ _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, A
 
 
 def allowed_difference(dtype: str) -> float:
-    """Return how far two computations of the same numbers may differ, relative to the largest.
+    """Return the largest allowed difference between two computations of the same numbers, relative to the largest
+    number.
 
-    In float32 that bounds the maximum over positions, in other dtypes the median.
+    In float32 it limits the maximum over all positions, in other dtypes the median.
     """
     return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
 

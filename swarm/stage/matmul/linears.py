@@ -1,4 +1,4 @@
-"""Choice of the kernel for linear layers: a ``torch.nn.LinearKernel``'s weight and bias in, a module out.
+"""Choice of the kernel for linear layers: a ``torch.nn.Linear``'s weight and bias in, a module out.
 
 A row's result must not depend on the number of other rows. Our own kernels guarantee this by themselves. torch's and
 oneDNN's kernels are called in tiles of fixed numbers of rows that a probe has shown to be safe (``tiled``). Each module

@@ -188,7 +188,7 @@ class WeightLoader:
         self._skeleton, self._source, self._on_loaded = skeleton, source, on_loaded
 
     def load_module(self, model: Any, name: str) -> None:
-        """Read the weights of the module ``name`` in place; its ``LinearKernel`` parts become kernels."""
+        """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
         if self._skeleton.kernel is NativeLinear:
             families.replace_modules(model, name, self._read_tensor)

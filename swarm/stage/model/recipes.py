@@ -112,7 +112,7 @@ class _ProgramWriter:
         return self.norm_pieces(norm, source, target, 0, 1)
 
     def norm_pieces(self, norm: NativeRmsNorm, source: int, target: int, first: int, count: int) -> Op:
-        """Norm some pieces of each row."""
+        """Return the operation that normalises some pieces of each row, such as the heads of queries and keys."""
         self.owners.append(norm)
         address, size, stride = norm.weight.data_ptr(), len(norm.weight), self.lengths[source]
         what = program.NormArgs(address, size, count, first, stride, norm.rounded, norm.variance_epsilon)
