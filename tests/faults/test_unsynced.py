@@ -31,7 +31,7 @@ from tests.unit.broker.journal.test_journal import accept, tokens
 store, _ = open_or_salvage(Path(sys.argv[1]), JournalLimits())
 snapshot = store.read_snapshot(Timestamp.now(), retained_s=60.0)
 tell = lambda *what: print(json.dumps(what), flush=True)
-tell("believed", sorted([r.submit.request_id, r.sequences[0].tokens] for r in past.requests))
+tell("believed", sorted([r.submit.request_id, r.sequences[0].tokens] for r in snapshot.requests))
 try:
     exec(sys.argv[2])
 except JournalError as error:
