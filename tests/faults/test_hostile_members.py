@@ -73,26 +73,26 @@ import asyncio, sys
 from pathlib import Path
 from swarm.auth.memberships import find
 from swarm.wire.codec import CLIENT
-from swarm.wire.transport.server_handshake import told
-from swarm.wire.transport.zmtp import framed
-from tests.integration.crowd import CURVE, Line, as_command
+from swarm.wire.transport.server_handshake import encode_metadata
+from swarm.wire.transport.zmtp import command_frame, frame_header
+from tests.integration.crowd import CURVE, Line
 from tests.unit.wire.test_curve import Knocker
 
 async def one(known, host, over, number):
     while not over.exists():
         _, line = await asyncio.get_running_loop().create_connection(Line, host, 5700)
         try:
-            knocker = Knocker(known.pair, known.broker, told(Socket_Type=b"DEALER"))
-            line.write(CURVE + as_command(knocker.hello()))
+            knocker = Knocker(known.pair, known.broker, encode_metadata(Socket_Type=b"DEALER"))
+            line.write(CURVE + command_frame(knocker.hello()))
             initiate = knocker.initiate((await line.read(234))[66:234])
             line.write(bytes([6]) + len(initiate).to_bytes(8, "big") + initiate)
             while not over.exists() and not line.ended.done():
                 if number % 2:
-                    line.write(framed(CLIENT.frame_limit_bytes, more=False) + bytes(CLIENT.frame_limit_bytes // 2))
+                    line.write(frame_header(CLIENT.frame_limit_bytes, more=False) + bytes(CLIENT.frame_limit_bytes // 2))
                     await asyncio.sleep(2.0)
                 for _ in range(100):
                     sealed = knocker.message(b"nonsense" * 1000)
-                    line.write(framed(len(sealed), more=False) + sealed)
+                    line.write(frame_header(len(sealed), more=False) + sealed)
                 await asyncio.sleep(0.05)
         except EOFError:
             pass

@@ -35,11 +35,11 @@ pytestmark = pytest.mark.skipif(bool(_absence()), reason=f"no keeper: {_absence(
 # other end of their socket says so, and how the parent sees that they ended.
 KILLS = """
 import json, mmap, os, signal, socket, sys, threading, time
-from swarm.stage.shell import keeper
+from swarm.stage.shell import fast_exit
 
 def be(end, with_keeper):
     if with_keeper:
-        kept = keeper.kept()
+        kept = fast_exit.keep_memory()
         kept.__enter__()
     memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -110,11 +110,11 @@ def test_its_number_stays_its_own(handler: signal.Handlers) -> None:
     In a process of its own, which has no other children."""
     script = f"""
 import os, signal
-from swarm.stage.shell import keeper
+from swarm.stage.shell import fast_exit
 signal.signal(signal.SIGCHLD, signal.Handlers({handler.value}))
-with keeper.kept() as pid:
+with fast_exit.keep_memory() as pid:
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | keeper._WALL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | fast_exit._WAIT_ALL)
     for wait in (os.wait, lambda: os.waitpid(-1, 0), lambda: os.waitpid(pid, 0)):
         try:
             print(wait())

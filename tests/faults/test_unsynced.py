@@ -24,24 +24,24 @@ LIFE = """
 import json, os, signal, sys
 from pathlib import Path
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment
+from swarm.broker.journal.store import JournalLimits, Timestamp
 from swarm.errors import JournalError
 from tests.unit.broker.journal.test_journal import accept, tokens
 
-store, _ = open_or_salvage(Path(sys.argv[1]), Bounds())
-past = store.past(Moment.now(), retained_s=60.0)
+store, _ = open_or_salvage(Path(sys.argv[1]), JournalLimits())
+snapshot = store.read_snapshot(Timestamp.now(), retained_s=60.0)
 tell = lambda *what: print(json.dumps(what), flush=True)
-tell("believed", sorted([r.submit.request_id, r.sequences[0].tokens] for r in past.requests))
+tell("believed", sorted([r.submit.request_id, r.sequences[0].tokens] for r in snapshot.requests))
 try:
     exec(sys.argv[2])
 except JournalError as error:
     tell("failed", type(error).__name__)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-ACCEPT = "store.write([accept('{0}', {1})], Moment.now()); tell('accepted', '{0}')\n"
-TOKENS = "for at in range({0}): store.write([tokens({1}, at, 5)], Moment.now())\n"
-FOLD = "store.fold()\n"
-MORE = "for at in range(8, 12): store.write([tokens(1, at, 5)], Moment.now())\n"
+ACCEPT = "store.write([accept('{0}', {1})], Timestamp.now()); tell('accepted', '{0}')\n"
+TOKENS = "for at in range({0}): store.write([tokens({1}, at, 5)], Timestamp.now())\n"
+FOLD = "store.checkpoint()\n"
+MORE = "for at in range(8, 12): store.write([tokens(1, at, 5)], Timestamp.now())\n"
 BEFORE = ACCEPT.format("a", 1) + TOKENS.format(8, 1)
 
 

@@ -316,7 +316,7 @@ def test_a_chat_that_outgrows_the_context(
     assert swarm("chat") == 0
     shown = capsys.readouterr()
     assert shown.out == "user: one#0\nuser: two#0\n"
-    assert "oldest turn was forgotten" in shown.err
+    assert "oldest turn was dropped" in shown.err
 
 
 def test_a_chat_that_fails(

@@ -151,7 +151,7 @@ def test_zsh_completes(words: tuple[str, ...], expected: list[str], tmp_path: Pa
 @needs("zsh")
 def test_what_zsh_says_of_each_has_its_apostrophes(tmp_path: Path) -> None:
     (line,) = {line for line in offered_by_zsh(("swarmctl", "--url"), tmp_path) if line.startswith("--url")}
-    assert "The broker's clients' door" in line
+    assert "The broker's port for clients" in line
 
 
 @pytest.mark.parametrize("program", ["swarm", "swarmctl"])

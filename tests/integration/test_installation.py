@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(NO_COMPILER, reason="no C compiler")
 TRY = """
 import json, torch
 from swarm.stage import native
-told = {"file": native.__file__, "built": native.built()[0] is not None, "absence": native.absence()}
+told = {"file": native.__file__, "built": native.built()[0] is not None, "reason": native.unavailable_reason()}
 if native.library() is not None:
     from swarm.stage.native.linears import NativeLinear
     torch.manual_seed(1)
@@ -121,12 +121,12 @@ def test_an_installed_package_uses_its_kernels(form: Callable[[Path], Path], che
     assert (packages / "swarm" / "service" / "units" / "swarm-broker.socket").is_file()
     told = tried(python, packages, tmp_path)
     assert told["built"]
-    assert told["absence"] == native.unavailable_reason()  # the processor's, if anything
+    assert told["reason"] == native.unavailable_reason()  # the processor's, if anything
     assert told.get("off", 0.0) < 1e-2
     (packages / NATIVE / "module.c").write_text("/* from elsewhere */\n")
     told = tried(python, packages, tmp_path)
     assert not told["built"]
-    assert "was built from other sources" in told["absence"]
+    assert "was built from other sources" in told["reason"]
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
@@ -134,7 +134,7 @@ def test_without_a_compiler_it_is_installed_all_the_same(compiler: str, checkout
     """Without the library, and it is told what was lacking."""
     wheel, _ = wheel_of(checkout, tmp_path / "wheels", CC=compiler)
     packages = unpacked(wheel, tmp_path)
-    code = "from swarm.stage import native; print(native.__file__); print(native.absence())"
+    code = "from swarm.stage import native; print(native.__file__); print(native.unavailable_reason())"
     file, absence = ran(sys.executable, "-c", code, cwd=packages).splitlines()[-2:]
     assert Path(file).is_relative_to(packages)
     assert "install Swarm where there is a C compiler" in absence

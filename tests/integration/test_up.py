@@ -236,7 +236,7 @@ def test_up_for_programs(up: StartUp) -> None:
         "stages": [{"worker": "w0", "layers": [0, 8]}],
     }
     swarm.children()["w0"].kill()
-    note = json.loads(swarm.wait_for("starting it again"))
+    note = json.loads(swarm.wait_for("restarting it"))
     assert note["event"] == "note"
     assert json.loads(swarm.wait_for('"serving"'))["epoch"] > 1
     swarm.process.send_signal(signal.SIGTERM)

@@ -21,8 +21,8 @@ RESERVED_POSITIONS = 100_000
 
 _CHILD = """
 import json, pathlib, sys
-from swarm.stage.shell.openmp import wait_passively
-wait_passively()
+from swarm.stage.shell.openmp import use_passive_waiting
+use_passive_waiting()
 import numpy as np, psutil
 from swarm.stage.executor import Batch
 from swarm.stage.engine.torch_executor import TorchExecutor
