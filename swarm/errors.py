@@ -141,5 +141,5 @@ def report_thread_errors(on_error: Callable[[BaseException], None]) -> Iterator[
     """
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 (it is told)  # It is reported.
+    except BaseException as error:  # noqa: BLE001 (it is reported)
         on_error(error)

@@ -27,8 +27,14 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constraint on the answer's text. ``text``: the schema as JSON, nothing, the expression, a JSON list of choices,
-    or a grammar in Lark's or llama.cpp's form."""
+    """Constraint on the answer's text. What ``text`` contains depends on ``kind``:
+
+    - "json_schema": the schema as JSON.
+    - "json_object": nothing; the answer is any JSON object.
+    - "regex": the regular expression.
+    - "choice": a JSON list of the possible answers.
+    - "ebnf": a grammar in Lark's or llama.cpp's form.
+    """
 
     kind: GrammarKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)] = ""
@@ -38,12 +44,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Parameters of sampling. The defaults are greedy decoding, so answers are reproducible unless the caller asks
     otherwise.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Penalties: ``repetition`` divides (1
-    is off), ``presence`` and ``frequency`` subtract (0 is off). ``logit_bias`` maps token ids to values that are added
-    to their logits. ``logprobs`` requests the chosen token's log probability and that many alternatives (None: none).
-    ``n`` continuations of one prompt get seeds of their own, derived from ``seed``. With ``seed`` None the client
-    library draws one. ``stop`` strings end the text (and are not part of it), ``stop_token_ids`` end the tokens.
-    ``grammar``: only tokens that it allows are drawn, and the answer may end only where the grammar may.
+    - ``max_tokens``: the answer ends after this number of tokens. ``min_tokens``: it does not end before.
+    - ``temperature``: 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+    - ``repetition_penalty`` divides logits (1 is off); ``presence_penalty`` and ``frequency_penalty`` are subtracted (0
+      is off). ``logit_bias`` maps token ids to values that are added to their logits.
+    - ``logprobs``: return the chosen token's log probability and this number of alternatives; None: neither.
+    - ``n``: number of continuations, each with a seed derived from ``seed``. ``seed`` None: the client draws one.
+    - ``stop``: strings that end the text and are not part of it. ``stop_token_ids``: tokens that end it.
+    - ``ignore_eos``: do not end at the model's end-of-sequence tokens.
+    - ``grammar``: only tokens that it allows are drawn, and the answer ends only where the grammar may.
     """
 
     max_tokens: int = 128

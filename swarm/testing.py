@@ -274,7 +274,7 @@ class FakeExecutor:
 
     def _check_capacity(self) -> None:
         if self.kv_used() > self.capacity:
-            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
+            raise IllegalMove(f"{self.kv_used()} positions are held, the capacity is {self.capacity}")
 
     def _compute_position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
         """Compute one position. In a replay, states that are held already must be equal."""

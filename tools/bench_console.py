@@ -91,7 +91,7 @@ class ReportingBroker(FakeBroker):
             "pid": 7,
             "state": "member",
             "verdict": "well",
-            "evidence": f"idle, last beat {n % 99} ms ago",
+            "evidence": f"idle, last heartbeat {n % 99} ms ago",
         }
         row |= {"device": "cpu", "dtype": "float32", "kernels": "linears native avx512bf16; attention native; exact"}
         row |= {"round_trip_s": 0.0002, "bytes_per_s": 6e8, "beat_age_s": 0.1, "pace": 1 + n % 7 / 10, "kv_used": n}

@@ -91,7 +91,7 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     }
     patches: list[Any] = [mock.patch.object(attention, "attend_rows", clock.timed("attention", attention.attend_rows))]
     for kind, name in kinds.items():
-        for method in ("forward", "activated", "times"):
+        for method in ("forward", "apply_activated", "apply_times"):
             if hasattr(kind, method):
                 patches.append(mock.patch.object(kind, method, clock.timed(name, getattr(kind, method))))
     for patch in patches:

@@ -19,7 +19,7 @@ from bench_lib import report
 from rich.table import Table
 
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import WorkerDisconnected
 from swarm.broker.planner import tables
 from swarm.broker.planner.bound import lower_bound

@@ -18,10 +18,10 @@ from time import perf_counter
 from bench_lib import numbers, report
 from rich.table import Table
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import StepFinished, Tick
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import RequestSettings
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.steps.scheduler import SchedulerSettings
 from tests.unit.broker.bench import Bench, done_of, submit
 

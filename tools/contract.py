@@ -147,7 +147,7 @@ async def least_mib(swarm: Processes) -> int:
     """Find the least memory with which a worker would start, as it says itself."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
-    found = re.search(r"the least is (\d+) MiB", swarm.log("absurd"))
+    found = re.search(r"the minimum is (\d+) MiB", swarm.log("absurd"))
     if found is None:
         raise SystemExit(f"a worker did not say how much memory it needs: {swarm.log('absurd')[-500:]}")
     return int(found[1])

@@ -16,12 +16,12 @@ SOURCE: Final = Path(__file__).parents[1] / "docs" / "figures.toml"
 HEAD: Final = """\
 # Figures
 
-Every measurement that the README and these pages rely on. `docs/figures.toml` holds the data; do not edit this page.
+Every measurement that the README and these pages rely on, generated from `docs/figures.toml`.
 
-Each figure ends with its date, processor, load (other work during the run), command, and the commit that recorded
-it. Most machines were virtual ones with neighbours, so trust ratios more than absolute values. Nothing is measured
-on aarch64, on GPUs or on several physical machines. "1.1 B" is a Llama shape with 22 layers, hidden size 2048 and
-random weights.
+Each ends with date, processor, load (other work, or the load average, if recorded), command, and the recording commit.
+The machines were virtual ones with two cores and neighbours: trust ratios more than absolute values. Nothing is
+measured on aarch64, on GPUs or on several physical machines. “1.1 B” is a Llama shape with 22 layers, hidden size 2048
+and random bfloat16 weights. “Before” is Swarm before the change that a figure is about.
 """
 
 
@@ -43,14 +43,13 @@ def _machines(processors: Mapping[str, tuple[str, str]]) -> Iterator[str]:
 
 def _figure(figure: Mapping[str, Any], processors: Mapping[str, tuple[str, str]]) -> str:
     name, _ = processors.get(figure["processor"], (figure["processor"], ""))
-    load = figure.get("load", "not recorded")
-    measured = (figure["date"], name, f"load: {load}", _quote(figure["command"]), f"commit {figure['commit']}")
+    measured = [figure["date"], name, figure.get("load"), _quote(figure["command"]), figure["commit"]]
     parts = [
         f"### {figure['title']}",
         figure["what"],
         "\n".join(_table(figure)),
-        figure.get("note", ""),
-        ", ".join(measured),
+        figure.get("note"),
+        ", ".join(part for part in measured if part),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -78,7 +78,8 @@ def _has_restarted(before: Json, after: Json) -> bool:
 
 
 def _as_awaited(look: SwarmSnapshot) -> SwarmSnapshot:
-    """Return a snapshot after which everything but the workers is new, and the workers are awaited."""
+    """Return the snapshot to compare with the first snapshot of a restarted broker. Its workers are awaited; everything
+    else is dropped, so that all of the new broker's data counts as new."""
     present = {i: row for i, row in _index_workers(look.nodes).items() if is_present(row)}
     return look._replace(recoveries={}, nodes={}, awaited={**look.awaited, **present})
 
@@ -127,7 +128,7 @@ def _worker_event(name: str, row: Row, text: str, *more: str) -> SwarmEvent:
 
 
 def _rejections(before: Json, after: Json) -> Iterator[SwarmEvent]:
-    """Yield the rejected workers. The broker repeats a worker that keeps trying only now and then."""
+    """Yield the rejected workers. The broker reports a worker that keeps retrying only at intervals."""
     reported = {row.get("number") for row in read_rows(before.get("refused"))}
     for row in read_rows(after.get("refused")):
         if row.get("number") not in reported:
@@ -149,7 +150,7 @@ def _recoveries(before: Json, after: Json) -> Iterator[SwarmEvent]:
             took = measured.get("total_s") if isinstance(measured, Mapping) else None
             words = f" after {took:.2f} s" if isinstance(took, int | float) else ""
             count = row.get("sequences")
-            who = "1 sequence goes on" if count == 1 else f"{count} sequences go on"
+            who = "1 sequence continues" if count == 1 else f"{count} sequences continue"
             text = f"recovered{words}: {who} in epoch {row.get('epoch')}"
             yield SwarmEvent("recovery_ended", text, {**fields, "total_s": took})
 

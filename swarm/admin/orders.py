@@ -39,7 +39,7 @@ def plan_command(
 
 
 def plan_what_if(without: Sequence[str], objective: str, more: int, like: str) -> PlanWhatIf:
-    """Return the question which plan there would be without some workers, or with ``more`` workers like ``like``."""
+    """Return the query for a plan without some workers, or with ``more`` workers like ``like``."""
     excluded = tuple(map(parse_worker_name, without))
     question = PlanWhatIf(
         without=excluded, objective=_parse_objective(objective), more=more or int(bool(like)), like=like

@@ -2,7 +2,7 @@
 
 Decides which machines may connect, under which name and role, and which messages each role may send.
 
-* ``identity``: a machine's own key pair; ``broker_keys``: the broker's, and its rotation;
+* ``broker_keys``: the broker's own key, and its rotation;
 * ``invitation``: one line of text that admits a new machine; ``enrol``: using it;
 * ``registry``: members and invitations by key (pure); ``registry_file``: its file;
 * ``key_proof``: proof that an enrolled key belongs to the sender (pure); ``permissions``: messages allowed per role

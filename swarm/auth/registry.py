@@ -1,8 +1,8 @@
 """Key registry: the allow-list of members with their roles, and open invitations. Pure.
 
-Each operation returns a new registry, or raises Refusal. Three kinds of keys are valid: a member's key; the key that a
-member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's key,
-while it has uses left and has not expired, for enrolling only.
+Each operation returns a new registry, or raises RegistryRefusal. Three kinds of keys are valid: a member's key; the key
+that a member has announced (``rotate``), in addition to the old one, until the member has used it; and an invitation's
+key, while it has uses left and has not expired, for enrolling only.
 
 Each entry also records which public key of the broker its owner has (``broker``), because the broker rotates its key,
 too.
@@ -123,8 +123,7 @@ class KeyRegistry:
         fitting = [each.name for each in self.members if each.role == "worker" and may_name_worker(each.name, worker)]
         return max(fitting, key=len, default="")
 
-    # --- operations
-    # ------------------------------------------------------------------------------------------------------
+    # --- operations --------------------------------------------------------------------------------------------------
 
     def invite(
         self, message: Invite, now: float, broker: str | None = None, reserved: Collection[str] = ()
@@ -279,7 +278,7 @@ class KeyRegistry:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_unused(self, key: str, reserved: Collection[str]) -> None:
-        """Raise Refusal for a key that is or was in use."""
+        """Raise RegistryRefusal for a key that is or was in use."""
         if key in reserved:
             raise RegistryRefusal("this is the broker's own key: make one of your own")
         if key in self._by_key:
@@ -330,7 +329,7 @@ def _is_identified_by(name: str, own: str, keys: Sequence[str]) -> bool:
 
 
 def _only_match(name: str, matches: Sequence[Member | OpenInvitation]) -> Member | OpenInvitation:
-    """Return the only match. Raises Refusal with a remedy if there is none or several."""
+    """Return the only match. Raises RegistryRefusal with a remedy if there is none or several."""
     if not matches:
         raise RegistryRefusal(f"there is no {name!r}, and no key begins with it ({_MIN_PREFIX_DIGITS} digits or more)")
     if len(matches) > 1:

@@ -23,7 +23,7 @@ from swarm.auth.registry import (
 from swarm.errors import ConfigError
 
 _VERSION: Final = 1
-_FILE_NAME: Final = "the roll of keys"
+_FILE_NAME: Final = "the key registry"
 _MAX_BYTES: Final = 8 << 20
 
 
@@ -57,7 +57,7 @@ class RegistryFile:
         return self._seen_at
 
     def write(self, registry: KeyRegistry) -> None:
-        """Replace the registry. Raises Refusal if writing fails; ``registry`` then matches the file."""
+        """Replace the registry. Raises RegistryRefusal if writing fails; ``registry`` then matches the file."""
         if registry is self.registry:
             return
         written = _StoredRegistry(_VERSION, registry.members, registry.invited, registry.retired, self.now())

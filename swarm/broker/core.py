@@ -10,11 +10,13 @@ many steps as may be in flight, which is why no other part needs to ask for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import assert_never
+
 import msgspec
 
 from swarm.broker.actions import Action, Dispatch, FinishJournalRewrite, Outbox, SendToWorker
 from swarm.broker.admin.queries import QueryHandler
-from swarm.broker.core_settings import CoreSettings
 from swarm.broker.events import (
     AcceptanceWritten,
     AcceptStopped,
@@ -49,19 +51,25 @@ from swarm.broker.events import (
     WorkerMessageReceived,
 )
 from swarm.broker.members.accept_gate import AcceptGate
+from swarm.broker.members.admission import MemberSettings
+from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.hosts import HostManager
 from swarm.broker.members.membership import WorkerMembership
 from swarm.broker.members.monitor import LostStepDetector
-from swarm.broker.recovery.reconfiguration import Reconfiguration
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.recovery.reconfiguration import Reconfiguration, ReconfigurationSettings
 from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
-from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
+from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
+    NO_LINEAGE,
     Ack,
     Attach,
     Cancel,
@@ -73,10 +81,10 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
+    Lineage,
     LookUp,
     PlanCommand,
     Query,
-    RequestMessage,
     ShowSettings,
     StepDone,
     Stop,
@@ -89,6 +97,47 @@ PAUSE_S = 0.25
 # Forgive only the part of a pause above this limit; otherwise a permanently slow broker would never time anyone out.
 USUAL_GAP_S = 0.05
 MAX_NOTES = 8  # latest problems of the journal that are kept for reports
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Settings of the deciding code, by package. ``settings`` derives them from the user's settings.
+
+    The endpoints are sent to workers.
+    """
+
+    heartbeat_endpoint: str
+    data_endpoint: str
+    version: str = "0"
+    beat_interval_s: float = 0.1
+    lease_s: float = 10.0
+    prefix: PrefixRules = field(default_factory=PrefixRules)
+    trace_steps: int = 4096  # steps that the tracer keeps
+    profile_every: int = 0  # steps between two ``profile`` log events; 0: none
+    check_rules: bool = False  # check the state's rules at every tick, and log violations
+    lineage: Lineage = NO_LINEAGE  # of this process
+    key: str | None = None  # the broker's public key, where connections are authenticated by keys
+    dtype: str = ""  # type of the weights at all workers; empty: the first worker's
+    relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
+    run: str = ""  # prefix that distinguishes the ids of this broker's events from those of previous ones
+    requests: RequestSettings = field(default_factory=RequestSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)
+    health: HealthLimits = field(default_factory=HealthLimits)
+    recheck: RecheckSettings = field(default_factory=RecheckSettings)
+
+    @property
+    def member_settings(self) -> MemberSettings:
+        return MemberSettings(
+            self.heartbeat_endpoint,
+            self.data_endpoint,
+            self.beat_interval_s,
+            self.lease_s,
+            self.health,
+            self.recheck,
+            self.key,
+            self.dtype,
+        )
 
 
 class BrokerCore:
@@ -179,7 +228,7 @@ class BrokerCore:
         """Id of the event that was handled last, for ``actions.add_cause``."""
         return f"{self.settings.run}{self._num_events:x}"
 
-    def _route(self, event: Event, now: float) -> None:
+    def _route(self, event: Event, now: float) -> None:  # noqa: PLR0912, PLR0915 (a case for each event)
         match event:
             case StepFinished(done):
                 self._on_step_finished(done, now)
@@ -191,10 +240,15 @@ class BrokerCore:
                 self._on_client_message(client, message, account, now)
             case WorkerMessageReceived(peer, message, owner, not_at):
                 self._members.on_message(peer, message, now, owner, not_at)
-            case WorkerDisconnected() | KeyRevoked():
-                self._on_worker_gone(event, now)
-            case ClientUnreachable() | ClientBlocked():
-                self._on_client_gone(event, now)
+            case WorkerDisconnected(peer):
+                self._members.on_disconnected(peer, now)
+            case KeyRevoked(key):
+                self._members.on_key_revoked(key, now)
+            case ClientUnreachable(client):
+                self._requests.on_client_unreachable(client, now)
+                self._hosts.on_client_gone(client)
+            case ClientBlocked(client):
+                self._requests.on_client_blocked(client, now)
             case AssetPartArrived():
                 self._members.on_asset_part(event, now)
             case MessageRefused():
@@ -203,11 +257,6 @@ class BrokerCore:
                 self._tick(now)
             case AcceptStopped() | DescriptorsCounted():
                 self._accept_gate.handle(event, now)
-            case _:
-                self._route_journal_event(event, now)
-
-    def _route_journal_event(self, event: Event, now: float) -> None:
-        match event:
             case AcceptanceWritten(request_id, sequences):
                 self._requests.on_accepted(request_id, sequences)
             case EpochWritten(epoch):
@@ -218,21 +267,16 @@ class BrokerCore:
                 self._requests.durability.on_end_not_written(sequence)
             case RequestRead(request_id, record, problem):
                 self._requests.on_request_read(request_id, record, problem, now)
+            case ListRead() | Solved():
+                self._queries.on_result(event, now)
             case RouteTested(epoch, problem):
                 self._reconfiguration.on_route_tested(epoch, problem, now)
             case RulesChanged(rules):
                 self._reconfiguration.on_rules_changed(rules, now)
-            case ListRead() | Solved():
-                self._queries.on_result(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
             case ProcessFigures(values):
                 self.state.process_figures = values
-            case _:
-                self._route_journal_state(event, now)
-
-    def _route_journal_state(self, event: Event, now: float) -> None:
-        match event:
             case JournalBroke(reason):
                 self._requests.durability.on_journal_broken(reason, now)
             case JournalMended():
@@ -241,6 +285,8 @@ class BrokerCore:
                 self._on_journal_renewed(note, next_sequence, now)
             case JournalRewritten():
                 self._out.note("journal_rewritten", requests=len(self.state.requests))
+            case _:
+                assert_never(event)
 
     def _on_journal_renewed(self, note: str, next_sequence: int, now: float) -> None:
         """Write what the new journal needs from memory, the epoch last: with that it is complete."""
@@ -300,13 +346,25 @@ class BrokerCore:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def _on_client_message(
+    def _on_client_message(  # noqa: PLR0912 (a case for each message)
         self, client: bytes, message: ClientMessage, account: ClientAccount | None, now: float
     ) -> None:
         self._reconfiguration.refresh_wait_reason(now)
         match message:
-            case Submit() | GetRequest() | LookUp() | Attach() | Ack() | Stop() | Cancel() | Detach():
-                self._on_request_message(client, message, account, now)
+            case Submit():
+                self._requests.submit(client, message, account, now)
+            case GetRequest() | LookUp():
+                self._requests.look_up(client, message, account)
+            case Attach():
+                self._requests.attach(client, message, account)
+            case Ack():
+                self._requests.ack(client, message, account)
+            case Stop():
+                self._requests.stop(message, account, now)
+            case Cancel():
+                self._requests.cancel(client, message, account, now)
+            case Detach():
+                self._requests.detach(client, message, account, now)
             case Describe():
                 self._queries.describe(client)
             case GetAsset():
@@ -325,38 +383,6 @@ class BrokerCore:
                 self._queries.steer(client, message)
             case ShowSettings():
                 self._queries.show_settings(client, message)
-
-    def _on_worker_gone(self, event: WorkerDisconnected | KeyRevoked, now: float) -> None:
-        if isinstance(event, KeyRevoked):
-            self._members.on_key_revoked(event.key, now)
-        else:
-            self._members.on_disconnected(event.peer, now)
-
-    def _on_client_gone(self, event: ClientUnreachable | ClientBlocked, now: float) -> None:
-        if isinstance(event, ClientBlocked):
-            self._requests.on_client_blocked(event.client, now)
-            return
-        self._requests.on_client_unreachable(event.client, now)
-        self._hosts.on_client_gone(event.client)
-
-    def _on_request_message(
-        self, client: bytes, message: RequestMessage, account: ClientAccount | None, now: float
-    ) -> None:
-        match message:
-            case Submit():
-                self._requests.submit(client, message, account, now)
-            case GetRequest() | LookUp():
-                self._requests.look_up(client, message, account)
-            case Attach():
-                self._requests.attach(client, message, account)
-            case Ack():
-                self._requests.ack(client, message, account)
-            case Stop():
-                self._requests.stop(message, account, now)
-            case Cancel():
-                self._requests.cancel(client, message, account, now)
-            case Detach():
-                self._requests.detach(client, message, account, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -380,9 +406,12 @@ class BrokerCore:
             self._out.note("rule_broken", "error", what=violation)
 
     def _detect_own_pause(self, event: Event, now: float) -> None:
-        """If the broker itself stood still, move every deadline with consequences by the length of the pause. Many
-        short pauses between two ticks count as one long one: waiting messages are handled before a tick, and verdicts
-        are given only at ticks."""
+        """If the broker's own process was paused, move every deadline that leads to a verdict or an end by the length
+        of the pause.
+
+        Many short pauses between two ticks count as one long one: waiting messages are handled before a tick, and
+        verdicts are given only at ticks.
+        """
         self._shift_deadlines(self.state.now, now)
         if isinstance(event, Tick):
             self._shift_deadlines(self.state.ticked_at, now)

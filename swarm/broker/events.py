@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 # part of a client's message
-from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (a part of what is said)
+from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (re-exported)
 from swarm.wire.messages import ClientMessage, Heartbeat, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class ClientBlocked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessageReceived:
-    """A worker sent a message on its control connection. ``peer`` is the connection's routing id. ``owner``: the member
-    whose key authenticated it; empty: it is on the broker's own machine, where no key is needed. ``not_at``: why other
-    workers may not connect to the address in its Hello; empty: they may."""
+    """A worker sent a message on its control connection. ``peer``: the connection's routing id. ``owner``: the member
+    whose key authenticated the worker; empty for a worker on the broker's own machine, which needs no key.
+    ``address_error``: why other workers may not connect to the address in its Hello; empty if they may."""
 
     peer: bytes
     message: WorkerMessage
@@ -65,7 +65,7 @@ class AssetPartArrived:
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
     """A message could not be decoded. It came through the socket "client", "control", "beat" or "data". ``foreign``:
-    the part that this build does not support, if the message was complete; ``peer``: its sender in that case."""
+    for a complete message, the part that this build does not support. ``peer``: the sender of such a message."""
 
     socket: str
     peer: bytes = b""
@@ -181,9 +181,9 @@ class JournalMended:
 
 @dataclass(frozen=True, slots=True)
 class JournalRenewed:
-    """The journal could no longer be trusted. Another one is in its place, with what the old one still gave; the data
-    in memory has to be written again. ``note``: what happened, as text. ``next_sequence``: the first number that no
-    sequence in it has."""
+    """The journal could no longer be trusted, and a new one has replaced it. The new journal holds what could be read
+    from the old one; the broker must write the data in memory again. ``note``: what happened, as text.
+    ``next_sequence``: a sequence number above all that the new journal contains."""
 
     note: str
     next_sequence: int

@@ -145,9 +145,9 @@ class MessageServer:
                     self._feed(_accept_stopped("worker", event))
 
     def _reject_worker_message(self, worker: bytes, error: WireError) -> None:
-        """Disconnect a worker whose message can't be decoded: the message may be awaited, and is not sent again. Over a
-        new connection the worker sends Hello, with all that it holds. (A worker of another build would send the same
-        again: it gets an answer instead.)"""
+        """Disconnect a worker whose message can't be decoded. The broker may be waiting for that message, and the
+        worker would not send it again; after the reconnect the worker sends Hello, with everything it holds. A worker
+        of another build stays connected and gets an answer: it would send the same message again."""
         foreign = str(error) if isinstance(error, ForeignMessage) else ""
         self._count_rejected(
             MessageRefused("control", worker, foreign), str(error), worker=worker.decode(errors="replace")
@@ -226,8 +226,8 @@ class MessageServer:
 
 
 def _check_sender(message: WorkerMessage, peer: bytes, key: str) -> None:
-    """Raise WireError if a message names another process than its sender, whose incarnation is known to its neighbours.
-    Of a Hello, check the address to which others will connect, and that it names the key of its connection."""
+    """Raise WireError if a message names a process other than its sender. (A worker's neighbours know its incarnation
+    and could use it.) Also check a Hello: its address must be valid, and its key must be the key of the connection."""
     named = getattr(message, "incarnation", None)
     if named is not None and named.encode() != peer:
         shown = peer.decode(errors="replace")

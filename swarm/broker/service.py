@@ -284,7 +284,7 @@ class BrokerService:
                 if answer is not None:
                     events.append(answer)
 
-    def _perform(self, action: act.Action) -> Event | None:
+    def _perform(self, action: act.Action) -> Event | None:  # noqa: PLR0912 (a case for each action)
         if failpoints.armed and (place := _FAILPOINTS.get(type(action))) is not None:
             failpoints.hit(place)
         if isinstance(action, JournalWrite):
@@ -305,8 +305,18 @@ class BrokerService:
             case act.SetRelayTickets(tickets):
                 if self._relay is not None:
                     self._relay.admit(tickets)
-            case act.CountDescriptors() | act.ResumeAccepting() | act.SetAllowedKeys() | act.Solve() | act.ProbeRoute():
-                return self._perform_local(action)
+            case act.CountDescriptors():
+                return DescriptorsCounted(num_descriptors(), descriptor_limit())
+            case act.ResumeAccepting(door):
+                self._message_server.sockets[door].resume_accepting()
+            case act.SetAllowedKeys(door, keys):
+                self._auth.allow_keys(door, keys)
+            case act.Solve(number, question):
+                self._solver.ask(number, question)
+            case act.ProbeRoute(epoch, endpoint):
+                task = asyncio.create_task(self._test_route(epoch, endpoint), name="test a route")
+                self._route_tests.add(task)
+                task.add_done_callback(self._route_tests.discard)
             case act.WriteLog(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
@@ -330,24 +340,6 @@ class BrokerService:
                     self._send_queued()
         except WireError as error:
             log.error("message_not_encoded", action=type(action).__name__, reason=str(error))
-        return None
-
-    def _perform_local(
-        self, action: act.CountDescriptors | act.ResumeAccepting | act.SetAllowedKeys | act.Solve | act.ProbeRoute
-    ) -> Event | None:
-        match action:
-            case act.CountDescriptors():
-                return DescriptorsCounted(num_descriptors(), descriptor_limit())
-            case act.ResumeAccepting(door):
-                self._message_server.sockets[door].resume_accepting()
-            case act.SetAllowedKeys(door, keys):
-                self._auth.allow_keys(door, keys)
-            case act.Solve(number, question):
-                self._solver.ask(number, question)
-            case act.ProbeRoute(epoch, endpoint):
-                task = asyncio.create_task(self._test_route(epoch, endpoint), name="try a door")
-                self._route_tests.add(task)
-                task.add_done_callback(self._route_tests.discard)
         return None
 
     async def _test_route(self, epoch: int, endpoint: str) -> None:

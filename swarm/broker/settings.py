@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import RequestSettings
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.config import Settings

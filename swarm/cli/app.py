@@ -9,9 +9,8 @@ import typer
 from swarm.cli.bench import bench
 from swarm.cli.discover import discover
 from swarm.cli.doctor.command import doctor
-from swarm.cli.generate.attach import attach
 from swarm.cli.generate.chat import chat
-from swarm.cli.generate.generate import generate
+from swarm.cli.generate.generate import attach, generate
 from swarm.cli.meta import completion
 from swarm.cli.meta.show import show
 from swarm.cli.options import GlobalOptions, LogFormat, LogLevel

@@ -128,6 +128,6 @@ def _worker_name(joined: JoinedSwarm, wanted: str, *, has_joined: bool) -> str:
     if has_joined:
         return joined.name  # the requested name was taken
     raise ConfigError(
-        f"that swarm knows this machine as {joined.name}: a worker here is called so, or {joined.name}-ANYTHING "
-        f"(--name), and not {wanted}; or join once more as {wanted}, with an invitation"
+        f"that swarm has registered this machine as {joined.name}: name workers here {joined.name} or "
+        f"{joined.name}-ANYTHING (--name), not {wanted}; or join again as {wanted}, with another invitation"
     )

@@ -343,7 +343,7 @@ class RequestTracker:
         updates: SessionActions = [ConfirmStored(request.id)] if is_taken else []
         return [*updates, FailRequest(request.id, rejection_error(message, request.is_accepted))]
 
-    # --- who is owed something
+    # --- live requests
 
     def live_requests(self) -> list[ActiveRequest]:
         """List the requests that still expect messages from the broker."""

@@ -72,8 +72,8 @@ class Usage:
 class Choice:
     """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not requested.
 
-    In ``timing``, ``first_token_s`` and ``queued_s`` are 0 where they are unknown: the broker was restarted after the
-    first token. ``total_s`` is always known.
+    The fields ``first_token_s`` and ``queued_s`` of ``timing`` are 0 if they are unknown, because the broker was
+    restarted after the first token. ``total_s`` is always known.
     """
 
     index: int

@@ -305,8 +305,8 @@ class Session:
         return failed + self._questions.fail_all(error)
 
     def _on_undecodable(self, event: UndecodableMessage, now: float) -> SessionActions:
-        """Fail the recipient of an undecodable message, which would only come again: the request that it names, or else
-        every open question."""
+        """Fail the recipient of an undecodable message, since the broker would only send the same message again. The
+        recipient is the request that it names, or else every open question."""
         self._tracker.num_ignored += 1
         error = Unavailable(
             f"the broker at {self.url} and this client are incompatible ({event.reason}): "
@@ -351,8 +351,8 @@ class Session:
         return actions + self._send_due_questions()
 
     def _resend_waiting(self, now: float) -> SessionActions:
-        """Send waiting requests again if their answers may have been lost. Skip a request whose caller has yet to take
-        what came."""
+        """Send waiting requests again if their answers may have been lost. Skip requests whose caller has not taken all
+        delivered tokens."""
         actions: SessionActions = []
         for request in () if self._connection_state.is_silent(now) else self._requests.values():
             if now >= request.nudge_at and request.is_waiting:

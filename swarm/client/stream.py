@@ -73,7 +73,8 @@ class RequestCall:
         return self.connection.is_read(self.submit.request_id, self._mailbox)
 
     def _keep_earlier(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces from ``first_index`` on, and an end in any case; keep the others for the completion."""
+        """Return the pieces that the caller receives: those from ``first_index`` on, and the end. Keep the earlier
+        pieces for the completion."""
         wanted = [piece for piece in pieces if piece.index >= self.first_index or piece.finish_reason is not None]
         self._earlier_pieces += [piece for piece in pieces if piece not in wanted]
         return wanted

@@ -185,9 +185,7 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show counters, sizes and times of the pipeline and its stages."""
-    from swarm.ctl import render_stats
-    from swarm.ctl.prometheus import print_metrics
-    from swarm.ctl.watch import watch_stats
+    from swarm.ctl.stats import print_metrics, render_stats, watch_stats
 
     outer: CommonOptions = context.obj
     if prometheus:
@@ -195,7 +193,7 @@ def stats(
             raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
         print_metrics(lambda: open_client(context, url or outer.url))
     elif watch is None:
-        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render_stats.stats)
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render_stats)
     else:
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
 

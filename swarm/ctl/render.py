@@ -71,7 +71,7 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("seen_steps", "steps"),
     ("needed_bytes", "needs"),
     ("memory_bytes", "memory"),
-    ("kv_positions", "kv room"),
+    ("kv_positions", "kv positions"),
     ("load_s", "load"),
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),

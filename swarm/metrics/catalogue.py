@@ -1,7 +1,8 @@
 """Catalogue of every figure of the swarm itself, and its place in the broker's reports.
 
 ``stats`` and ``status`` are used unchanged; :func:`combine_reports` converts the texts of ``nodes`` to numbers. A
-worker that has gone exports nothing else, until the broker has dropped it or a process with the same name joins.
+worker that is out or has left exports only ``up`` and its verdict, until the broker has dropped it or a process with
+the same name joins.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def combine_reports(answers: Mapping[str, Json]) -> Json:
 
 
 def _workers(rows: list[Json]) -> Json:
-    """Return the workers by name; of two with the same name, the present one."""
+    """Return the workers by name. If two have the same name, the present one counts."""
     workers: Json = {}
     for row in sorted(rows, key=lambda row: row.get("state") not in GONE):
         name, is_gone = str(row.get("name")), row.get("state") in GONE
@@ -72,7 +73,7 @@ def _histogram(name: str, text: str, path: str) -> MetricSpec:
 
 
 def _labelled_counter(name: str, text: str, label: str, *sources: ReportPath) -> MetricSpec:
-    """Return a counter with a label other than a worker."""
+    """Return a counter with one label, which is not ``worker``."""
     return MetricSpec(f"swarm_{name}_total", "counter", text, sources, (label,))
 
 

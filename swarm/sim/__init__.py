@@ -4,10 +4,8 @@ Only executors and links are fake. ``run(seed)`` plays one schedule and checks t
 seed gives the same story, to the last message::
 
     world       virtual time, random numbers, the story
-    network     connections and their faults
+    network     connections and their faults, and listeners that check keys
     journal     a simulated disk, and the journal's threads
-    listeners   allow-lists of listeners that check keys
-    garble      a bit flip in a step
     views       what the processes and the checks see of each other
     run         plays a schedule
     actors      the production cores with simulated shells

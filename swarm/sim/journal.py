@@ -43,11 +43,11 @@ SimJournalFact = WriteConfirmed | EndNotWritten | JournalBroke | JournalMended |
 
 
 class SimDisk:
-    """The written transactions, in order.
+    """Transactions of the simulated journal, in order.
 
-    The file may be lost while the broker runs (``lose_file``). From then on, until a new file has everything that the
-    broker knows, a restarted broker would not find everything, and nothing is promised about that. So a broker that
-    dies meanwhile finds the file as it would be without the accident (``_whole``).
+    The file may be lost while the broker runs (``lose_file``). Until a new file has everything that the broker has, a
+    restarted broker would not find everything, and the swarm promises nothing for that case. So a broker that dies in
+    this time finds the file as if it had not been lost (``_whole``).
     """
 
     def __init__(self, world: World, number: int = 0) -> None:
@@ -108,7 +108,7 @@ class SimDisk:
         self._start_file(self.ledger)
 
     def on_rewritten(self) -> None:
-        """Record that the new file has everything that the broker knows."""
+        """Record that the new file has everything that the broker has."""
         for request_id, request in self._whole.requests.items() if self._whole is not None else ():
             if request.ended_at is not None and request_id not in self.ledger.requests:
                 self.forgotten.add(request_id)
@@ -163,7 +163,8 @@ class SimDisk:
             self.ledger.write(writes, at)
 
     def open(self, retained_s: float) -> JournalSnapshot:
-        """Return what a broker finds at its start. From here on, everything it builds on is durable."""
+        """Return what a broker finds in the journal at its start. The content becomes durable, because the broker
+        builds on it."""
         self._close()
         self.integrity.record(self._file_states)
         return self.ledger.snapshot(self._world.now, retained_s)
@@ -281,7 +282,7 @@ class SimJournal:
             return
         self._disk.start_new_file()
         self._is_renewing, self._awaits_rewrite = False, True
-        self._report([JournalRenewed("the journal was begun anew", self._disk.ledger.next_sequence)])
+        self._report([JournalRenewed("the journal was replaced by a new one", self._disk.ledger.next_sequence)])
         if self._on_point("after", "renewal"):
             return
         self._fill()

@@ -10,16 +10,31 @@ A connection carries messages in order, with delays, as TCP does. Possible fault
 * The other end's listener does not accept the sender (any more): messages in flight are lost, and the rest stays with
   the sender, which retries until it is accepted.
 * Bad weather: messages are late, arrive twice or (between stages, where a proxy may stand) overtake each other.
+* A step is garbled: it goes through the production codec, which must refuse it.
+
+Each process life has a key of its own, and a listener that checks keys accepts an allow-list.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from random import Random
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
+from swarm.errors import WireError
 from swarm.sim.world import World
+from swarm.wire import tensors
+from swarm.wire.codec import DATA
+from swarm.wire.messages import Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # delay of heartbeats: a worker with regular heartbeats is declared silent when they are later than that
 LATE_HEARTBEAT_S = 0.25
@@ -32,7 +47,7 @@ DUPLICATE_DELAY_S = (0.0, 0.4)  # delay of the second arrival
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Shares of messages (0 to 1) that suffer each fault."""
+    """Fraction of messages (0 to 1) that suffer each network fault."""
 
     late: float = 0.0
     jitter_s: float = 0.0  # longest delay of a late message
@@ -290,3 +305,43 @@ class BrokerLinks:
         for link in self._former:
             link.kill()
         self._former.clear()
+
+
+def garble_step(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
+    """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
+    spec, data = tensors.pack(hidden)
+    header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
+    damaged = bytearray(payload)
+    if chance.random() < 0.2:
+        del damaged[-chance.randint(1, len(damaged)) :]
+    else:
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    try:
+        message, _ = DATA.decode([header, damaged])
+    except WireError as error:
+        return str(error)
+    return message if isinstance(message, Step) else "no step"
+
+
+def fake_public_key(incarnation: str) -> str:
+    """Return the public key of a process, unique to its incarnation."""
+    return hashlib.sha256(incarnation.encode()).hexdigest()
+
+
+class FakeListener:
+    """Allow-list of a listener.
+
+    With ``uses_keys``, no key is accepted until the first list arrives; without, every sender is accepted.
+    """
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, *, uses_keys: bool) -> None:
+        self._keys: frozenset[str] | None = frozenset() if uses_keys else None
+
+    def set_allowed(self, keys: frozenset[str]) -> None:
+        assert self._keys is not None, "no keys are in use, and a door is told of some"
+        self._keys = keys
+
+    def accepts(self, key: str | None) -> bool:
+        return self._keys is None or key in self._keys

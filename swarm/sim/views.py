@@ -7,8 +7,7 @@ from typing import Protocol
 
 from swarm.broker.core import BrokerCore
 from swarm.sim.journal import SimDisk, SimJournal
-from swarm.sim.listeners import FakeListener
-from swarm.sim.network import Network
+from swarm.sim.network import FakeListener, Network
 from swarm.sim.world import World
 from swarm.stage.core import StageCore
 from swarm.stage.events import Event

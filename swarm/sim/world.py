@@ -13,7 +13,7 @@ STORY_LINES = 400  # lines of the story that are kept for a failure report
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations in seconds: (least, most)."""
+    """Range of a duration in seconds: (least, most)."""
 
     control: tuple[float, float] = (0.0001, 0.003)
     data: tuple[float, float] = (0.0001, 0.002)
@@ -23,8 +23,8 @@ class Durations:
 
 
 class World:
-    """Queue of scheduled callbacks, random numbers, and the story. Everything happens in the order of the virtual
-    clock."""
+    """Queue of scheduled callbacks, source of random numbers, and record of the run's events ("story"). Everything
+    happens in the order of the virtual clock."""
 
     def __init__(self, seed: int, pace: Durations) -> None:
         self.random = Random(seed)

@@ -98,7 +98,7 @@ class StopCheck(Protocol):
 
 
 class Executor(Protocol):
-    """A device's share of the model."""
+    """Interface of a device that computes a range of the model's layers."""
 
     @property
     def manifest(self) -> Manifest: ...

@@ -148,7 +148,7 @@ class FaultHandler:
         self.count("not_finite_refused")
         problem = f"hidden states that are not finite came in step {step.step}: {describe_positions(rows)}"
         if not step.hops:  # no stage sends such a step
-            self.report_error(epoch, f"{problem}, from nobody", damaged=True)
+            self.report_error(epoch, f"{problem}, from no stage", damaged=True)
             return
         sender = step.hops[-1]
         report = NotFinite(sender.worker, sender.layers, rows)

@@ -34,7 +34,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Entry:
-    """Logged positions before ``stop``, of one sequence at one boundary."""
+    """Logged activations of one sequence at one layer boundary, for the positions before ``stop``."""
 
     stop: int = 0
     segments: list[_Segment] = field(default_factory=list)

@@ -86,7 +86,7 @@ class BrokerMembership:
         lease_s = self.welcome.lease_s if self.welcome is not None else DEFAULT_LEASE_S
         if not self.is_parked and self.welcome is not None and now - self.last_order_at > lease_s:
             self.is_parked = True
-            self.write_log("parked", "warning", reason=f"nothing heard from the broker for {lease_s:.0f} s")
+            self.write_log("parked", "warning", reason=f"no message from the broker for {lease_s:.0f} s")
         if self.hello_sent_at is not None and now - self.hello_sent_at > HELLO_RETRY_S:
             self.send_hello(now)  # the Hello or its answer was lost
 

@@ -127,7 +127,7 @@ class ReplayQueue:
             self.count("stale_replays", 1)
             return None
         if len(self.waiting) >= MAX_WAITING:
-            return "more replays wait than anybody can have ordered"
+            return "more replays wait than the broker can have ordered"
         self.waiting.append(_Chunk(step, hidden))
         return None
 

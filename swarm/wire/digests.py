@@ -22,7 +22,8 @@ def prefix_digests(tokens: Sequence[int], position: int) -> tuple[int, ...]:
 
 
 def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...]) -> int:
-    """Return how many of these tokens are proven to be among the first ``position`` ones behind the digests."""
+    """Return the length of the longest reported prefix that these tokens match. ``digests``: those of the prefixes of
+    ``position`` tokens."""
     lengths = _prefix_lengths(position)
     if len(lengths) != len(digests):
         return 0

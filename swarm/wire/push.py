@@ -115,7 +115,7 @@ class PushChannel:
         return self.poll_writable()
 
     def fileno(self) -> int:
-        """Return the descriptor described in ``poll_writable``."""
+        """Return the descriptor to poll while no message would be accepted (see ``poll_writable``)."""
         return self._space_wakeup.fileno()
 
     def tcp_info(self) -> TcpInfo | None:

@@ -21,8 +21,7 @@ from swarm.admin.orders import standby_report
 from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
-from swarm.ctl.render_stats import describe_rates
-from swarm.ctl.watch import watch_stats
+from swarm.ctl.stats import describe_rates, watch_stats
 from swarm.params import Grammar
 from swarm.wire.messages import (
     Cancel,

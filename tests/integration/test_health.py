@@ -86,7 +86,7 @@ async def test_a_stopped_worker_is_out_and_joins_anew_when_it_goes_on(swarm: tup
         await processes.until(client, "nodes", lambda nodes: node_of(nodes, name)["state"] == "out")
         found = await node(client, name)
         assert found["verdict"] == "silent"
-        assert found["evidence"].startswith("no beat for")
+        assert found["evidence"].startswith("no heartbeat for")
         assert found["beat_age_s"] > 0.4
         assert await under_way == expected
     finally:

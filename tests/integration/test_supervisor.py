@@ -18,8 +18,7 @@ from queue import Queue
 import psutil
 import pytest
 
-from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer, adopt_orphans
-from swarm.cli.up.forkserver.restart_budget import MAX_SHORT_RUNS
+from swarm.cli.up.forkserver.client import MAX_SHORT_RUNS, ForkedProcess, ForkServer, adopt_orphans
 from swarm.cli.up.processes import Lifeline, LogFile, Process
 
 ROOT = Path(__file__).parents[2]

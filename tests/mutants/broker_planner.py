@@ -33,7 +33,7 @@ MUTANTS = (
         target="swarm.broker.planner.tables:exit_route_s",
         old="return BLOCKED_S if device.is_mute else device.broker_s",
         new="return BLOCKED_S if device.is_mute else 0.0",
-        caught_by="tests/unit/broker/drafts/test_plan_wanted.py::test_the_broker_s_ways_are_in_a_step_that_waits_for_them",
+        caught_by="tests/unit/broker/planning/test_plan_wanted.py::test_the_broker_s_ways_are_in_a_step_that_waits_for_them",
     ),
     Mutant(
         name="mute-stage-is-the-last",

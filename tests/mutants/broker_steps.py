@@ -58,7 +58,7 @@ MUTANTS = (
         name="suspects-computed-together",
         breaks="Suspected requests run in one step, so that the guilty one is not identified.",
         target="swarm.broker.steps.scheduler:_choose",
-        old="eligible = choose_eligible(state) if state.evidence.suspects else None",
+        old="eligible = _choose_eligible(state) if state.evidence.suspects else None",
         new="eligible = None",
         caught_by="tests/unit/broker/members/test_blame.py::test_a_poisonous_request_ends_and_no_other_one",
     ),

@@ -93,7 +93,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
     shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
     shutil.copy(ROOT / "pyproject.toml", root)
-    for read_by_tests in ("docs", "config"):
+    for read_by_tests in ("docs", "config", "examples"):
         (root / read_by_tests).symlink_to(ROOT / read_by_tests)
     return root
 

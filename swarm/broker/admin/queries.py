@@ -7,10 +7,12 @@ wait too (``plan_preview``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from swarm.broker.actions import Outbox, ReadList, SendToClient, ShowOwnSettings
-from swarm.broker.admin import departed, settings_report, status
+from swarm.broker.admin import departed, status
 from swarm.broker.admin.operator import OperatorCommands
 from swarm.broker.admin.plan_preview import PlanPreviews, WorkerDeparture
 from swarm.broker.events import ListRead, Solved
@@ -23,6 +25,7 @@ from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.state import State, Worker
 from swarm.broker.state.ended_requests import ClientAccount
 from swarm.broker.state.workers import Judgement
+from swarm.config.display import ShownSetting, settings_report
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -33,6 +36,7 @@ from swarm.wire.messages import (
     PlanCommand,
     Query,
     Report,
+    Setting,
     ShowSettings,
     StopWorker,
 )
@@ -165,7 +169,7 @@ class QueryHandler:
         elif not worker.hello.settings:
             body = {"error": f"{message.worker} runs an older version, which does not report its settings"}
         else:
-            body = settings_report.report_worker(message.worker, worker.hello.settings)
+            body = _report_settings(message.worker, worker.hello.settings)
         self._out.append(SendToClient(client, Report(what="settings", ok="error" not in body, body=body)))
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
@@ -207,3 +211,18 @@ class QueryHandler:
 
     def _send_stop_report(self, client: bytes, body: Json) -> None:
         self._out.append(SendToClient(client, Report(what="stop", ok="error" not in body, body=body)))
+
+
+def _report_settings(name: str, settings: Iterable[Setting]) -> Json:
+    """Return a worker's settings, as it sent them to the broker, in the layout of ``swarm config show``."""
+    return settings_report(
+        name, [ShownSetting(setting.name, _decode_value(setting.value), setting.origin) for setting in settings]
+    )
+
+
+def _decode_value(text: str) -> object:
+    """Decode a JSON value; return text that is no JSON unchanged."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text

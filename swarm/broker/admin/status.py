@@ -227,7 +227,8 @@ def _prompt_computed(request: Request) -> int:
 
 
 def _report_request(request: Request, now: float) -> Json:
-    """Report a request. An ended one stays until it is read or old (``kept`` lists those in the journal)."""
+    """Report a request. An ended request stays until it is read or old (see ``reports.ended_requests`` for those in the
+    journal)."""
     return {
         "request_id": request.id,
         "state": _request_state(request),

@@ -69,9 +69,12 @@ def open_access_control(settings: Settings) -> AccessControl | None:
 
 
 class AccessControl:
-    """Access control by keys (see the module). ``lost``: called with each key that is no longer valid. ``renewed``:
-    called when the broker has another key. ``ordered``: called with each key of a member that must change it. ``here``:
-    returns the names of workers on the broker's own machine."""
+    """Access control by keys (see the module).
+
+    ``on_key_lost`` is called with each key that is no longer valid, ``on_broker_key_changed`` when the broker has
+    another key, ``on_rotation_ordered`` with each key of a member that must change it. ``local_workers`` returns the
+    names of workers on the broker's own machine.
+    """
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self.broker_keys = BrokerKeys(directory)
@@ -130,7 +133,7 @@ class AccessControl:
         return self._file.registry.role_of(key, self._file.now())
 
     def owner(self, key: str) -> str:
-        """Return the member whose key this is; empty: no key, or one that is not registered any more."""
+        """Return the member that has this key; empty without a key, or if the key is not registered any more."""
         return self._file.registry.name_of(key)
 
     def is_limited(self, key: str) -> bool:
@@ -156,7 +159,7 @@ class AccessControl:
     # --- the broker's own key ----------------------------------------------------------------------------------------
 
     def _on_authenticated(self, key: str, broker_key: str) -> None:
-        """Record a connection from ``key``, whose owner authenticated the broker by the broker's key ``door``."""
+        """Record a connection from ``key``. Its owner authenticated the broker by ``broker_key``."""
         if broker_key == self.broker_keys.public:
             self.record_broker_key(key, broker_key)
         elif self._file.registry.name_of(key):
@@ -180,7 +183,8 @@ class AccessControl:
             self._submit_own("put away", self._drop_former_key)
 
     def _drop_former_key(self, roll: KeyRegistry, now: float) -> ChangeResult:
-        """Drop the former key, unless a member lacks the new one by now; none did when this change was queued."""
+        """Drop the former key. Check first, because since this change was queued a member may have appeared that lacks
+        the new key."""
         return (
             self._finish_rotation(roll)
             if self.broker_keys.former is not None and not self._find_outdated()
@@ -250,13 +254,13 @@ class AccessControl:
     # --- client messages ---------------------------------------------------------------------------------------------
 
     def account(self, key: str) -> ClientAccount | None:
-        """Return the account of a peer that connected with this key; None: a local peer, or an admin."""
+        """Return the account of a peer that connected with this key; None for a local peer or an admin."""
         role = self._role(key) if key else "admin"
         return None if role == "admin" else ClientAccount(f"key:{self._file.registry.name_of(key)}", role == "gateway")
 
     def handle_client_message(self, key: str, message: ClientMessage, reply: Callable[[ServerMessage], None]) -> bool:
-        """Handle a message that is about keys, or that this key's role does not permit: ``say`` is called with the
-        answer, now or when the disk has the change. Returns False for a message that the core must answer."""
+        """Handle a message about keys, or one that this key's role does not permit. ``reply`` is called with the
+        answer: now, or when the change is on the disk. Return False for a message that the core must answer."""
         role = self._role(key) if key else "admin"
         self._on_connected(key)
         if (refusal := permissions.deny_reason(role, message)) or role is None:
@@ -379,7 +383,7 @@ class AccessControl:
     def _on_connected(self, key: str) -> None:
         """Drop a member's old key once it has connected with its new one."""
         if key and self._file.registry.record_use(key) is not self._file.registry:
-            self._submit_own(f"knocked {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
+            self._submit_own(f"used {key}", lambda roll, now: ChangeResult(roll.record_use(key), disconnects=True))
 
     def _submit_own(self, name: str, change: KeyChange) -> None:
         """Queue a change that no client asked for. If it can't be written, it is tried again later."""

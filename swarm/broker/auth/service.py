@@ -85,8 +85,8 @@ class AuthService:
         feed: Callable[[KeyRevoked], None],
         local_workers: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """Attach the sockets. ``feed`` receives an event for each revoked key. ``here``: returns the names of local
-        workers."""
+        """Attach the sockets. ``feed`` receives an event for each revoked key. ``local_workers`` returns the names of
+        local workers."""
         self._sockets, self._client_socket, self._worker_socket = sockets, client_socket, worker_socket
         if self._access is None:
             return
@@ -129,8 +129,8 @@ class AuthService:
                 log.warning("client_floods", name=self._access.owner(key), rest_s=round(rest_s, 2), left_out=left_out)
 
     def handle_client_message(self, client: bytes, key: str, message: ClientMessage) -> bool:
-        """Handle a message about keys, or without permission: it is answered now, or when the disk has the change.
-        Returns whether it did."""
+        """Handle a message about keys, or one that the client may not send. The client gets an answer now, or when the
+        change is on the disk. Return False for any other message."""
         if self._access is not None:
             return self._access.handle_client_message(key, message, lambda answer: self._answer(client, answer))
         if (answer := answer_without_keys(message)) is not None:
@@ -142,8 +142,8 @@ class AuthService:
             self._client_socket.send(client, SERVER.encode(answer))
 
     def handle_worker_message(self, worker: bytes, key: str, message: WorkerMessage) -> bool:
-        """Handle a worker's message about keys, or a Hello with a name that its key does not allow. Returns whether it
-        did."""
+        """Handle a worker's message about keys, or a Hello with a name that its key does not allow. Return False for
+        any other message."""
         if isinstance(message, BrokerKeyKept):
             if self._access is not None:
                 self._access.record_broker_key(key, message.key)
@@ -166,7 +166,7 @@ class AuthService:
         return address_error(message.endpoint, self._worker_socket.remote_address(worker), self._worker_networks)
 
     def on_greeting(self, socket: RouterChannel, peer: bytes, key: str) -> None:
-        """Send a peer that has connected what it missed about keys."""
+        """Send a connecting peer the key changes that it has missed."""
         encode = SERVER.encode if socket is self._client_socket else ORDER.encode
         for message in () if self._access is None else self._access.pending_messages(key):
             socket.send(peer, encode(message))
@@ -209,7 +209,7 @@ class AuthService:
         """Announce the broker while it runs, if configured; again after each change of its key."""
         while self._is_discoverable:
             self._key_changed.clear()
-            announcement = asyncio.create_task(self._announce(), name="tell the network")
+            announcement = asyncio.create_task(self._announce(), name="announce the broker")
             try:
                 await self._key_changed.wait()
             finally:

@@ -28,7 +28,7 @@ class ChangeResult(NamedTuple):
     disconnects: bool = False
 
 
-# applied to the registry when its turn has come, and the time; raises Refusal
+# Called with the registry and the time when all earlier changes are done; raises RegistryRefusal.
 KeyChange = Callable[[KeyRegistry, float], ChangeResult]
 OnChanged = Callable[[ServerMessage | RegistryRefusal | None], None]
 
@@ -40,7 +40,8 @@ class _QueuedChange(NamedTuple):
 
 
 class KeyStoreWriter:
-    """Queue of changes to the key store (see the module). ``lost`` is called with each key that is no longer valid."""
+    """Queue of changes to the key store (see the module). ``on_key_lost`` is called with each key that is no longer
+    valid."""
 
     def __init__(self, file: RegistryFile, on_key_lost: Callable[[str], None]) -> None:
         self._file = file
@@ -49,7 +50,7 @@ class KeyStoreWriter:
         self._has_new = asyncio.Event()
 
     def submit(self, change: KeyChange, on_done: OnChanged, name: str = "") -> None:
-        """Queue a change, unless one of this ``name`` waits already. Raises Refusal if too many wait."""
+        """Queue a change, unless one of this ``name`` waits already. Raises RegistryRefusal if too many wait."""
         if name and any(queued.name == name for queued in self._waiting):
             return
         if len(self._waiting) >= MAX_WAITING:

@@ -126,7 +126,7 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise JournalError(
-            f"the journal {path} was written by a newer Swarm (format {version}, this one knows up to "
+            f"the journal {path} was written by a newer Swarm (format {version}, this one reads up to "
             f"{VERSION}): install that version, or name another directory with --state-dir"
         )
     if version == 0:

@@ -252,7 +252,7 @@ class _UsedNumbers:
 
 
 class _DamagedReader:
-    """Context manager for reading the damaged file; None if it can't even be opened."""
+    """Context manager that opens the damaged file for reading; yields None if it can't be opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -335,7 +335,7 @@ def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool
 
 
 def _check_fact(name: object, value: object) -> None:
-    """Reject a number that counting can't have reached; it is lost like an unreadable one. Raises Damaged."""
+    """Reject a number that counting can't have reached; it is lost like an unreadable one. Raises DamagedValue."""
     if name in ("epoch", "next_sequence"):
         check_count(decode(value, int), str(name))
     elif name == "lineage":

@@ -301,8 +301,8 @@ class JournalStore:
             return False
 
     def _delete_oldest(self, now: Timestamp) -> int:
-        """Delete some of the oldest requests. Requests of earlier boots go first: they are older, whatever the clock
-        said then."""
+        """Delete some of the oldest requests. Requests of earlier boots go first: they are older, even if the wall
+        clock was wrong at the time."""
         with transaction(self._db):
             if self._has_earlier_boots and now.boot:
                 num_deleted = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount

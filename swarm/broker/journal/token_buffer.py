@@ -58,7 +58,7 @@ def read_buffered(db: sqlite3.Connection, kind: type[AnyPart]) -> Parts[AnyPart]
 
 
 def highest_sequence(blob: object) -> int:
-    """Return the highest sequence number in a row. Raises Damaged."""
+    """Return the highest sequence number in a row. Raises DamagedValue."""
     return max((sequence for sequence, _, _ in decode(blob, Row[RawPart])), default=0)
 
 

@@ -67,7 +67,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: object, kind: type[T]) -> T:
-    """Decode a value. Raises Damaged."""
+    """Decode a value. Raises DamagedValue."""
     if not isinstance(data, bytes) or xxhash.xxh3_64_digest(data[_DIGEST:]) != data[:_DIGEST]:
         raise DamagedValue("a value's checksum differs")
     try:
@@ -78,7 +78,7 @@ def decode(data: object, kind: type[T]) -> T:
 
 
 def check_count(value: int, what: str) -> int:
-    """Return the number if counting can have reached it. Raises Damaged."""
+    """Return the number if counting can have reached it. Raises DamagedValue."""
     if not 0 <= value < MAX_COUNT:
         raise DamagedValue(f"{what} is {value}, which no count can reach")
     return value

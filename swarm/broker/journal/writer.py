@@ -188,8 +188,7 @@ class JournalWriter:
     def _has_work(self) -> bool:
         return bool(self._waiting or self._epochs or self._batch or self._reported_damage or self._stopping)
 
-    # --- integrity of the file
-    # -------------------------------------------------------------------------------------------
+    # --- integrity of the file ---------------------------------------------------------------------------------------
 
     def _is_sound(self) -> bool:
         """Whether the journal may be written: its files look as we left them, or it was just replaced."""

@@ -76,7 +76,7 @@ def required_free(limit: int) -> int:
 
 
 def _describe_cause(event: AcceptStopped) -> tuple[str, str]:
-    """Return what has run out, and the remedy."""
+    """Return why the socket stopped accepting (descriptors or memory ran out), and the remedy."""
     match event.code:
         case errno.EMFILE:
             return (

@@ -134,7 +134,7 @@ class WorkerAdmission:
         return may_replace_model(hello, self._state, self._reconfiguration.restart)
 
     def _admit(self, claim: NameClaim, record: Worker | None, now: float) -> None:
-        """Admit a worker. ``known``: its previous record, if it has sent Hello before."""
+        """Admit a worker. ``record``: what the broker recorded about it if it has sent Hello before."""
         peer, hello, owner = claim.peer, claim.hello, claim.owner
         self._state.newcomers.drop_claim(hello.incarnation)
         if record is not None and not record.is_gone:
@@ -201,7 +201,7 @@ class WorkerAdmission:
         remember_bounded(self._state.non_members, former.incarnation, now)
 
     def welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
-        """Send a worker its Welcome. A member gets another one when the broker asks it for files."""
+        """Send a worker its Welcome. The broker sends another Welcome to a member from which it requests files."""
         welcome = Welcome(
             epoch=self._state.plans.journaled_epoch,
             beat_endpoint=self._settings.heartbeat_endpoint,

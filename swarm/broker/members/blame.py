@@ -75,7 +75,7 @@ class StepFailureJudge:
             self._record_computed(layers, {row.sequence: row.position for row in reached}, now)
 
     def record_replay(self, done: ReplayDone, now: float) -> None:
-        """Record that a chunk of a replay was computed by the stages of some of the layers."""
+        """Record that the stages of these layers have computed a chunk of a replay."""
         plan = self.state.plans.current
         if plan is not None and plan.epoch == done.epoch and self.state.evidence.steps:
             self._record_computed(done.layers, {done.sequence: done.kv}, now)

@@ -84,7 +84,7 @@ def judge(pulse: HeartbeatHistory, settings: HealthLimits, expected: ExpectedTim
     ``describe_blocking_verdict``."""
     silent_s = now - pulse.received_at
     if silent_s > _allowed_silence_s(pulse, settings):
-        return Judgement(Verdict.SILENT, f"no beat for {silent_s * 1000:.0f} ms: frozen or cut off")
+        return Judgement(Verdict.SILENT, f"no heartbeat for {silent_s * 1000:.0f} ms: frozen or cut off")
     if pulse.last is None:
         return Judgement(Verdict.WELL, "just joined")
     return _judge_hung(pulse, pulse.last, settings, expected, now) or _judge_living(
@@ -127,7 +127,7 @@ def _judge_living(pulse: HeartbeatHistory, beat: Heartbeat, expected: ExpectedTi
     if beat.state == "loading":
         return Judgement(Verdict.LOADING, f"loading for {lasts_s:.1f} s")
     slow = _judge_slow(pulse, beat, expected)
-    return slow or Judgement(Verdict.WELL, f"{beat.state}, last beat {silent_s * 1000:.0f} ms ago")
+    return slow or Judgement(Verdict.WELL, f"{beat.state}, last heartbeat {silent_s * 1000:.0f} ms ago")
 
 
 def _allowed_standstill_s(beat: Heartbeat, settings: HealthLimits, expected: ExpectedTimes) -> float:

@@ -88,15 +88,18 @@ class IntegrityMonitor:
         return [(sequence, what.format(sequence.num_deaths)) for sequence in present]
 
     def may_rejoin(self, worker: Worker) -> bool:
-        """Whether a worker that lives may be told to join again: immediately if nothing can be served without it,
-        unless its steps failed. In that case it could serve nothing either, and would be called again and again."""
+        """Whether to call back a worker that is out but alive.
+
+        A pause must have passed, unless there is no plan without this worker. A worker whose steps failed must wait in
+        any case: it could not serve, and the broker would call it back again and again.
+        """
         plans = self.state.plans
         is_wanted = plans.current is None and plans.upcoming is None and worker.verdict is not Verdict.FAILED
         return self.state.now >= worker.call_after or is_wanted
 
     def find_accused(self, reporter: Worker, report: NotFinite) -> Worker | None:
-        """Return the stage before the reporter's, if it is the accused one; None: the accused worker can't have sent
-        it."""
+        """Return the stage before the reporter's if that is the accused one. None: the accused worker can't have sent
+        the data."""
         plan = self.state.plans.current
         own = plan.stage_of(reporter.incarnation) if plan is not None else None
         if plan is None or own is None:

@@ -21,8 +21,8 @@ MAX_FORMER = 4096  # keys of former members
 
 @dataclass(slots=True)
 class Keyring:
-    """Accepted keys. Owns ``state.keys``. ``own``: the broker's key; without it no socket checks keys, and no action
-    results."""
+    """Public keys that the broker's own sockets accept. Owns ``state.keys``. ``broker_key``: the broker's public key;
+    None if the sockets check no keys, and then no action results."""
 
     state: State
     broker_key: str | None
@@ -50,8 +50,7 @@ class Keyring:
         return was_known
 
     def is_other_key(self, key: str, declared: str | None) -> bool:
-        """Whether the key that authenticated the connection differs from the key that the worker named in its Hello
-        (``said``)."""
+        """Whether the key that authenticated the connection differs from the one declared in the worker's Hello."""
         return self.broker_key is not None and key != (declared or "")
 
     def pending_actions(self) -> list[SetAllowedKeys | SetRelayTickets]:

@@ -227,8 +227,8 @@ class WorkerMembership:
             self._reconfiguration.on_worker_leaving(worker, now)
 
     def release(self, worker: Worker, now: float) -> None:
-        """Release a worker: gracefully, or immediately if no other worker can take its layers. The next plan, made
-        without it, shows which; so this takes no longer than making that plan."""
+        """Release a worker: gracefully, or immediately if no plan without it is possible. This takes as long as
+        searching for such a plan."""
         self.start_leave(worker, now)
         if not worker.is_gone and isinstance(self._reconfiguration.target.propose(), Shortage):
             self._reconfiguration.release(worker, "it was asked to leave", now)
@@ -246,9 +246,11 @@ class WorkerMembership:
             self.admission.settle_claims(now)
 
     def on_key_revoked(self, key: str, now: float) -> None:
-        """Put a worker out whose key was revoked, whatever it is doing, and do not call it back. Its requests continue
-        at the others, which block its key immediately: the next plan's fence may come late, or never for lack of its
-        layers."""
+        """Put out the worker with a revoked key, whatever it is doing, and do not call it back.
+
+        Its requests continue at the other workers. These block its key immediately, without waiting for the next plan's
+        fence, which may come late, or never if layers are missing.
+        """
         others = [worker for worker in self._state.workers.values() if not worker.is_gone and worker.hello.key != key]
         if self.keyring.revoke(key):
             self._out += [

@@ -74,7 +74,7 @@ class HealthMonitor:
         return judgement
 
     def _last_verdict(self, worker: Worker) -> Judgement:
-        """Return why a departed worker left; it was not always by a verdict."""
+        """Return the verdict with which a departed worker left, or DEAD or LEFT if there was none."""
         last = worker.judgement
         if worker.state is WorkerState.LEFT:
             return Judgement(Verdict.LEFT, worker.reason)

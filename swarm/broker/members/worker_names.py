@@ -3,18 +3,23 @@
 Two processes send the same Hello: one that replaces its dead predecessor, and one that was started by mistake while the
 other lives. Within a moment it is clear which of the two it is:
 
-==================================================  ==================================================== present holder
-of the name                          what happens to the new process ==================================================
-==================================================== none; a worker that is out, or has left             it is admitted
-immediately a worker that is out for its closed connection,     it waits: the holder is about to come back over the and
-still sends heartbeats                          next connection a worker that has announced that it leaves          it
-is admitted immediately a remote worker, and the new process is on the      it is admitted immediately: a worker that
-joins from broker's own machine                                elsewhere chose its name itself a worker that came first
-to a broker that has just  it is admitted immediately: it had the name before the started, and brings less: no layers,
-or it has      broker's death, and came back second never joined a broker a worker that counts as alive (of two that
-come     it waits, and is admitted as soon as the holder is out back with as much, the one that came first) a worker
-that sends a heartbeat ``PROOF_S`` after   it is refused the new process came
-==================================================  ====================================================
+    ==================================================  ====================================================
+    present holder of the name                          what happens to the new process
+    ==================================================  ====================================================
+    none; a worker that is out, or has left             it is admitted immediately
+    a worker that is out because its connection         it waits: the holder is about to reconnect
+    closed, but still sends heartbeats
+    a worker that has announced that it leaves          it is admitted immediately
+    a remote worker, and the new process is on the      it is admitted immediately: a worker that joins from
+    broker's own machine                                elsewhere chose its name itself
+    a worker that came first to a broker that has       it is admitted immediately: it had the name before
+    just started, and brings less: no layers, or it     the broker's death, and reconnected second
+    has never joined a broker
+    a worker that counts as alive (of two that          it waits, and is admitted as soon as the holder is
+    reconnect with as much, the first one)              out
+    a worker that sends a heartbeat ``PROOF_S`` after   it is refused
+    the new process came
+    ==================================================  ====================================================
 
 The wait is short: the connection of a process that has died closes within milliseconds, and a worker that is cut off or
 frozen is out within the heartbeat timeout. So a supervisor that replaces a dead worker is never refused.
@@ -56,12 +61,14 @@ def should_yield(former: Worker, hello: Hello, owner: str, state: State) -> bool
 
 
 def _claim_rank(hello: Hello) -> tuple[bool, bool]:
-    """Return whether the worker brings layers of a plan, and whether a broker has admitted it before, as a sort key."""
+    """Return the rank of a claim to a name, for comparing: whether the worker brings layers of a plan, then whether a
+    broker has admitted it before."""
     return hello.held_layers is not None, hello.lineage != NO_LINEAGE
 
 
 def is_proven_alive(former: Worker, since: float) -> bool:
-    """Whether the holder has shown that it lives, to a process that has waited for its name since ``since``."""
+    """Whether the holder of the name has sent a heartbeat more than ``PROOF_S`` after another process claimed the name
+    (``since``)."""
     return former.heartbeats.last_arrived_at is not None and former.heartbeats.last_arrived_at >= since + PROOF_S
 
 

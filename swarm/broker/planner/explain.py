@@ -47,8 +47,8 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class ExtraWorker:
-    """Effect of another worker like ``like``. ``sequences``: number that would decode at a time; the active plan takes
-    ``now_s`` for as many of them."""
+    """Effect of one more worker like the worker ``like``. ``sequences``: number of sequences that would decode at a
+    time; ``step_s``: the time of such a step; ``now_s``: the time that the active plan takes for as many sequences."""
 
     like: str
     step_s: float
@@ -58,12 +58,16 @@ class ExtraWorker:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of a plan. ``step_s``: from one step to the next; ``broker_s``: the part of it for the links between the
-    broker and the first and last stage; ``beside_s``: the part that every plan has. ``bound``: the limit that
-    determines it; ``way_s``: time of a step through all stages. ``even_s``: the time if the same workers had even
-    shares; None if those would not fit. ``left_out``: (worker, reason). Parts that need a search are computed only for
-    a report, never while a plan is awaited: ``one_more``, with another worker like the quickest, on a machine of its
-    own, ``others``, the alternatives considered, and the time of a step with the left-out workers."""
+    """Forecast of a plan.
+
+    ``step_s``: time from one step to the next; ``broker_s``: the part of it spent on the links between the broker and
+    the first and last stage; ``beside_s``: the part outside the stages, the same for every plan. ``bound``: the limit
+    that determines ``step_s``. ``way_s``: time of a step through all stages. ``even_s``: ``step_s`` if the same workers
+    had even shares; None if those would not fit. ``left_out``: (worker, reason).
+
+    ``one_more`` (one more worker like the fastest, on a machine of its own), ``others`` (the alternatives) and the
+    reasons of left-out workers need a search. They are computed only for a report, never while a plan is awaited.
+    """
 
     objective: str
     load: PlannedLoad
@@ -184,8 +188,8 @@ def _left_out(problem: PlanningProblem, line: Line, thorough: bool) -> tuple[tup
 
 
 def left_out_reason(problem: PlanningProblem, index: int, now: float, thorough: bool) -> str:
-    """Return why a device isn't in the plan, whose step takes ``now`` seconds. ``thorough``: search for the time of a
-    step with this device."""
+    """Return why a device is not in the plan. ``now``: seconds of a step of the plan. ``thorough``: search for the time
+    of a step with this device."""
     small = _memory_reason(problem, problem.devices[index])
     if small or not thorough:
         return small or "the step would not be quicker with it"
@@ -201,7 +205,7 @@ def left_out_reason(problem: PlanningProblem, index: int, now: float, thorough: 
 
 
 def _taken_reason(problem: PlanningProblem) -> str:
-    """Return which devices hold all the layers, if pins (or cordons, which keep layers likewise) leave none."""
+    """Return which devices hold all layers by pins or cordons, so that none is left; empty if some are left."""
     held = [(device.name, device.pinned) for device in problem.devices if device.pinned is not None]
     if sum(len(pin) for _, pin in held) < problem.model.num_layers:
         return ""

@@ -26,8 +26,8 @@ ROUNDING = 1e-9  # relative difference of sums in another order is less
 def search_all(
     tables: Sequence[Table], hops: Table, combine: Combine, required: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """Return the least cost of all sets and orders that use every device in ``must``, and its line; None if there is
-    none."""
+    """Return the least cost of all sets and orders of devices that include every device in ``required``, and its line;
+    None if there is none."""
     return _Search(tables, hops, combine, required).run()
 
 
@@ -113,10 +113,10 @@ def _are_twins(tables: Sequence[Table], hops: Table, one: int, other: int) -> bo
 def search_order(
     tables: Sequence[Table], hops: Table, combine: Combine, order: Sequence[int], required: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """Return the least cost in this order of devices; a device not in ``must`` is left out where that is better.
+    """Return the least cost in this order of devices; a device not in ``required`` is left out where that is cheaper.
 
-    Exact if all hops cost the same; else a line that was more expensive so far, but ends at a nearer device, is
-    overlooked.
+    Exact if all hops cost the same. Otherwise a line can be overlooked that was more expensive so far, but ends at a
+    nearer device.
     """
     size = tables[0].shape[0]
     value = np.full(size, np.inf)

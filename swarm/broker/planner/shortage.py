@@ -35,7 +35,7 @@ def explain_blocked_routes(problem: PlanningProblem) -> Shortage:
     for device in problem.devices:
         if device.cant_reach:
             blocked.append(f"{device.name} can't reach {', '.join(sorted(device.cant_reach)[:MAX_LISTED])}")
-    text = f"open ways between the workers: {'; '.join(blocked[:MAX_LISTED])}: let worker.data_ports in there"
+    text = f"open routes between the workers: {'; '.join(blocked[:MAX_LISTED])}: let worker.data_ports in there"
     if any(device.is_mute for device in problem.devices):
         text += ", and the broker's own ports at the broker"
     return Shortage(text, 0)

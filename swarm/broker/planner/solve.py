@@ -29,8 +29,8 @@ _EVENNESS_WEIGHT = 4.0  # weight of even shares against staying in place, where 
 
 
 def solve(problem: PlanningProblem, required: frozenset[int] = frozenset()) -> Line | Shortage:
-    """Return stages in pipeline order that cover every layer once; or why there is no plan. ``must``: devices that may
-    not be left out, whatever the cost; devices with pinned layers never are."""
+    """Return stages in pipeline order that cover every layer once; or why there is no plan. ``required``: devices that
+    must get layers, whatever the cost. Devices with pinned layers always get them."""
     if not problem.devices:
         return Shortage(NO_WORKER, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
@@ -110,8 +110,8 @@ def _select_candidates(problem: PlanningProblem, line: Line) -> list[int]:
 
 
 def _candidate_orders(problem: PlanningProblem, line: Line, chosen: list[int]) -> list[list[int]]:
-    """Return the order in which layers are held, and that of the line, each with the others after the last of their
-    machine."""
+    """Return two orders of the devices: by the layers that they hold now, and as in the line. Each device that is
+    missing there is inserted after the last device of its machine."""
     own = [share.device for share in line]
     held = {i: device.held for i in chosen if (device := problem.devices[i]).held is not None and len(device.held)}
     return [

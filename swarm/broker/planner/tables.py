@@ -111,7 +111,7 @@ def hop_seconds(problem: PlanningProblem) -> Table:
 
 def step_seconds(problem: PlanningProblem, line: Line, hop_table: Table | None = None) -> float:
     """Return the value that the search minimises: the seconds of a step, or between two steps if several are in flight.
-    ``between``: the problem's ``hops``, if already computed."""
+    ``hop_table``: the result of ``hop_seconds``, if already computed."""
     parts = stage_seconds(problem, line)
     hop_table = hop_seconds(problem) if hop_table is None else hop_table
     ways = [float(hop_table[a.device, b.device]) for a, b in itertools.pairwise(line)]
@@ -124,9 +124,12 @@ def predicted_seconds(problem: PlanningProblem, line: Line) -> float:
 
 
 def step_bounds(problem: PlanningProblem, line: Line) -> dict[Bound, float]:
-    """Return the limits of how soon one step can follow the other. In turns, a step follows when the one before has
-    gone all its way. Else no stage is quicker than its own time, the stages of one machine not quicker than its cores,
-    and the number of steps in flight is that of the stages: the next one begins when one of them has come back."""
+    """Return the limits of the time from one step to the next.
+
+    If stages take turns, the next step starts when the previous one has passed all stages. Otherwise three limits
+    apply: the time of the slowest stage; the time that the stages of one machine need of its cores; and the time of a
+    step through all stages divided by the number of steps in flight, which is the number of stages.
+    """
     if problem.takes_turns:
         return {"turns": step_seconds(problem, line) + overhead_s(problem)}
     return {
@@ -154,8 +157,8 @@ def _core_seconds(problem: PlanningProblem, line: Line) -> dict[str, float]:
 
 
 def overhead_s(problem: PlanningProblem) -> float:
-    """Return the time of a step besides its stages, whatever the plan, if the step is alone. Where several are in
-    flight, one waits while another computes."""
+    """Return the time of a step outside of its stages, which is the same for every plan. It is 0 where several steps
+    are in flight, because one step waits while another one is computed."""
     return STEP_S if problem.takes_turns else 0.0
 
 

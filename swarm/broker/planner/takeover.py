@@ -38,9 +38,9 @@ NEAR_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all have their layers.
-    ``replay_s``: time until all sequences' keys and values are complete again. ``taken``: the layers of ``lost`` that
-    each device takes."""
+    """Assignment of the lost layers. ``line``: all shares from now on. ``load_s``: time until all workers have loaded
+    their layers. ``replay_s``: time until the keys and values of all sequences are complete again. ``taken``: the lost
+    layers that each device takes."""
 
     line: Line
     load_s: float
@@ -50,9 +50,9 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class ReplayWork:
-    """Amount of work to be computed again: ``positions`` of all sequences together, in ``chunks`` orders, with
-    ``context`` positions before each, on average. ``beside``: fraction of it that is computed together with steps,
-    namely those of sequences that are complete earlier."""
+    """Amount of work that replays must compute again: ``positions`` of all sequences together, in ``chunks`` orders,
+    with ``context`` positions before each chunk, on average. ``beside``: fraction of the work that is computed together
+    with steps, for sequences that have already resumed."""
 
     positions: int
     chunks: int = 0
@@ -217,7 +217,8 @@ class _Part:
 
     @classmethod
     def absent_spare(cls, size: int) -> _Part:
-        """Return the part of an absent spare: one stage's part ends where the other's begins."""
+        """Return the part of a spare that takes nothing: the layers that one neighbour takes end where the other's
+        begin."""
         none = np.zeros((size, size))
         return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
 

@@ -1,7 +1,7 @@
-"""Alternatives that came close to the active plan, and why they are not made: searched for only on demand.
+"""Alternatives to the active plan, and why the broker does not change to them. They are searched for only on demand.
 
-Reported is the plan that would be made if none were active, then the one that is quickest by its figures alone. Where
-both are the active plan, the best plan with one worker less shows what the active one was preferred to.
+Reported are the plan that would be made if none were active, and the plan with the shortest predicted step. If both are
+the active plan, the best plan with one worker less is reported instead, to show what the last worker gains.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CHANGE_DUE = "a change to it is due"
 def find_alternatives(
     table: CandidatePool, active: Proposal, fresh: Proposal, current: Plan | None, margin: float
 ) -> tuple[Alternative, ...]:
-    """Return the alternatives. ``made``: the plan that would be made if none were active; ``current``: the active plan,
-    if there is one."""
+    """Return the alternatives. ``fresh``: the plan that would be made if none were active; ``current``: the active
+    plan, if there is one."""
     now_s, alternatives = active.forecast.step_s, list[Alternative]()
     if fresh.named_shares != active.named_shares:
         alternatives.append(

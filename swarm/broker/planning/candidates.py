@@ -66,7 +66,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class PlanOption:
-    """Line of shares that could be a plan, by workers' names, with the predicted time of a step."""
+    """Possible plan: shares of layers by workers' names, in pipeline order, with the predicted time of a step."""
 
     shares: NamedShares
     step_s: float
@@ -315,7 +315,7 @@ class CandidatePool:
         return tuple((self._ids[index], layers) for index, layers in sorted(standby_layers.items()))
 
     def propose_recovery(self, fallen: Plan, replays: ReplayWork) -> Proposal | None:
-        """Return the quickest way to restore a plan that fell (see ``proposals.come_back``), from the whole pool."""
+        """Return the fastest way to restore a plan that fell, from the whole pool; see ``proposals``."""
         self._context = replays.context
         places, everybody = self._places(), list(range(len(self._ids)))
         survivors = tuple(LayerShare(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)

@@ -19,8 +19,8 @@ SAME_SPEED = 0.95  # two measurements of the same differ by less
 
 
 def route_targets(state: State, workers: Sequence[Worker], kind: RouteState) -> dict[str, frozenset[str]]:
-    """Return by incarnation the names of the workers to which the route from it, or from the broker, has this state. An
-    assumed worker reaches all."""
+    """Return, for the broker and each worker as the source, the names of the workers whose route from it has this
+    state. An assumed worker has no such routes."""
     if not state.routes.blocked and not state.routes.relay_only:
         return {BROKER: frozenset()}
     names = {worker.incarnation: worker.name for worker in workers}
@@ -40,8 +40,8 @@ def bound_link(measured: LinkCost | None) -> NetworkLink:
 
 
 def find_broker_latencies(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
-    """Return by host what a step that takes turns waits for the link between the broker and each machine that is not
-    next to it: the smallest measured latency, since any other traffic makes a message slower."""
+    """Return by host the latency between the broker and each machine that is not close to it, which a step adds if
+    stages take turns. It is the smallest measured latency, because other traffic only makes a message slower."""
     latencies: dict[str, float] = {}
     for host, measured in links:
         if measured is not None:

@@ -86,8 +86,8 @@ class PlanRules:
 def apply_steering(
     state: State, rules: PlanRules, plan: Plan | None, steering: PlanConstraints | None = None
 ) -> PlanRules:
-    """Apply the operator's commands (``said``, or the present ones) on top of the settings. A cordoned worker keeps its
-    layers of the plan ``of``, and gets none if it has none there."""
+    """Apply an operator's commands (``steering``, by default the present ones) on top of the settings. A cordoned
+    worker keeps its layers of ``plan``, and gets none if it has none there."""
     steering = state.constraints if steering is None else steering
     cordoned_layers = dict(_find_cordoned_layers(state, plan))
     idle = {name for name in steering.cordoned if name not in cordoned_layers}
@@ -149,7 +149,8 @@ def describe_held(steering: PlanConstraints, names: Sequence[str]) -> str:
 
 
 def find_override(state: State, rules: PlanRules, hand: PlanOverrides) -> str:
-    """Return which part of an operator's plan another command would override, and what to do first; empty if none."""
+    """Return why a part of an operator's plan would have no effect because of an earlier command, and what to do first;
+    empty if every part takes effect."""
     cordoned_layers = dict(_find_cordoned_layers(state, state.plans.current))
     override = next(
         (text for pin in hand.pins if (text := _find_pin_override(state, rules, hand, cordoned_layers, pin))), ""

@@ -135,7 +135,7 @@ class Reconfiguration:
             self.on_members_changed(now)
 
     def overdue_workers(self, now: float) -> list[tuple[Worker, str]]:
-        """Return the workers that missed the deadline, with the evidence: to be put out, and reported as ``lost``."""
+        """Return the workers that missed the deadline, which must be put out, with the evidence."""
         plans = self._state.plans
         if now < plans.deadline:
             return []
@@ -388,7 +388,7 @@ class Reconfiguration:
             sequence.truncate_to(sequence.kv)
 
     def _count_deaths(self) -> None:
-        """Count this death for every sequence in flight; ``members`` ends sequences with too many."""
+        """Count this death for every sequence in flight. ``members.integrity`` quarantines a sequence with too many."""
         in_steps = {s for flight in self._state.in_flight.values() for s, _ in flight.sequences}
         for sequence in in_steps | set(self._state.rebuilding.in_progress):
             sequence.count_deaths()

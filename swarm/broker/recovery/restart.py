@@ -128,8 +128,8 @@ class Restart:
 
 
 def _reconstruct_plan(state: State) -> Plan | None:
-    """Return the plan as members report having served it, in the order of the layers; if two claim the same layers, the
-    first."""
+    """Return the plan that the members report to have served, in layer order. If two members claim the same layers, the
+    one that joined first has them."""
     stages: list[StagePlan] = []
     members = [
         w for w in state.workers.values() if not w.is_gone and w.trusted_positions and w.hello.held_layers is not None

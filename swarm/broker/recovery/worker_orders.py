@@ -61,7 +61,7 @@ class WorkerOrders:
         self.send_all(prepares, now)
 
     def activate(self, plan: Plan, sequences: list[Sequence], now: float) -> None:
-        """Have every stage start with the plan. ``kept``: the sequences that stay."""
+        """Have every stage start with the plan. The stages keep these ``sequences`` and drop all others."""
         activates = {
             stage.incarnation: Activate(
                 epoch=plan.epoch,
@@ -80,8 +80,8 @@ class WorkerOrders:
             self.send(incarnation, order)
 
     def tick(self, now: float) -> None:
-        """Resend unanswered orders: the order or its answer may have been lost. A worker that has it answers again, or
-        goes on."""
+        """Resend unanswered orders, because an order or its answer may have been lost. A worker that has the order
+        already answers again, or continues its work on it."""
         if now < self.state.plans.repeat_orders_at:
             return
         self.state.plans.repeat_orders_at = now + RESEND_S
@@ -109,7 +109,7 @@ class StandbyOrders:
 
     def order(self, target: Proposal | None) -> None:
         """Order workers to keep layers warm. A stage of the active plan keeps what that plan names, since it has
-        reserved the memory; other workers keep what ``wanted`` names, the plan that would be made now."""
+        reserved the memory. Other workers keep what ``target`` names, the plan that would be made now."""
         current = self.state.plans.current
         if current is None:
             return

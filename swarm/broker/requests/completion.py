@@ -51,8 +51,7 @@ class Completer:
         self._latencies = latencies
         self._delivery = delivery
 
-    # --- ends
-    # ------------------------------------------------------------------------------------------------------------
+    # --- ends --------------------------------------------------------------------------------------------------------
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float, detail: str = "") -> None:
         """End a sequence; its KV blocks are freed with the next step."""
@@ -134,7 +133,7 @@ class Completer:
         return now - retained_since >= self._settings.retain_s
 
     def _awaits_journal(self, request: Request) -> bool:
-        """Whether parts of it are not written yet and only exist in memory."""
+        """Whether the journal does not have the whole request yet, so that a part of it exists only in memory."""
         return self._settings.has_journal and request.accepted and not request.is_end_written
 
     def _fail_too_large(self, now: float) -> None:

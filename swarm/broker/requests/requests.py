@@ -26,7 +26,7 @@ from swarm.broker.requests.admission import (
 from swarm.broker.requests.completion import Completer, RequestSettings
 from swarm.broker.requests.durability import RequestDurability, derive_seed, restore_request, was_withdrawn
 from swarm.broker.requests.lookups import RequestLookups
-from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW, TokenCollector, TokenDelivery, build_finished
+from swarm.broker.requests.tokens import TokenCollector, TokenDelivery, build_finished
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.ended_requests import (
     RETRY_S,
@@ -39,8 +39,6 @@ from swarm.broker.state.ended_requests import (
 )
 from swarm.broker.state.journal_snapshot import RequestRecord
 from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, GetRequest, LookUp, Stop, Submit
-
-__all__ = ["MAX_TOKENS_PER_MESSAGE", "WINDOW", "RequestHandler", "RequestSettings", "derive_seed"]
 
 _TOO_MANY_LOOKUPS = RequestRefusal("overloaded", "too many requests are being looked up in the journal", 1.0)
 _JOURNAL_SLOW = RequestRefusal("journal", "this request can't be looked up now: the journal is slow", RETRY_S)
@@ -149,8 +147,7 @@ class RequestHandler:
         for sequence in request.sequences:
             self._delivery.deliver(sequence)
 
-    # --- readers
-    # ---------------------------------------------------------------------------------------------------------
+    # --- readers -----------------------------------------------------------------------------------------------------
 
     def look_up(self, client: bytes, question: RequestQuestion, account: ClientAccount | None = None) -> None:
         """Answer a question about a request; the client need not be its reader."""
@@ -264,8 +261,7 @@ class RequestHandler:
             self._lookups.refuse(client, question, _JOURNAL_SLOW)
         self.completer.tick(now)
 
-    # --- ending requests
-    # -------------------------------------------------------------------------------------------------
+    # --- ending requests ---------------------------------------------------------------------------------------------
 
     def stop(self, stop: Stop, account: ClientAccount | None, now: float) -> None:
         """End a sequence in which the client found a stop string: the answer is the tokens before ``at_index``."""
@@ -306,8 +302,7 @@ class RequestHandler:
                 self._delivery.send(request, build_finished(sequence))
         self.completer.forget(request)
 
-    # --- answers of the journal
-    # ------------------------------------------------------------------------------------------
+    # --- answers of the journal --------------------------------------------------------------------------------------
 
     def on_request_read(self, request_id: str, record: RequestRecord | None, problem: str, now: float) -> None:
         """Handle the messages that waited until the journal was searched for this request."""

@@ -254,7 +254,8 @@ class PlanState:
 
 @dataclass(slots=True)
 class Rebuilding:
-    """Sequences with layers that lag behind since the plan changed."""
+    """Sequences whose keys and values are incomplete in some layers since the plan changed, and the progress of their
+    rebuild."""
 
     chunk_positions: int = 256  # positions per replay order
     # what each stage holds, until all stages have reported it

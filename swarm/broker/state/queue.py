@@ -91,8 +91,7 @@ class WaitingQueue:
         waiting = [entry.sequence for entry in self._entries.values() if entry.sequence is not None]
         return iter(sorted([*waiting, *self.aside.values()], key=lambda s: (-s.priority, s.id)))
 
-    # --- adding and removing
-    # ---------------------------------------------------------------------------------------------
+    # --- adding and removing -----------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         tenant = self._get_tenant(sequence.request.tenant)
@@ -145,8 +144,7 @@ class WaitingQueue:
         for sequence in aside.values():
             self.add(sequence)
 
-    # --- queries
-    # ---------------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     @property
     def highest_class(self) -> int | None:

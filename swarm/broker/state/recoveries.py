@@ -182,7 +182,8 @@ class RecoveryHistory:
         return None if num_sequences else self._end(now)
 
     def add_replay_work(self, layer_positions: int, least: int) -> None:
-        """Add to the work of the replays, and to the part that was unavoidable."""
+        """Add to the positions that replays have computed, and to the least number that any plan would have had to
+        compute."""
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least

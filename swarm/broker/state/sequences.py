@@ -144,8 +144,7 @@ class Sequence:
         if self.state not in ALLOWED_STATES[operation]:
             raise IllegalMove(f"it can't {operation.replace('_', ' ')}: {self.describe()}")
 
-    # --- entering and leaving the stages
-    # ---------------------------------------------------------------------------------
+    # --- entering and leaving the stages -----------------------------------------------------------------------------
 
     def admit(self, fork: tuple[int, int] | None) -> None:
         """Start running. ``fork`` is (sequence, position): the sequence whose first positions are copied, and their
@@ -208,8 +207,7 @@ class Sequence:
         self._transition(SequenceState.ENDED)
         self.reason, self.detail, self.ended_at = reason, detail, now
 
-    # --- through the stages
-    # ----------------------------------------------------------------------------------------------
+    # --- through the stages ------------------------------------------------------------------------------------------
 
     def dispatch(self, count: int) -> int:
         """Schedule ``count`` more tokens; the stages open the sequence with this step. Return the position of the first

@@ -264,7 +264,7 @@ class Worker:
         self.reason = reason
 
     def has_refused(self, layers: LayerRange) -> bool:
-        """Whether the worker has refused layers within this range, or a range that is no longer than this one."""
+        """Whether the worker has refused a range that lies within this one, or one that is no longer than this one."""
         return any((layers.first <= r.first and r.stop <= layers.stop) or len(r) <= len(layers) for r in self.refusals)
 
     def forget_refusals(self) -> None:

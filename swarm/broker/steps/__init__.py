@@ -6,7 +6,6 @@ so that neither starves the other; nothing is dispatched without KV blocks for i
 the residency in which its sequence was sent.
 
 - ``scheduler`` forms a batch of sequences that need a token and prompts that are not computed yet, admits waiting
-  sequences, and decides what counts of a completed step
+  sequences, computes suspects alone after a step has raised, and decides what counts of a completed step
 - ``kv_capacity`` decides which sequence is preempted when blocks are short; no token is lost by it
-- ``isolation`` decides which sequences are computed alone after a step has raised
 """

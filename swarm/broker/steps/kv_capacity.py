@@ -47,8 +47,7 @@ class KvAllocator:
         """Return the number of blocks needed to admit the sequence."""
         return admission_blocks(self.state, sequence, self.headroom)
 
-    # --- admission
-    # -------------------------------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence) -> bool:
         """Admit a sequence, with blocks from retired or lower-class sequences if necessary, and start it from a cached
@@ -101,8 +100,7 @@ class KvAllocator:
         self.state.running.resize(sequence, blocks)
         return True
 
-    # --- preemption
-    # ------------------------------------------------------------------------------------------------------
+    # --- preemption --------------------------------------------------------------------------------------------------
 
     def _choose_victims(self, sequence: Sequence, blocks: int, *, own_class: bool) -> list[Sequence] | None:
         """Return the sequences to preempt so that this number of blocks is free (and a slot, if the sequence is not

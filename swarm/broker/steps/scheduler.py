@@ -12,6 +12,9 @@ deadline and arrival. The two are limited separately:
   blocks become short, so that running sequences finish before more join; and they get no more tokens than keep the
   measured time of a step below ``step_target_s``.
 
+Suspects, the sequences of a step that raised, are computed alone, alternating with steps of all others. The next
+failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
+
 While layers that changed hands are rebuilt, there is a pause between steps, so that replays get most of the time.
 
 The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
@@ -22,12 +25,11 @@ wait.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from swarm.broker.planner.takeover import step_pause_s
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
-from swarm.broker.steps.isolation import choose_eligible
 from swarm.broker.steps.kv_capacity import KvAllocator
 from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
 
@@ -175,6 +177,29 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     return not state.rebuilding.is_idle and now - costs.last_done_at < step_pause_s(costs.usual_step_s)
 
 
+class _EligibleSequences(NamedTuple):
+    """Sequences that the next step may contain: decodes and prompts."""
+
+    due: list[Sequence]
+    prefilling: list[Sequence]
+
+
+def _choose_eligible(state: State) -> _EligibleSequences:
+    """Return one suspect, or all sequences that are not suspects, alternately."""
+    evidence = state.evidence
+    everything = _EligibleSequences(list(state.running.due.values()), state.running.prefilling)
+    suspects = [s for s in (*everything.due, *everything.prefilling) if s.id in evidence.suspects]
+    if not suspects:
+        return everything
+    has_others = len(everything.due) + len(everything.prefilling) > len(suspects)
+    if has_others and not evidence.suspects_are_next:
+        evidence.suspects_are_next = True
+        return _EligibleSequences(*([s for s in each if s not in suspects] for each in everything))
+    evidence.suspects_are_next = False
+    first = min(suspects, key=lambda s: evidence.last_failure_at(s.id))
+    return _EligibleSequences(*([s for s in each if s is first] for each in everything))
+
+
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of tokens) in the order of the step's rows."""
     allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
@@ -182,7 +207,7 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
     most = min(settings.step_tokens - reserved, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
     open_bytes = 0  # header bytes needed to open sequences in the stages
-    eligible = choose_eligible(state) if state.evidence.suspects else None
+    eligible = _choose_eligible(state) if state.evidence.suspects else None
     for sequence in list(state.running.due.values()) if eligible is None else eligible.due:
         if len(chosen) >= most:
             break

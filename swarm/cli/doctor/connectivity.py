@@ -24,7 +24,9 @@ from swarm.wire.schema import schema
 from swarm.wire.transport.keys import KeyPair, address_and_key
 
 _PATIENCE_S: Final = 5.0
-_NO_ANSWER_REMEDY: Final = "is swarm running there? If so, a firewall may block it: docs/how-to/hosts.md has the ports"
+_NO_ANSWER_REMEDY: Final = (
+    "is swarm running there? If so, a firewall may block it: docs/explanation/network.md has the ports"
+)
 _REJECTED_REMEDY: Final = (
     "the broker does not accept this machine's key (any more): swarm worker --join, with an invitation"
 )

@@ -38,7 +38,7 @@ _UNSYNCHRONISED: Final = 5  # result of adjtimex if the clock is not synchronise
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
 _GPU_DEVICES: Final = (Path("/dev/nvidia0"), Path("/dev/kfd"))
-_PORT_USES: Final = ("for clients", "for workers", "for beats", "for finished steps", "for the relay")
+_PORT_USES: Final = ("for clients", "for workers", "for heartbeats", "for finished steps", "for the relay")
 _NUM_LOCAL_PORTS: Final = 2  # if no other machine is served, the remaining ports are chosen freely
 
 
@@ -313,7 +313,7 @@ def _check_connectivity(settings: Settings) -> BrokerConnectivity | None:
         return asyncio.run(check_connectivity(named.client.url, known.pair if known else None))
     except ConfigError as error:
         return BrokerConnectivity(
-            settings.client.url, error=str(error), remedy="docs/how-to/hosts.md explains how a machine joins"
+            settings.client.url, error=str(error), remedy="docs/how-to/keys.md explains how a machine joins"
         )
 
 

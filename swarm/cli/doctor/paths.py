@@ -56,5 +56,5 @@ def choose_paths(config: Path | None, state_dir: Path | None) -> ServicePaths:
 
 
 def list_state_dirs(state: Path) -> list[Path]:
-    """Return this directory, and the units' directories in it."""
+    """Return this state directory, and the subdirectories in which the systemd units keep their state."""
     return [state, *(state / name for name in SERVICES if os.path.isdir(state / name))]

@@ -1,4 +1,4 @@
-"""``swarm generate``: one prompt, its answer streamed to stdout."""
+"""``swarm generate``: one prompt, its answer streamed to stdout. ``swarm attach``: the answer to an earlier request."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swarm.client.results import Choice, Completion, Piece
     from swarm.params import Grammar
     from swarm.wire.messages import Timing
+
 
 # A model may generate control characters that move a terminal's cursor or set its title: they are shown as symbols.
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -147,6 +148,40 @@ def generate(
         from swarm.cli.generate.hops import print_hops
 
         print_hops(completion.choices)
+
+
+def attach(
+    context: typer.Context,
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="The request's id, as `swarm generate --detach` printed it.", show_default=False
+        ),
+    ],
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            metavar="N",
+            min=0,
+            help="First token to show, from 0. With --json, or for several answers, all are shown.",
+        ),
+    ] = 0,
+    *,
+    url: UrlOption = None,
+    join: JoinOption = None,
+    timeout: TimeoutOption = None,
+    as_json: WholeJsonOption = False,
+) -> None:
+    """Read the answer to a request, from any client: while it is generated, or for as long as the broker keeps it.
+
+    The answer goes to stdout, everything else to stderr. Ctrl-C ends the reading; a detached request continues.
+    """
+    with open_client(context, url, join) as client:
+        stream = client.attach(request, first, timeout=timeout)  # raises errors about wrong options
+        many = client.recall(request).params.n > 1
+        completion = print_stream(stream, client, silent=as_json or many)
+        print_rest(completion, client, as_json=as_json)
 
 
 def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool) -> None:

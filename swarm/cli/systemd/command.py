@@ -200,8 +200,8 @@ def _listen_addresses(target: InstallTarget, *, is_live: bool) -> tuple[tuple[st
 def _stop_units(user: bool) -> list[str]:
     """Stop and disable all of our units; return the problems.
 
-    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``Failed`` if it answers but
-    could not stop a unit: then nothing is removed.
+    If systemd does not answer, it presumably runs nothing, and that is reported. Raises ``SystemdError`` if it answers
+    but could not stop a unit: then nothing is removed.
     """
     try:
         manager.check_running(user)

@@ -18,7 +18,7 @@ def systemctl(user: bool) -> tuple[str, ...]:
 
 
 def run_command(command: tuple[str, ...], *words: str, patience_s: float = _TIMEOUT_S) -> str:
-    """Run a command to its end. Raises ``Failed`` with its error output."""
+    """Run a command to its end. Raises ``SystemdError`` with its error output."""
     try:
         done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=patience_s, check=False)
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def version() -> int:
 
 
 def check_running(user: bool) -> None:
-    """Raise ``Failed`` if systemd does not answer: then nothing may be started that it would have to end."""
+    """Raise ``SystemdError`` if systemd does not answer: then nothing may be started that it would have to end."""
     run_command(systemctl(user), "show", "--property", "Version")
 
 

@@ -71,7 +71,7 @@ class GatewayPoller:
             await self._started.wait()
             self._started.clear()
             # another process answers; there is no event to wait for
-            while not await self._is_serving():  # noqa: ASYNC110 (a process answers, and tells nobody)
+            while not await self._is_serving():  # noqa: ASYNC110 (another process answers: no event)
                 await asyncio.sleep(_POLL_S)
             url = url_of(self._settings)
             has_keys = self._keys_file.exists()

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm.cli.output import ConsoleProgress
-from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer
-from swarm.cli.up.forkserver.restart_budget import RestartBudget
+from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer, RestartBudget
 from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.up.supervisor import (
     GATEWAY,

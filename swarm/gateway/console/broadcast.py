@@ -1,9 +1,9 @@
 """Broadcast of updates to viewers with the same permissions: numbered, buffered for readers that reconnect, and
 bounded.
 
-A broadcast holds the view as every reader has it that has received the last number. A reader that reconnects with a
-buffered number gets the updates after it; any other reader gets a full snapshot. The buffer is bounded: old updates are
-dropped, and a reader with more than ``MAX_WAITING`` unread updates gets a snapshot instead.
+A broadcast holds the current view: the view of every reader that has received the last numbered update. A reader that
+reconnects with a buffered number gets the updates after it; any other reader gets a full snapshot. The buffer is
+bounded: old updates are dropped, and a reader with more than ``MAX_WAITING`` unread updates gets a snapshot instead.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class PollSchedule:
 
 
 def _charged_load(load: float) -> float:
-    """Return the share of a core to which shares of time refer."""
+    """Return the load of this process, bounded, as the basis for the share of time that polls may take."""
     return min(1.0, max(MIN_LOAD, load))
 
 

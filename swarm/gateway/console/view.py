@@ -25,7 +25,7 @@ MAX_ENDED: Final = 20
 MAX_RECOVERIES: Final = 8
 STEADY_S: Final = 1.5  # tolerance between two polls' values for the same timestamp
 _BROKER: Final = "broker"
-_BEAT: Final = re.compile(r", last beat \d+ ms ago")
+_BEAT: Final = re.compile(r", last heartbeat \d+ ms ago")
 _CLOCK_FIELDS: Final = ("beat_age_s", "verdict_for_s", "clock_ahead_s", "here_for_s", "next")
 _COARSE_S: Final = 0.01  # seconds; a smaller lag of the loop is noise
 # fields of a status that change with every step; rates show them

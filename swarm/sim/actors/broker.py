@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
-from swarm.broker.core import BrokerCore
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.planning.plan_query import answer_query
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.routes import RELAY
 from swarm.sim.checks import effects, fates
 from swarm.sim.checks.sender_check import BROKER
 from swarm.sim.journal import SimDisk, SimJournal, SimJournalFact
-from swarm.sim.listeners import FakeListener, fake_public_key
-from swarm.sim.network import SimLink
+from swarm.sim.network import FakeListener, SimLink, fake_public_key
 from swarm.sim.views import CONNECT_TIMEOUT_S, TICK_S
 from swarm.wire.messages import Activate, Prepare, Rejected, Step
 

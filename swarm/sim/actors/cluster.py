@@ -19,8 +19,7 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
-from swarm.sim.garble import garble_step
-from swarm.sim.network import BrokerLinks, Network
+from swarm.sim.network import BrokerLinks, Network, garble_step
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
 from swarm.sim.views import ClientView, ReaderView, WorkerView
 from swarm.sim.world import World
@@ -182,7 +181,7 @@ class Cluster:
         if node.executor.broken and node.incarnation not in self.may_exit:
             self._restart_after(self.world.draw(RESTART_S), self.specs[node.name])
         elif node.incarnation not in self.may_exit and not self._has_lost_its_name(node):
-            raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
+            raise Violation(f"I8: {node.incarnation} ended without a request to end")
         self.workers.pop(node.incarnation, None)
         node.kill()
 
@@ -220,7 +219,8 @@ class Cluster:
             client.on_broker_gone()
 
     def on_journal_changed(self) -> None:
-        """Prepare the checks for a broker whose journal has another past."""
+        """Prepare the checks for a broker that starts with another journal, whose content differs from what was
+        promised before."""
         self.promise_check.on_journal_changed()
         self.audit.on_journal_changed(self.broker.disk)
 

@@ -29,7 +29,7 @@ class SimDevice:
         self.num_until_broken: int | None = None  # computations left until all of them fail; None: no fault
 
     def break_after(self, num_computed: int, *, is_seen_by_test: bool) -> None:
-        """Let all computations fail after this number of further ones. ``is_seen_by_test``: tests of the device fail,
+        """Make all computations fail after this number of further ones. ``is_seen_by_test``: tests of the device fail,
         too."""
         self.num_until_broken = num_computed
         self.executor.broken = "RuntimeError: the device is lost" if is_seen_by_test else ""
@@ -79,7 +79,7 @@ class SimDevice:
         if layers is not None and self._cluster.blame_check.can_fail(
             sequences, layers, self._cluster.broker.core.state
         ):
-            return "RuntimeError: a request that nobody can compute"
+            return "RuntimeError: a request that no device can compute"
         return ""
 
     def _make_not_finite(self, forwarded: ForwardResult) -> ForwardResult:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Environment(SceneView, Protocol):
-    """Cluster as its processes see it."""
+    """Interface of the cluster for the processes that it simulates."""
 
     audit: Audit
     blame_check: BlameCheck

@@ -79,7 +79,7 @@ class LookupClient(ClientNode):
             case TokensSnapshot():
                 self._check(answer)
             case RequestDetails(submit) if submit != self._cluster.audit.submits.get(submit.request_id):
-                raise Violation(f"I12: {self.name} is told that {submit} was asked for")
+                raise Violation(f"I12: {self.name} got another submission: {submit}")
             case Report(body=body) if body.get("code") not in CODES:
                 raise Violation(f"I12: {question} is refused with {body}")
             case _:
@@ -101,7 +101,7 @@ class LookupClient(ClientNode):
         asked_at, question = self._questions.pop(key)
         broker = self._cluster.broker
         if not broker.is_away and not broker.has_paused_since(asked_at) and not broker.closed_listeners:
-            raise Violation(f"I12: nobody answers {question}, asked at {asked_at:.3f}")
+            raise Violation(f"I12: no answer to {question}, asked at {asked_at:.3f}")
 
     # --- the short time for which it reads
 

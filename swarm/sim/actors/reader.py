@@ -63,7 +63,7 @@ class AttachedReader(ClientNode):
 
     def _on_recalled(self, submit: Submit) -> None:
         if submit != self._submit:
-            raise Violation(f"I2: {self.name} is told that {submit} was asked for, and that was {self._submit}")
+            raise Violation(f"I2: {self.name} got the submission {submit}, expected {self._submit}")
         self.feed(client_event.StartRequest(submit, attached=True))
 
     def _on_recall_failed(self, problem: str) -> None:

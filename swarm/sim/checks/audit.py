@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from swarm.broker.members.integrity import QUARANTINE_AFTER
 from swarm.broker.requests.admission import max_positions
-from swarm.broker.requests.requests import WINDOW, derive_seed
+from swarm.broker.requests.durability import derive_seed
+from swarm.broker.requests.tokens import WINDOW
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
 from swarm.client.events import Deliver
@@ -186,7 +187,7 @@ class Audit:
         self._ended.add(sequence)
 
     def on_broker_restarted(self, state: State, disk: SimDisk) -> None:
-        """Adopt another broker, which knows the journal's content: only ends in the journal are final."""
+        """Continue with another broker, which has the journal's content: only ends in the journal are final."""
         self._last_checked.clear()
         self._num_verified.clear()
         self._ended = {sequence for sequence in self._ended if disk.ledger.has_ended(sequence)}
@@ -197,10 +198,10 @@ class Audit:
         self.may_fail |= self.submits.keys() - disk.ledger.requests.keys()
 
     def on_journal_rewritten(self, disk: SimDisk) -> None:
-        """Allow ended requests to be unknown that only the lost journal file had.
+        """Allow ended requests to be unknown if only the lost journal file had them.
 
-        The new file has what the lost one still gave and what is in memory. An ended request is in memory only while a
-        client reads it: a client that was frozen meanwhile finds it unknown.
+        The new file has what could be read from the lost one, and what is in memory. An ended request is in memory only
+        while a client reads it, so a client that was frozen meanwhile finds its request unknown.
         """
         self.may_fail |= disk.forgotten
 
@@ -213,7 +214,7 @@ class Audit:
         """Check that a quarantined request was present at enough faults or, for failed steps, caused them itself."""
         if for_its_steps:
             self.num_undetected_faults -= request.id not in self.may_fail
-            _demand(self.num_undetected_faults >= 0, "I15", f"{request.id} is quarantined, and does nobody any harm")
+            _demand(self.num_undetected_faults >= 0, "I15", f"{request.id} is quarantined, but is harmless")
             self.may_fail.add(request.id)
             return
         num_faults = self.num_faults - self.faults_before[request.id]
@@ -253,7 +254,7 @@ class Audit:
         if sequence.sent - sequence.delivered > WINDOW:
             raise Violation(f"I3: sequence {sequence.id} overran the window")
         if _is_held_back(sequence):
-            raise Violation(f"I3: sequence {sequence.id} has tokens for a client that reads, and does not tell them")
+            raise Violation(f"I3: sequence {sequence.id} has tokens for a client that reads, and does not send them")
         if sequence.num_preempted > MAX_PREEMPTIONS:
             raise Violation(f"I1: sequence {sequence.id} gave way too often")
         self._check_tokens(sequence, sampled - sequence.num_prompt)
@@ -269,14 +270,14 @@ class Audit:
             _demand(
                 generated == case.tokens[start:num_generated] and num_generated <= len(case.tokens),
                 "I2",
-                f"sequence {sequence.id} went astray",
+                f"sequence {sequence.id} has wrong tokens",
             )
 
     def check_stage(self, node: WorkerView, state: State) -> None:
         """Check that a stage holds what it reports."""
         core, chains = node.core, node.executor.chains
         if (core.active or 0) > state.plans.epoch and core.lineage == state.lineage:
-            raise Violation(f"I5: {node.incarnation} is in an epoch that nobody announced")
+            raise Violation(f"I5: {node.incarnation} is in an epoch that was never announced")
         for sequence, held in core.sequences.items():
             by_layer = chains.get(sequence) or {}
             for part in held.kv:
@@ -284,8 +285,8 @@ class Audit:
                 for layer in range(part.layers.first, part.layers.stop) if position else ():
                     really = len(by_layer.get(layer, ()))
                     if really < position:
-                        text = f"{node.incarnation} sequence {sequence} layer {layer}: says {position}, holds {really}"
-                        raise Violation(f"I8: {text}")
+                        text = f"sequence {sequence} layer {layer}: reports {position}, holds {really}"
+                        raise Violation(f"I8: {node.incarnation} {text}")
         if core.sequences.keys() != chains.keys():
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 

@@ -161,7 +161,7 @@ def _check_replays(snapshot: BrokerSnapshot, state: State, workers: Mapping[str,
         for first, stop in _lost_layers(sequence, target, state, workers):
             if first and _is_logged(sequence, first, target, state, workers):
                 if sequence.kv < target:
-                    raise Violation(f"I8: sequence {sequence.id} is computed anew though layer {first} is logged")
+                    raise Violation(f"I8: sequence {sequence.id} is computed again although layer {first} is logged")
                 _check_runs(sequence, first, stop)
 
 

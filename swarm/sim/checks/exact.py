@@ -39,10 +39,10 @@ class Expectation:
         if delivery.logprobs != logprobs:
             return f"the logprobs of {start} to {stop} are {delivery.logprobs}, not {logprobs}"
         if len(delivery.hops) != (stop - start if self.submit.hops else 0):
-            return f"{len(delivery.hops)} ways came with {stop - start} tokens"
+            return f"{len(delivery.hops)} routes came with {stop - start} tokens"
         for index, hops in enumerate(delivery.hops, start):
             if hops not in self._routes[index]:
-                return f"token {index} is said to have come by {hops}, and came by {self._routes[index]}"
+                return f"token {index} is reported to have come by {hops}, but came by {self._routes[index]}"
         return ""
 
     def end_error(self, finished: Finished) -> str:

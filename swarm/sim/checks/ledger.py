@@ -40,7 +40,7 @@ class LedgerSequence:
             self.length += len(new.ids)
 
     def end(self, write: WriteEnd) -> bool:
-        """Record the end; return False if tokens are missing, so that it has not ended here."""
+        """Record the end and return True; return False if tokens are missing, so that the end can't be recorded."""
         joined = self._join_parts()
         if len(joined.tokens) < write.num_tokens:
             return False

@@ -68,8 +68,7 @@ class PromiseCheck:
             self._check_deadline(request)
 
     def on_journal_rewritten(self, state: State) -> None:
-        """Check a new journal file, which is to have everything that the broker knows. Later writes may still be on
-        their way."""
+        """Check that a new journal file has everything that the broker has. Later writes may still be on their way."""
         if self._disk.is_damaged:
             return  # the file was lost again
         lost = [r.id for r in state.requests.values() if r.accepted and r.id not in self._disk.safe.requests]
@@ -130,18 +129,18 @@ class PromiseCheck:
     def _check_shown(self, message: Tokens | Finished) -> None:
         request = self._disk.ledger.requests.get(message.request_id)
         if request is None:
-            raise Violation(f"I3: {message.request_id} is answered, and the journal does not know it")
+            raise Violation(f"I3: {message.request_id} is answered, but is not in the journal")
         continuation = request.continuations[message.index]
         if isinstance(message, Tokens) and message.start + len(message.ids) > continuation.length:
-            raise Violation(f"I3: {message.request_id} shows what the journal has not: it has {continuation.length}")
+            raise Violation(f"I3: {message.request_id} shows more tokens than the journal has: {continuation.length}")
         whole = continuation.whole
         if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
-            raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
+            raise Violation(f"I3: {message.request_id} is sent an end that is not in the journal")
         if isinstance(message, Finished) and whole is not None and whole.tokens:
             # a second reader receives the number from the journal
             reported, noted = message.num_cached, whole.num_cached
             if reported != noted:
-                raise Violation(f"I2: {message.request_id} is told {reported} cached tokens, the journal has {noted}")
+                raise Violation(f"I2: {message.request_id} is sent {reported} cached tokens, the journal has {noted}")
 
     @property
     def _is_strict(self) -> bool:

@@ -44,7 +44,7 @@ class SenderCheck:
         if wanted is not None:
             allowed.add(self._senders.get((wanted.lineage, wanted.epoch, node.incarnation)))
         if sender not in allowed:
-            raise Violation(f"I10: {node.incarnation} hears {sender}, and its plans say {allowed or 'nobody'}")
+            raise Violation(f"I10: {node.incarnation} received from {sender}, its plans allow {allowed or 'none'}")
 
     @staticmethod
     def check_step_done(sender: str, state: State) -> None:
@@ -52,4 +52,4 @@ class SenderCheck:
         plan = state.plans.current
         last = None if plan is None else plan.stages[-1].incarnation
         if sender != last:
-            raise Violation(f"I10: the broker hears {sender}, and its plan says {last or 'nobody'}")
+            raise Violation(f"I10: the broker received from {sender}, its plan allows {last or 'none'}")

@@ -73,7 +73,7 @@ class VerdictCheck:
         if for_s > within:
             since = self._world.now
             self._demand_out_after(
-                within, node, f"can't be heard since {since:.2f}", lambda: node.is_alive and is_silent()
+                within, node, f"unreachable since {since:.2f}", lambda: node.is_alive and is_silent()
             )
 
     @property

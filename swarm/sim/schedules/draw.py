@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import RequestSettings
+from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import Mode, SchedulerSettings
 from swarm.params import SamplingParams

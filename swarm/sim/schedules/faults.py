@@ -137,7 +137,7 @@ def _read_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> Non
 
 
 def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
-    """Close a listener for new connections. Existing ones stay; half of the clients must reconnect soon."""
+    """Close a listener to new connections. Existing ones stay; half of the clients must reconnect soon."""
     cluster.broker.close_listener(("client", "worker")[fault.who % 2], 2 * fault.for_s)
     for client in list(cluster.clients.values())[:: 1 + fault.whom % 2]:
         client.lose_connection(fault.for_s / 10)

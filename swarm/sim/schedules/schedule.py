@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.sim.network import CALM, Weather
 from swarm.sim.world import Durations
 from swarm.wire.messages import Submit
@@ -78,7 +78,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines of the workers."""
+    """Speeds and placement of the workers' machines."""
 
     # time relative to the fastest machine, by worker; without effect if workers measure nothing
     slowness: dict[str, float]

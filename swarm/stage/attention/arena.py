@@ -135,7 +135,7 @@ class KvArena:
 
     @property
     def wasted(self) -> int:
-        """Number of positions that a sequence may count for beyond the blocks that it fills."""
+        """Largest number of positions that are counted as used for a sequence in addition to its whole blocks."""
         return self._count_used(1) - round_up(1)
 
     @property

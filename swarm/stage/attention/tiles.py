@@ -61,7 +61,8 @@ class SpanWrite:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Writes and groups of one pass, for all layers with the same window."""
+    """What attention does in one forward pass: the cache positions that it writes, and the tile groups that it
+    computes. It is the same for all layers with the same window."""
 
     sequences: tuple[int, ...]  # every sequence of the pass
     token_writes: tuple[TokenWrites, ...]  # sequences with one new position

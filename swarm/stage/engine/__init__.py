@@ -9,6 +9,5 @@ been proven on this machine; a kind of model that is not computed correctly when
 rule in ``sampling``, with our kernel (``native_sampling``) where it is built, and ``grammars`` decides which tokens are
 allowed. ``measure`` times this device (``device``; ``cpu_quota`` reads a container's limit). ``selfcheck`` compares a
 model cut into stages with the whole model. ``dry_runs`` warms a stage up, compares its program with its modules and
-tests its device. ``portability`` and ``kernel_report`` describe which kernels decide the bits, and ``counters`` counts
-what was computed.
+tests its device. ``portability`` and ``kernel_report`` describe which kernels decide the bits.
 """

@@ -22,7 +22,7 @@ MAX_REASON_CHARS = 1000  # characters of a failure's reason that are sent
 
 @dataclass(frozen=True, slots=True)
 class BatchSamples:
-    """Results of a step's draws."""
+    """Sampled tokens of one step."""
 
     sampled: tuple[Sampled, ...] = ()
     failed: tuple[Failure, ...] = ()  # sequences that can't go on, with the reason
@@ -89,7 +89,8 @@ def _grammar_masks(
 def sample_rows(
     rows: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int], masks: Sequence[Mask | None] = ()
 ) -> list[SampledToken | None]:
-    """Draw without the kernel: the same tokens, more slowly. None where a logit is not a finite number.
+    """Draw a token for each row in Python, without the native kernel: the same tokens, more slowly. The result is None
+    for a row whose logits are not all finite.
 
     ``masks`` holds the tokens that are allowed in each row; without it, all tokens are allowed.
     """

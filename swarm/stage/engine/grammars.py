@@ -163,7 +163,7 @@ class GrammarCompiler:
         self._clock = clock
         # finished compilations, least recently used first
         self._results: OrderedDict[Grammar, LLMatcher | InvalidRequest] = OrderedDict()
-        self._bytes = 0  # estimated memory of ``_known``
+        self._bytes = 0  # estimated memory of ``_results``
         self._wait_s = 0.0  # what is left of this step's waiting time
         self._in_flight: dict[Grammar, tuple[Compilation, float]] = {}  # with the time at which each began
 
@@ -197,7 +197,7 @@ class GrammarCompiler:
         return result
 
     def _compile(self, grammar: Grammar, words: LLTokenizer) -> bool:
-        """Start the compilation, or check its progress. Whether the result is available now."""
+        """Start the compilation, or check its progress. Return whether the result is available now."""
         pending = self._in_flight.get(grammar)
         if pending is not None:
             if self._clock() - pending[1] > COMPILE_TIMEOUT_S:

@@ -102,7 +102,7 @@ def _measure_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) ->
 
 
 def _lone_cost(cost: LayerCost, rested_s: float) -> LayerCost:
-    """Return the figure of a lone step: its stages have been idle before it."""
+    """Return the cost as it is for a step that is alone in flight: its stages were idle before it."""
     seconds = cost.seconds + (rested_s if cost.kind == "stage" else 0.0)
     return structs.replace(cost, alone=True, seconds=seconds)
 

@@ -126,9 +126,10 @@ def check_kernels(config: Any, dtype: str) -> None:
 
 
 def same_bits(config: Any, dtype: str) -> bool:
-    """Whether a model of this kind, cut into stages and its prompts into chunks, has the same bits as whole.
+    """Whether a model of this kind gives the same bits when it is cut into stages and its prompts into chunks as when
+    it is computed whole.
 
-    This reveals what probes of single kernels can't. Call it after :func:`check_kernels`.
+    This finds differences that probes of single kernels can't. Call it after :func:`check_kernels`.
     """
     return _same_bits(_tiny_config_json(config), dtype, native.library() is not None)
 

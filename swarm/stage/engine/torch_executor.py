@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
@@ -22,7 +22,6 @@ from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import CacheStats
 from swarm.stage.engine import dry_runs
 from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
-from swarm.stage.engine.counters import ExecutorCounters
 from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
@@ -58,6 +57,33 @@ class _Recheck:
 
     stage: Stage
     arena: KvArena
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Totals of an executor's work since it started.
+
+    The compute thread writes them; a reader on another thread may lag by one step.
+    """
+
+    forwards: int = 0  # passes that were completed
+    rows: int = 0
+    tokens: int = 0
+    samples: int = 0  # draws that were requested, one per row
+    fenced: int = 0  # passes that a newer epoch stopped
+    compute_s: float = 0.0  # including copies to the host
+    sample_s: float = 0.0
+
+    def add_pass(self, batch: Batch, compute_s: float, sample_s: float) -> None:
+        self.forwards += 1
+        self.rows += len(batch.rows)
+        self.tokens += len(batch.tokens)
+        self.samples += len(batch.samples)
+        self.compute_s += compute_s
+        self.sample_s += sample_s
+
+    def values(self) -> dict[str, float]:
+        return asdict(self)
 
 
 class TorchExecutor:
@@ -104,7 +130,7 @@ class TorchExecutor:
         self._standby_modules: dict[int, Modules] = {}
         self._recheck: _Recheck | None = None  # the recheck in progress
         self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
-        self._counters = ExecutorCounters()
+        self._counters = _Counters()
         self._cache_stats = CacheStats()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 

@@ -41,7 +41,7 @@ class Proof:
     """Result of a probe: a row has the same bits in tiles of these ``sizes``, computed by one of these numbers of
     ``threads``.
 
-    Without sizes, nothing was shown.
+    Without sizes, the product is not proven exact.
     """
 
     sizes: tuple[int, ...] = ()  # rows of a tile, ascending

@@ -159,7 +159,7 @@ def replace_mixture(part: Any, read: native.ReadTensor) -> NativeModule | None:
     bias = getattr(router, "bias", None)
     product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
     experts = replace_experts(part.experts, native.prefix_reader("experts", read))
-    assert isinstance(experts, NativeExperts), "_block_of() has checked"
+    assert isinstance(experts, NativeExperts), "_mixture_kind() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
 

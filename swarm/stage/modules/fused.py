@@ -66,7 +66,7 @@ def onednn_activation(act: nn.Module) -> tuple[str, str]:
 
 
 class RmsNorm(nn.Module):
-    """RMS norm that rounds in the model's own order, without its copies."""
+    """RMS norm with the same order of rounding as the model's own code, and fewer copies."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         super().__init__()

@@ -33,9 +33,10 @@ class NativeModule(torch.nn.Module):
 
 
 class NativeLinear(NativeModule):
-    """Linear layer by our own kernel. It needs no padding rows, and gives each row the bits that it has alone.
+    """Linear layer computed by our own kernel. Each row gets the same bits as if it were computed alone, without
+    padding rows.
 
-    ``function`` is applied to the result before it is rounded and written; ``limit`` is the soft cap's.
+    ``function`` is applied to the result before it is rounded and written; ``limit`` is the limit of a soft cap.
     """
 
     name = "native"

@@ -4,18 +4,17 @@ In: orders of the broker, steps and connections of other workers, signals, resul
 their order. Rules: the core and the executor belong to the compute thread; other threads reach it through queues, and
 share ``vitals``; heartbeats are sent however long a step takes::
 
-    service             starts the threads and hands over orders
-    control             the control connection to the broker
-    heartbeat           the heartbeat thread
-    compute             the compute thread: owns the step listener, the core and the executor
-    connections         the step listener, and connections to other workers
-    pieces              a step in pieces, if the device is short of memory
-    compute_failpoints  failpoints of the compute thread
-    loader              loads layers while the compute thread computes
-    resources           the measured device and the shares of memory (``budget``)
-    link_probe          latency and bandwidth of the connection to the broker
-    openmp              how OpenMP's threads wait
-    shutdown            an orderly end
-    fast_exit           makes a crash visible within milliseconds
-    vitals              values shared between the threads
+    service      starts the threads and hands over orders
+    control      the control connection to the broker
+    heartbeat    the heartbeat thread
+    compute      the compute thread: owns the step listener, the core and the executor
+    connections  the step listener, and connections to other workers
+    pieces       a step in pieces, if the device is short of memory
+    loader       loads layers while the compute thread computes
+    resources    the measured device and the shares of memory (``budget``)
+    link_probe   latency and bandwidth of the connection to the broker
+    openmp       how OpenMP's threads wait
+    shutdown     an orderly end
+    fast_exit    makes a crash visible within milliseconds
+    vitals       values shared between the threads
 """

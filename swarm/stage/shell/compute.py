@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,14 +33,14 @@ from swarm.stage.events import (
     DeviceTested,
     Event,
     Idle,
+    OrderArrived,
     RecheckComputed,
     RecheckFailed,
     StageTick,
     StepArrived,
     StepRefused,
 )
-from swarm.stage.executor import Executor, FenceRaised, is_out_of_memory
-from swarm.stage.shell.compute_failpoints import after_compute, before_compute, reach_order_point
+from swarm.stage.executor import Executor, FenceRaised, ForwardResult, is_out_of_memory
 from swarm.stage.shell.connections import RETRY_S, PeerConnector, RecheckConnection, StepListener, edge_key
 from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.pieces import forward_in_pieces
@@ -54,6 +55,7 @@ from swarm.wire.transport.io_loop import WakeupFd
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 TICK_S = 0.1  # between two ``StageTick`` events
 INBOX_SIZE = 4096  # events waiting for the compute thread; a full inbox means that it has hung
@@ -232,10 +234,10 @@ class ComputeThread:
     def _handle_events(self) -> None:
         while self._events and not self._stopping:
             event = self._events.popleft()
-            reach_order_point("order", event)
+            _hit_order_failpoint("order", event)
             for action in self._core.handle(event, self._clock.now()):
                 self._perform(action)
-            reach_order_point("handled", event)
+            _hit_order_failpoint("handled", event)
             self._take_inbox()
 
     def _update_vitals(self) -> None:
@@ -311,13 +313,13 @@ class ComputeThread:
             log.debug("step_computes", epoch=action.epoch, step=action.step, cause=action.cause, rows=rows)
         try:
             if failpoints.armed:
-                before_compute(action)
+                _hit_failpoints_before(action)
             forward = partial(forward_in_pieces, self._executor) if action.in_pieces else self._executor.forward
             forwarded = forward(
                 action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._on_progress
             )
             if failpoints.armed:
-                forwarded = after_compute(action, forwarded)
+                forwarded = _hit_failpoints_after(action, forwarded)
         except FenceRaised:
             self._events.appendleft(ComputeFenced(action.epoch, action.step))
         except DEVICE_ERRORS as error:
@@ -402,6 +404,35 @@ class ComputeThread:
         if self._next is not None:
             self._next.close()
             self._next = self._next_key = None
+
+
+# --- failpoints: the names of the places that an event or a computation passes ---------------------------------------
+
+
+def _hit_order_failpoint(when: str, event: Event) -> None:
+    if failpoints.armed and isinstance(event, OrderArrived):
+        failpoints.hit(f"{when}.{event.order.__struct_config__.tag}")
+
+
+def _hit_failpoints_before(action: act.Compute) -> None:
+    batch = action.batch
+    if action.step == REPLAY_STEP:
+        failpoints.hit("replay.begins")
+        return
+    failpoints.hit("step.computes", token=batch.tokens.tolist(), sequence=[row.sequence for row in batch.rows])
+    if any(row.count > 1 for row in batch.rows):
+        failpoints.hit("step.prefill")
+
+
+def _hit_failpoints_after(action: act.Compute, forwarded: ForwardResult) -> ForwardResult:
+    place = "replay.computed" if action.step == REPLAY_STEP else "step.computed"
+    if forwarded.hidden is not None:
+        forwarded = replace(forwarded, hidden=failpoints.falsified_values(place, forwarded.hidden))
+    else:
+        failpoints.hit(place)
+    if forwarded.sampled:
+        failpoints.hit("step.sampled")
+    return forwarded
 
 
 def _encode_frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:

@@ -333,9 +333,10 @@ def settings_message(settings: Iterable[ShownSetting]) -> tuple[Setting, ...]:
 
 
 def exit_code_without(hello: Hello) -> int:
-    """Return the exit code for a Hello that can't be sent.
+    """Return the exit code for a worker whose Hello can't be sent.
 
-    The facts about the worker itself stay wrong at the next start; only stored sequences are gone then.
+    If the Hello lists stored sequences, a restart may help, because they will be gone. Otherwise the cause is in the
+    facts about the worker itself, and a restart does not help.
     """
     return 1 if hello.held or hello.logs else EX_CONFIG
 

@@ -61,8 +61,8 @@ class Vitals:
     def visible_condition(self) -> Condition:
         """Condition for heartbeats.
 
-        Loading runs in parallel and shows only while nothing else is going on. A compute thread whose turn takes long
-        counts as computing, whatever it does.
+        Loading runs in parallel with other work, and is reported only while the worker is otherwise idle. A compute
+        thread whose current turn takes long is reported as computing, whatever it does.
         """
         if self._is_busy:
             return "computing"

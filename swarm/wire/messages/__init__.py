@@ -11,7 +11,7 @@ Channels:
 * heartbeat: ``Heartbeat`` from workers (``workers``), nothing back.
 * data (``data``): ``Step`` along the stages, ``StepDone`` from the last stage to the broker.
 
-Shared types are in ``common``, ``records`` and ``manifest``; messages about keys in ``locks``.
+Shared types are in ``common``, ``records`` and ``manifest``; messages about keys in ``keys``.
 """
 
 from __future__ import annotations

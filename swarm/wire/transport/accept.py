@@ -52,9 +52,9 @@ def source_of(peer_address: object) -> str:
 
 
 class AcceptPaused(NamedTuple):
-    """Accepting has paused until ``let_in()``, for lack of a file descriptor or of memory; ``code`` is the errno.
+    """Accepting has paused until ``resume()``, for lack of a file descriptor or of memory; ``code`` is the errno.
 
-    Existing connections stay, and new ones wait in the kernel's queue; the connection that got one of the last
+    Existing connections stay, and new ones wait in the kernel's queue. The connection that got one of the last
     descriptors has been closed.
     """
 

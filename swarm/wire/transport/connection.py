@@ -127,8 +127,7 @@ class Connection:
         """Return the deadline for the message in progress."""
         return self.since + MESSAGE_S + self._num_since / _MIN_BYTES_PER_S
 
-    # --- sending
-    # ---------------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     def send_handshake(self, words: bytes) -> bool:
         """Send a part of the handshake, which is short enough for the kernel's buffer. Return False if that failed."""

@@ -127,8 +127,7 @@ class ZmtpDecoder:
         away."""
         return self._mechanism.authenticates and self.identity is not None
 
-    # --- receiving
-    # -------------------------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def recv_buffer(self) -> memoryview | None:
         """Return the buffer for the next bytes if most of a large frame is missing; call ``commit`` after reading into
@@ -158,8 +157,7 @@ class ZmtpDecoder:
         if self._rest is not _EMPTY:
             self._rest, self._at = memoryview(bytes(self._rest[self._at :])), 0
 
-    # --- decoding
-    # --------------------------------------------------------------------------------------------------------
+    # --- decoding ----------------------------------------------------------------------------------------------------
 
     def advance_handshake(self) -> bool:
         """Decode the handshake, but no message. Return whether it is complete."""

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from swarm.bench.calibrate import fit_scale
 from swarm.bench.lengths import Lengths, parse_lengths
 from swarm.bench.plan import ASSUMED, LatencyLimits, base_url, parse_extras, parse_limits, parse_seconds
+from swarm.bench.processes.probe import fit_scale
 from swarm.errors import InvalidRequest
 
 

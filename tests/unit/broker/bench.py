@@ -28,8 +28,7 @@ from swarm.broker.actions import (
     WriteLog,
     WriteTokens,
 )
-from swarm.broker.core import BrokerCore
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.events import (
     AcceptanceWritten,
     ClientAccount,
@@ -49,7 +48,8 @@ from swarm.broker.events import (
 from swarm.broker.journal import WriteConfirmed, confirm
 from swarm.broker.planning.plan_query import answer_query
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.requests.requests import WINDOW, RequestSettings
+from swarm.broker.requests.completion import RequestSettings
+from swarm.broker.requests.tokens import WINDOW
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
 from swarm.broker.state.journal_snapshot import JournalSnapshot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.journal import writer
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from tests.unit.broker.bench import Bench, check_state, settings

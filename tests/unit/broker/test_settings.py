@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm import config
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
 from swarm.wire.messages import NO_LINEAGE
 

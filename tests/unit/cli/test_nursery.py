@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.cli.up.forkserver.restart_budget import MAX_SHORT_RUNS, RestartBudget
+from swarm.cli.up.forkserver.client import MAX_SHORT_RUNS, RestartBudget
 from swarm.cli.up.supervisor import HEALTHY_S
 
 

@@ -114,8 +114,8 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
     [
         ({"state": "out", "verdict": "dead", "layers": [4, 8], "reason": "its connection closed"}, "trouble",
          "is out, and layers 4–7 wait for another worker: its connection closed", "its log shows why"),
-        ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
-         "is out: no beat for 1.2 s", "the network to it"),
+        ({"state": "out", "verdict": "silent", "layers": None, "reason": "no heartbeat for 1.2 s"}, "note",
+         "is out: no heartbeat for 1.2 s", "the network to it"),
         ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
          "is out, others have its layers (layer 5), and no worker has joined in its place", "the network to it"),
         ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",

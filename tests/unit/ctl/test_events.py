@@ -56,14 +56,14 @@ def test_at_first_all_is_new() -> None:
         "w0 is here (process 7 on h)",
         "w2 is out: its connection closed",
         "recovery: w1: its connection closed",
-        "recovered after 0.50 s: 3 sequences go on in epoch 2",
+        "recovered after 0.50 s: 3 sequences continue in epoch 2",
         "serving village on 2 stages, epoch 1",
     ]
 
 
 def test_one_sequence_goes_on_alone() -> None:
     told = texts(look(W0), look(W0, recoveries=(recovery(**ENDED | {"sequences": 1}),)))
-    assert told[-1] == "recovered after 0.50 s: 1 sequence goes on in epoch 2"
+    assert told[-1] == "recovered after 0.50 s: 1 sequence continues in epoch 2"
 
 
 def test_nothing_new_is_nothing_told() -> None:

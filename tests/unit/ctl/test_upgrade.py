@@ -62,10 +62,10 @@ def test_who_left_is_told_so_and_what_to_do() -> None:
 
 def test_who_is_out_is_told_and_left_as_it_was() -> None:
     """Also in the end; that is a failure if somebody asked for just that one."""
-    frozen = OUT | {"reason": "no beat for 704 ms: frozen or cut off"}
+    frozen = OUT | {"reason": "no heartbeat for 704 ms: frozen or cut off"}
     done = list(rolling(HERE, frozen).run(()))
     assert [describe_result(each).split(" after")[0] for each in done] == [
-        "w0 is out and was skipped: no beat for 704 ms: frozen or cut off",
+        "w0 is out and was skipped: no heartbeat for 704 ms: frozen or cut off",
         "w1 is back",
     ]
     assert describe_total(done) == "1 upgraded, 1 out and skipped"

@@ -63,9 +63,9 @@ def test_what_is_right_passes() -> None:
         (replace(told(1, 3), ids=told(1, 3).ids[::-1]), "is not"),
         (replace(told(1, 3), logprobs=told(2, 4).logprobs), "logprobs of 1 to 3"),
         (replace(told(1, 3), logprobs=()), "logprobs of 1 to 3"),
-        (replace(told(1, 3), hops=told(2, 4).hops), "token 1 is said to have come by"),
-        (replace(told(1, 3), hops=((WAYS[1][:1]), WAYS[2])), "token 1 is said to have come by"),
-        (replace(told(1, 3), hops=told(1, 2).hops), "1 ways came with 2 tokens"),
+        (replace(told(1, 3), hops=told(2, 4).hops), "token 1 is reported to have come by"),
+        (replace(told(1, 3), hops=((WAYS[1][:1]), WAYS[2])), "token 1 is reported to have come by"),
+        (replace(told(1, 3), hops=told(1, 2).hops), "1 routes came with 2 tokens"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: Deliver, what: str) -> None:

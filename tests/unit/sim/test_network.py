@@ -7,8 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from swarm.sim.garble import garble_step
-from swarm.sim.network import ANY_NODE, Network, SimLink, Weather
+from swarm.sim.network import ANY_NODE, Network, SimLink, Weather, garble_step
 from swarm.sim.schedules.draw import BROKER_POINTS, FAULT_KINDS, make_schedule
 from swarm.sim.world import Durations, World
 from swarm.wire.messages import Row, Step

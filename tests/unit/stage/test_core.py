@@ -118,7 +118,7 @@ def test_a_worker_set_to_one_dtype_keeps_it() -> None:
 def test_rejoin_is_a_hello_with_all_it_holds(stage: StageBench) -> None:
     """Asked to come back, it introduces itself again; the inventory is what it really holds."""
     stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
-    assert act.SendHello() in stage.order(Rejoin(reason="no beat for 900 ms"))
+    assert act.SendHello() in stage.order(Rejoin(reason="no heartbeat for 900 ms"))
     assert stage.core.inventory() == (HeldSequence(1, (RangePosition(LayerRange(0, 3), 3),)),)
 
 
@@ -627,7 +627,7 @@ def test_parking_after_the_lease_and_unparking(stage: StageBench) -> None:
     stage.now += 0.1
     (note,) = stage.feed(StageTick())
     assert isinstance(note, act.WriteStageLog)
-    assert (note.event, note.fields) == ("parked", {"reason": "nothing heard from the broker for 10 s"})
+    assert (note.event, note.fields) == ("parked", {"reason": "no message from the broker for 10 s"})
     assert stage.feed(StageTick()) == []  # it says so once
     # A step that was on its way is kept, not computed.
     assert stage.step(step_of(2, Row(1, 3, 1, True))) == []

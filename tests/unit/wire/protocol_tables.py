@@ -16,6 +16,13 @@ from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.schema import published_name
 
 _SHARED = ("v", "epoch", "lineage", "cause")  # of every message; told once
+NAMED_TYPES = {  # The page defines these names once.
+    "text (1 to 128)": "id",
+    "text like `^[0-9a-f]{64}$`": "key",
+    "int 0 to 2^31−1": "token",
+    "int 0 to 1,048,576": "position",
+    "int 0 to 2^63−1": "whole",
+}
 
 
 def kinds() -> dict[str, type[msgspec.Struct]]:
@@ -79,7 +86,12 @@ def _type_of(struct: type[msgspec.Struct], field: inspect.Field) -> str:
     return _written(field.type)
 
 
-def _written(shape: inspect.Type) -> str:  # noqa: PLR0911 (one line per kind of type)
+def _written(shape: inspect.Type) -> str:
+    text = _spelled_out(shape)
+    return NAMED_TYPES.get(text, text)
+
+
+def _spelled_out(shape: inspect.Type) -> str:  # noqa: PLR0911 (one line per kind of type)
     match shape:
         case inspect.IntType() | inspect.FloatType():
             return f"{'int' if isinstance(shape, inspect.IntType) else 'float'}{_bounds(shape)}"
@@ -151,9 +163,9 @@ def _literal(value: object) -> str:
 
 def main() -> None:
     for name, struct in (*kinds().items(), *records().items()):
-        print(f"\n#### {name}\n\n| field | type | default | |\n|---|---|---|---|")
+        print(f"\n#### {name}\n\n|field|type|default||\n|---|---|---|---|")
         for field, (kind, default) in table(struct).items():
-            print(f"| `{field}` | {kind} | {default} | |")
+            print(f"|`{field}`|{kind}|{default}||")
 
 
 if __name__ == "__main__":

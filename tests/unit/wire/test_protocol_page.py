@@ -36,7 +36,7 @@ from swarm.wire.messages import (
 from swarm.wire.transport import connection, listener, zmtp
 from swarm.wire.transport.server_handshake import ROUTER, NullServer, SocketType
 from swarm.wire.transport.zmtp import ZmtpDecoder
-from tests.unit.wire.protocol_tables import is_array, kinds, records, table
+from tests.unit.wire.protocol_tables import NAMED_TYPES, is_array, kinds, records, table
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference" / "protocol.md").read_text()
@@ -56,7 +56,7 @@ def section(heading: str) -> str:
 def rows(text: str) -> list[list[str]]:
     """The cells of a table, without its head."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
 
 
 def named(cell: str) -> str:
@@ -73,9 +73,13 @@ def named(cell: str) -> str:
 def test_every_message_has_its_table(name: str, struct: type[Message]) -> None:
     """Each field with its type, its bounds and its default, in the order of arrays; and nothing else."""
     told = {named(row[0]): (row[1], row[2]) for row in rows(section(f"### {name}"))}
-    right = "\n".join(f"| `{field}` | {kind} | {default} | |" for field, (kind, default) in table(struct).items())
+    right = "\n".join(f"|`{field}`|{kind}|{default}||" for field, (kind, default) in table(struct).items())
     assert list(told.items()) == list(table(struct).items()), f"the table of {name} must say:\n{right}"
     assert ("A record." in section(f"### {name}")) == is_array(struct)
+
+
+def test_the_page_defines_the_named_types() -> None:
+    assert all(f"*{name}*: {text}" in PROSE for text, name in NAMED_TYPES.items())
 
 
 def test_no_message_is_told_that_is_none() -> None:

@@ -10,7 +10,7 @@ are the same in all workers of a machine. ``process`` is the fork server itself;
   the id stays a zombie until then: unknown orphans are not reaped while a fork is pending. A fork server that dies
   before it has sent the id takes the worker with it.
 * A process that forks must have no threads. A fork server that finds threads in itself reports that and ends.
-* A fork server that has ended is restarted, a few times in a row (``restart_budget``), unless it can't work.
+* A fork server that has ended is restarted, a few times in a row (``client.RestartBudget``), unless it can't work.
 * Without a fork server (on other systems than Linux, for GPUs, or after giving up), workers are started as separate
   processes: slower, but otherwise the same.
 """

@@ -1,4 +1,5 @@
-"""The supervisor's end of the fork server: sends requests to fork, and manages the forked processes."""
+"""The supervisor's end of the fork server: sends requests to fork, manages the forked processes, and limits how often
+the fork server is restarted."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from swarm import version
 from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process, child_environment
-from swarm.cli.up.supervisor import describe_exit
+from swarm.cli.up.supervisor import HEALTHY_S, describe_exit
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
 MAX_ORDER_BYTES = 64 << 10
 FORK_TIMEOUT_S = 60.0  # limit of a fork: the imports come first, possibly from a slow disk
+MAX_SHORT_RUNS = 3  # of the fork server in a row: each costs a core some seconds of imports
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -252,6 +255,23 @@ class ForkServer:
         for life in self._pending:
             life.kill()
         self.stop()
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """Restart budget of the fork server: unlimited if it ran for ``HEALTHY_S``, else a few restarts in a row. Pure."""
+
+    began_at: float = 0.0
+    num_short: int = 0  # restarts in a row after a short run
+
+    def record_start(self, now: float) -> None:
+        """Record the start of a fork server."""
+        self.began_at = now
+
+    def record_end(self, now: float) -> bool:
+        """Record its end; return whether another one may be started."""
+        self.num_short = 0 if now - self.began_at >= HEALTHY_S else self.num_short + 1
+        return self.num_short <= MAX_SHORT_RUNS
 
 
 def _installed_version_id() -> tuple[int, int] | None:

@@ -26,7 +26,7 @@ const REMEDIES = [
   ],
   [/memory/, "Use a smaller dtype", "worker.dtype = bfloat16 halves the weights of a float32 model."],
   [
-    /open ways|can't reach/,
+    /open (ways|routes)|can't reach/,
     "Open the ports",
     "Allow worker.data_ports on the machines named, or the broker's own ports on its machine.",
   ],

@@ -37,10 +37,10 @@ def after(*beats: tuple[float, Heartbeat]) -> HeartbeatHistory:
     [
         # It has just joined: its welcome and then its first beat may both be late.
         (after(), 0.0, 1.4, Verdict.WELL, "just joined"),
-        (after(), 0.0, 1.41, Verdict.SILENT, "no beat for 1410 ms"),
+        (after(), 0.0, 1.41, Verdict.SILENT, "no heartbeat for 1410 ms"),
         # It beats, and does nothing.
-        (after((1.0, beat())), 0.0, 1.6, Verdict.WELL, "idle, last beat 600 ms ago"),
-        (after((1.0, beat())), 0.0, 1.8, Verdict.SILENT, "no beat for 800 ms"),
+        (after((1.0, beat())), 0.0, 1.6, Verdict.WELL, "idle, last heartbeat 600 ms ago"),
+        (after((1.0, beat())), 0.0, 1.8, Verdict.SILENT, "no heartbeat for 800 ms"),
         # It loads, however long, if the counter moves every now and then.
         (
             after(*((float(t), beat("loading", progress=t // 25, since_s=t)) for t in range(200))),
@@ -80,10 +80,16 @@ def after(*beats: tuple[float, Heartbeat]) -> HeartbeatHistory:
             0.01,
             20.0,
             Verdict.WELL,
-            "computing, last beat 500 ms ago",
+            "computing, last heartbeat 500 ms ago",
         ),
         # It computes, and the counter stands still: for a short while, for the longest allowed, for longer.
-        (after((1.0, beat("computing")), (3.0, beat("computing"))), 0.01, 3.0, Verdict.WELL, "computing, last beat"),
+        (
+            after((1.0, beat("computing")), (3.0, beat("computing"))),
+            0.01,
+            3.0,
+            Verdict.WELL,
+            "computing, last heartbeat",
+        ),
         (
             after((1.0, beat("computing")), (3.1, beat("computing"))),
             0.01,
@@ -222,7 +228,7 @@ def test_a_silent_worker_is_out(serving: Bench) -> None:
     serving.tick(0.3)
     worker = serving.state.workers["w1.1"]
     assert worker.state is WorkerState.OUT
-    assert worker.reason.startswith("no beat for")
+    assert worker.reason.startswith("no heartbeat for")
     assert serving.judgements_of("w1") == Judgement(Verdict.SILENT, worker.reason)
 
 
@@ -463,7 +469,7 @@ def test_a_survivor_is_never_out_for_a_frozen_neighbour(serving: Bench) -> None:
     assert serving.state.workers["w0.1"].state is WorkerState.MEMBER
     found = serving.judgements_of("w0")
     assert found.verdict is Verdict.BLOCKED
-    assert "it is judged by w1, which is silent: no beat for" in found.evidence
+    assert "it is judged by w1, which is silent: no heartbeat for" in found.evidence
 
 
 def test_a_chain_of_blocked_ones_is_judged_by_its_end(make_bench) -> None:

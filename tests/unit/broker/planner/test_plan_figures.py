@@ -14,8 +14,8 @@ from swarm.broker.planner.problem import PlanningProblem, Shortage
 from swarm.broker.planner.solve import MAX_EXACT, solve
 from swarm.wire.messages import LayerCost, LinkCost
 from tests.unit.broker.bench import Bench, ranges
-from tests.unit.broker.drafts.test_plan_wanted import costs, join, plan_of, ruled, why_of
 from tests.unit.broker.planner.test_plan_search import device, model_of
+from tests.unit.broker.planning.test_plan_wanted import costs, join, plan_of, ruled, why_of
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-320, 1e308, inf])

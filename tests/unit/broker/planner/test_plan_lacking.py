@@ -10,8 +10,8 @@ from swarm.broker.planner.problem import PlanningProblem, Shortage
 from swarm.broker.planner.solve import MAX_EXACT, solve
 from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench
-from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 from tests.unit.broker.planner.test_plan_search import device, model_of
+from tests.unit.broker.planning.test_plan_wanted import join, ruled
 
 SIX = model_of(1, 1, 1, 1, 1, 1)
 

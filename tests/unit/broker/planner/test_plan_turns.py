@@ -11,7 +11,7 @@ from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.testing import fake_manifest
 from swarm.wire.messages import PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, ranges
-from tests.unit.broker.drafts.test_plan_wanted import costs, join, lengths, plan_of, ruled, why_of
+from tests.unit.broker.planning.test_plan_wanted import costs, join, lengths, plan_of, ruled, why_of
 
 
 def together(bench: Bench, num_layers: int, names: list[str], host: str = "here") -> None:

@@ -18,7 +18,7 @@ from swarm.broker.actions import (
     WriteLog,
 )
 from swarm.broker.admin.status import report_status
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import EpochWritten, HeartbeatReceived, WorkerDisconnected, WorkerMessageReceived
 from swarm.broker.members.admission import MAX_REMEMBERED
 from swarm.broker.members.integrity import QUARANTINE_AFTER
@@ -559,7 +559,7 @@ def test_a_death_without_replacement_waits_and_says_for_what(make_bench) -> None
     bench.say(submit())
     bench.lose("w1")
     book = bench.state.plans
-    assert (book.phase, book.current, book.coming) == (PlanPhase.NONE, None, None)
+    assert (book.phase, book.current, book.upcoming) == (PlanPhase.NONE, None, None)
     assert "more memory" in book.waits_for
     assert "w0 69 MiB" in book.waits_for
     bench.tick(1.0)

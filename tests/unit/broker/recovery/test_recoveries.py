@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.broker.actions import WriteLog
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.planner.takeover import CHUNK_S, ORDERS_S
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.events import JournalBroke, JournalMended, Tick
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.recovery.restart import REJOIN_S

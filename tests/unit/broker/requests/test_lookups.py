@@ -10,7 +10,7 @@ import pytest
 from swarm.broker.actions import Action, ReadRequest, SendToClient, WriteEnd, WriteTokens
 from swarm.broker.events import ClientUnreachable, RequestRead, Tick
 from swarm.broker.requests import lookups
-from swarm.broker.requests.requests import WINDOW
+from swarm.broker.requests.tokens import WINDOW
 from swarm.broker.state.ended_requests import JOURNAL_TIMEOUT_S, MAX_PER_REQUEST, ClientAccount
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import (

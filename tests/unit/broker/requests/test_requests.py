@@ -7,7 +7,9 @@ import pytest
 from swarm.broker.actions import Action, NewTokens, SendToClient, WriteAcceptance, WriteEnd, WriteLog, WriteTokens
 from swarm.broker.events import ClientBlocked, ClientUnreachable, StepFinished
 from swarm.broker.requests.admission import MAX_RETRY_S, MIN_RETRY_NOT_SERVING_S
-from swarm.broker.requests.requests import MAX_TOKENS_PER_MESSAGE, RETRY_BLOCKED_S, WINDOW, derive_seed
+from swarm.broker.requests.durability import derive_seed
+from swarm.broker.requests.requests import RETRY_BLOCKED_S
+from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW
 from swarm.wire.messages import (
     Accepted,
     Ack,

@@ -16,7 +16,7 @@ WORKER: dict[str, Any] = {
     "endpoint": "tcp://127.0.0.1:9",
     "state": "member",
     "verdict": "well",
-    "evidence": "idle, last beat 96 ms ago",
+    "evidence": "idle, last heartbeat 96 ms ago",
     "verdict_for_s": 6.4,
     "beat_age_s": 0.096,
     "progress_per_s": 0.0,
@@ -56,7 +56,7 @@ def test_an_idle_swarm_makes_no_news() -> None:
     later = {
         "verdict_for_s": 7.4,
         "beat_age_s": 0.01,
-        "evidence": "idle, last beat 10 ms ago",
+        "evidence": "idle, last heartbeat 10 ms ago",
         "loop_lag_s": 0.0041,
         "resident_bytes": 350253056 + 8192,
         "clock_ahead_s": 0.0021,

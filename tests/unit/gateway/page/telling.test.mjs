@@ -48,7 +48,7 @@ test("where no plan is possible the ways out are named, those that fit what is w
     "Remove the pins and caps",
   ]);
   assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Add memory", "Use a smaller dtype"]);
-  assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ports"]);
+  assert.deepEqual(ways("open routes between the workers: w1 can't reach w2"), ["Open the ports"]);
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
   const supposed = waitsSupposed("a worker besides w0, which must not be used", { without: ["w0"], exclude: [] });

@@ -9,7 +9,7 @@ MUTANTS = (
         target="swarm.broker.admin.operator:OperatorCommands._drain.on_answer",
         old="if isinstance(answer, Proposal):",
         new="if not problem:",
-        caught_by="tests/unit/broker/questions/test_helm.py::test_who_is_needed_is_not_drained",
+        caught_by="tests/unit/broker/admin/test_helm.py::test_who_is_needed_is_not_drained",
     ),
     Mutant(
         name="trace-not-asked-of-the-journal",
@@ -25,6 +25,6 @@ MUTANTS = (
         target="swarm.broker.admin.plan_preview:PlanPreviews.preview",
         old="key = (*self.wanted.cache_key, query.suppose)",
         new="key = (self._epoch, query.suppose)",
-        caught_by="tests/unit/broker/questions/test_suppositions.py::test_who_asks_the_same_shares_the_answer",
+        caught_by="tests/unit/broker/admin/test_suppositions.py::test_who_asks_the_same_shares_the_answer",
     ),
 )

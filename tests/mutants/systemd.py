@@ -9,7 +9,7 @@ MUTANTS = (
         target="swarm.systemd.install:listen_addresses",
         old='return tuple(f"{_bracket(address)}:{number}" for address in (host, *others) for number in ports)',
         new='return tuple(f"{_bracket(address)}:{number}" for address in (host,) for number in ports)',
-        caught_by="tests/unit/service/test_units.py::test_doors_are_held_open_where_the_settings_have_them",
+        caught_by="tests/unit/systemd/test_units.py::test_doors_are_held_open_where_the_settings_have_them",
     ),
     Mutant(
         name="reload-takes-what-it-can-not",
@@ -17,7 +17,7 @@ MUTANTS = (
         target="swarm.systemd.service_context:split_changes",
         old="return SettingsChange(immediate, tuple(name for name in changed if name not in immediate), settings)",
         new="return SettingsChange(immediate, tuple(name for name in changed if name not in immediate), new)",
-        caught_by="tests/unit/service/test_unit.py::test_what_a_process_can_take_it_takes_at_once_and_is_told",
+        caught_by="tests/unit/systemd/test_unit.py::test_what_a_process_can_take_it_takes_at_once_and_is_told",
     ),
     Mutant(
         name="unit-leaves-a-core",
@@ -25,7 +25,7 @@ MUTANTS = (
         target="swarm/systemd/units/swarm-broker.service",
         old="LimitCORE=0",
         new="",
-        caught_by="tests/unit/service/test_units.py::test_each_service_has_a_user_of_its_own_and_writes_no_core",
+        caught_by="tests/unit/systemd/test_units.py::test_each_service_has_a_user_of_its_own_and_writes_no_core",
     ),
     Mutant(
         name="unit-shuts-the-wrong-brokers-doors",
@@ -37,7 +37,7 @@ MUTANTS = (
         new="""
     ExecStopPost=+-/bin/sh -c 'case "$$EXIT_STATUS" in 2|78) ;; *) systemctl stop --no-block swarm-broker.socket;; esac'
         """,
-        caught_by="tests/unit/service/test_units.py::test_a_broker_shuts_its_doors_only_if_it_can_not_work",
+        caught_by="tests/unit/systemd/test_units.py::test_a_broker_shuts_its_doors_only_if_it_can_not_work",
     ),
     Mutant(
         name="unit-tries-bad-settings-again",
@@ -45,6 +45,6 @@ MUTANTS = (
         target="swarm/systemd/units/swarm-worker@.service",
         old="RestartPreventExitStatus=2 78",
         new="",
-        caught_by="tests/unit/service/test_units.py::test_settings_that_can_not_work_are_not_tried_again",
+        caught_by="tests/unit/systemd/test_units.py::test_settings_that_can_not_work_are_not_tried_again",
     ),
 )

@@ -1,8 +1,14 @@
-"""Rendering of statistics for people: counters, sizes and times of the pipeline and of each stage."""
+"""Output of ``swarmctl stats``: counters, sizes and times of the pipeline and of each stage.
+
+For people, once or repeatedly (``--watch``), or in Prometheus' text format (``--prometheus``) for swarms without a
+gateway.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,15 +16,70 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from swarm.cli.output import make_console, print_json_line
+from swarm.client.blocking import Client
 from swarm.ctl.render import Body, counters, fields
+from swarm.errors import ConfigError, RequestTimeout, Unavailable
+from swarm.wire.messages import Json
 
+INSTALL_COMMAND = "pip install 'swarm[gateway]'"
 _KINDS = ("sizes", "microseconds")  # Groups of values with a total, a last value and an average.
 _PARTS = ("average", "last", "most", "total")
 # Counters in the report -> names of their rates.
 _RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
 
 
-def stats(body: Body) -> RenderableType:
+def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
+    """Display the report repeatedly, until an interrupt, which is the normal way to end it. Closes the client."""
+    try:
+        with client:
+            _watch(client, every_s, as_json, pause)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float], None]) -> None:
+    before: Json = {}
+    asked_at = time.monotonic()
+    screen = make_console()
+    while True:
+        body = client.query("stats")
+        now = time.monotonic()
+        if as_json:
+            print_json_line(body)
+        else:
+            screen.clear()  # No effect if it isn't a terminal.
+            screen.print(Group(Text(_describe_refresh(before, body, now - asked_at)), render_stats(body)))
+        before, asked_at = body, now
+        pause(every_s)
+
+
+def _describe_refresh(before: Json, body: Json, seconds: float) -> str:
+    first, last = before.get("pipeline"), body.get("pipeline")
+    if not isinstance(first, Mapping) or not isinstance(last, Mapping):
+        return "counters are totals since the start; from the next refresh on, this line shows rates per second"
+    return f"since the last refresh: {describe_rates(first, last, seconds) or 'no data'}"
+
+
+def print_metrics(connect: Callable[[], Client]) -> None:
+    """Query and print the metrics. An unreachable broker is a metric, too (``swarm_up 0``), not a failure: the
+    collector needs to see it."""
+    try:
+        from swarm.metrics.exposition import QUERIES, render_swarm  # its package is an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--prometheus needs a package that is not installed ({error.name}): {INSTALL_COMMAND}"
+        ) from error
+    answers: dict[str, Json] | None = None
+    try:
+        with connect() as client:
+            answers = {what: client.query(what) for what in QUERIES}
+    except (Unavailable, RequestTimeout) as error:
+        print(error, file=sys.stderr)
+    sys.stdout.write(render_swarm(answers).decode())
+
+
+def render_stats(body: Body) -> RenderableType:
     """Render the whole report; an unknown value is shown under its own name."""
     pipeline, stages = body.get("pipeline"), body.get("stages")
     parts: list[RenderableType] = []

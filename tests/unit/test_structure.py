@@ -1,4 +1,4 @@
-"""The house: who may import whom, no cycles, and one writing room for each field that the broker keeps."""
+"""Structure of the code: allowed imports between packages, no cycles, one writing package per field of broker state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import swarm
 
 PACKAGE = Path(swarm.__file__).parent
 
-# From below to above: a room may import itself and those before it in its own list, and what ``BESIDE`` adds.
+# From below to above: a package may import itself and those before it in its own list, and what ``BESIDE`` adds.
 BROKER = (
     "planner",
     "state",
@@ -155,7 +155,7 @@ GRAPH = {name: imports(name) for name in MODULES}
 
 
 def top(name: str) -> str:
-    """The first room below ``swarm``."""
+    """The first package below ``swarm``."""
     return name.split(".")[1] if "." in name else ""
 
 
@@ -176,8 +176,8 @@ def test_no_two_packages_import_each_other() -> None:
     assert not left
 
 
-def room(name: str, package: str) -> str | None:
-    """The room within a package; None for what stands above all its rooms: the core and the process."""
+def subpackage(name: str, package: str) -> str | None:
+    """The package within a package; None for what stands above all its packages: the core and the process."""
     parts = name.split(".")
     if len(parts) < 3 or parts[1] != package:
         return None
@@ -186,14 +186,14 @@ def room(name: str, package: str) -> str | None:
     return parts[2] if (PACKAGE / package / parts[2]).is_dir() else None
 
 
-def test_rooms_of_the_broker_import_only_those_below_them() -> None:
+def test_packages_of_the_broker_import_only_those_below_them() -> None:
     """The journal stands beside: it uses vocabulary, state and reports, and only the process uses it."""
     order = {name: number for number, name in enumerate(BROKER)}
     wrong = []
     for a in MODULES:
-        mine = room(a, "broker")
+        mine = subpackage(a, "broker")
         for b in GRAPH[a]:
-            other = room(b, "broker")
+            other = subpackage(b, "broker")
             if top(b) != "broker" or mine is None or mine == other:
                 continue
             if mine == "journal":
@@ -205,17 +205,17 @@ def test_rooms_of_the_broker_import_only_those_below_them() -> None:
     assert not wrong
 
 
-def test_rooms_of_a_stage_import_only_those_below_them() -> None:
-    """All may use what the core says to its executor; the core and its helpers use no room. Of these a room knows the
+def test_packages_of_a_stage_import_only_those_below_them() -> None:
+    """All may use what the core says to its executor; the core and its helpers use no package. Of these a package knows the
     executor's seam alone, and the shell the core that it carries out."""
     order = {name: number for number, name in enumerate(STAGE)}
     wrong = []
     for a in MODULES:
         if top(a) != "stage":
             continue
-        mine = room(a, "stage")
+        mine = subpackage(a, "stage")
         for b in GRAPH[a]:
-            other = room(b, "stage")
+            other = subpackage(b, "stage")
             if top(b) != "stage" or other in (mine, "vocabulary"):
                 continue
             if other is None:
@@ -249,7 +249,7 @@ def test_every_folder_says_what_it_decides(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
-# Which room of the broker writes which field; all other fields are written by the room ``state``, by verbs. Tighten it
+# Which package of the broker writes which field; all other fields are written by the package ``state``, by verbs. Tighten it
 # when a field comes home; nothing may be added.
 OWNERS = {
     "State": {
@@ -432,10 +432,10 @@ def without_index(target: ast.expr) -> ast.expr:
 
 
 def writers(kind: str) -> dict[str, set[str]]:
-    """Field -> the rooms outside of ``state`` that write it."""
+    """Field -> the packages outside of ``state`` that write it."""
     fields, found = fields_of(kind), defaultdict(set)
     for name, path in MODULES.items():
-        place = room(name, "broker") or name.rpartition(".")[2]
+        place = subpackage(name, "broker") or name.rpartition(".")[2]
         if top(name) != "broker" or place == "state":
             continue
         for target in written(ast.parse(path.read_text())):
@@ -446,7 +446,7 @@ def writers(kind: str) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(OWNERS))
-def test_each_field_is_written_by_one_room(kind: str) -> None:
+def test_each_field_is_written_by_one_package(kind: str) -> None:
     others = {  # values with verbs of their own
         "rebuilding",
         "running",
@@ -458,7 +458,7 @@ def test_each_field_is_written_by_one_room(kind: str) -> None:
     found = writers(kind)
     if kind == "State":
         assert others <= found.keys()  # a permission that nobody uses is none
-        found = {field: rooms for field, rooms in found.items() if field not in others}
+        found = {field: packages for field, packages in found.items() if field not in others}
     assert found == {field: {owner} for field, owner in OWNERS[kind].items()}
 
 
@@ -472,7 +472,7 @@ def test_nobody_writes_such_a_field_under_another_name() -> None:
             kinds[field].add(kind)
     found = set()
     for name, path in MODULES.items():
-        if top(name) != "broker" or room(name, "broker") == "state":
+        if top(name) != "broker" or subpackage(name, "broker") == "state":
             continue
         for target in written(ast.parse(path.read_text())):
             holder = ast.unparse(target.value)

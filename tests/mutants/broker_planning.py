@@ -9,7 +9,7 @@ MUTANTS = (
         target="swarm.broker.planning.demand:Demand.update",
         old="if self._due_s < (min(BUSY_S, quiet_s) if self.is_quiet else self._patience_s(quiet_s)):",
         new="if self._due_s < 0 * (min(BUSY_S, quiet_s) if self.is_quiet else self._patience_s(quiet_s)):",
-        caught_by="tests/unit/broker/drafts/test_demand.py::test_a_minute_with_one_sequence_is_quiet",
+        caught_by="tests/unit/broker/planning/test_demand.py::test_a_minute_with_one_sequence_is_quiet",
     ),
     Mutant(
         name="planned-with-the-dead",
@@ -25,7 +25,7 @@ MUTANTS = (
         target="swarm.broker.planning.rules:PlanRules.resolve_objective",
         old='return replace(self, objective="latency", kv_positions=max(self.kv_positions, context))',
         new='return replace(self, objective="latency", kv_positions=self.kv_positions)',
-        caught_by="tests/unit/broker/drafts/test_objective_auto.py::test_no_request_becomes_too_large",
+        caught_by="tests/unit/broker/planning/test_objective_auto.py::test_no_request_becomes_too_large",
     ),
     Mutant(
         name="cordoned-gets-layers",
@@ -33,6 +33,6 @@ MUTANTS = (
         target="swarm.broker.planning.rules:apply_steering",
         old="pins={**rules.pins, **steering.pins, **cordoned_layers},",
         new="pins={**rules.pins, **steering.pins},",
-        caught_by="tests/unit/broker/questions/test_helm.py::test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new",
+        caught_by="tests/unit/broker/admin/test_helm.py::test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new",
     ),
 )

@@ -9,7 +9,7 @@ MUTANTS = (
         target="swarm.gateway.tool_calls.template_adapter:_split_message",
         old='own = next((result for result in results if result.get("tool_call_id") == call.get("id")), None)',
         new="own = next((result for result in results ), None)",
-        caught_by="tests/unit/gateway/tools/test_chat.py::test_parallel_calls_are_parted_where_a_template_takes_one",
+        caught_by="tests/unit/gateway/tool_calls/test_chat.py::test_parallel_calls_are_parted_where_a_template_takes_one",
     ),
     Mutant(
         name="calls-a-token-written-as-its-letters",
@@ -17,7 +17,7 @@ MUTANTS = (
         target="swarm.gateway.tool_calls.grammars:mark_rule",
         old='return f"<[{added[text]}]>" if text in added else literal_rule(text)',
         new="return literal_rule(text)",
-        caught_by="tests/unit/gateway/tools/test_forced.py::test_marks_that_are_special_tokens_are_written_as_such",
+        caught_by="tests/unit/gateway/tool_calls/test_forced.py::test_marks_that_are_special_tokens_are_written_as_such",
     ),
     Mutant(
         name="calls-an-answer-taken-for-one",
@@ -28,7 +28,7 @@ MUTANTS = (
                 raise NotACall
         """,
         new="",
-        caught_by="tests/unit/gateway/tools/test_reading.py::test_what_a_family_writes_is_read",
+        caught_by="tests/unit/gateway/tool_calls/test_reading.py::test_what_a_family_writes_is_read",
     ),
     Mutant(
         name="calls-half-a-mark-is-text",
@@ -47,7 +47,7 @@ MUTANTS = (
                 continue
             self._release()
         """,
-        caught_by="tests/unit/gateway/tools/test_reading.py::test_text_streams",
+        caught_by="tests/unit/gateway/tool_calls/test_reading.py::test_text_streams",
     ),
     Mutant(
         name="calls-a-second-where-one-is-allowed",
@@ -55,6 +55,6 @@ MUTANTS = (
         target="swarm.gateway.tool_calls.parser:BaseToolCallParser.end_call",
         old="self.done = not self._parallel",
         new="self.done = False",
-        caught_by="tests/unit/gateway/tools/test_reading.py::test_only_the_first_call_counts_where_one_is_allowed",
+        caught_by="tests/unit/gateway/tool_calls/test_reading.py::test_only_the_first_call_counts_where_one_is_allowed",
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planning.demand import BUSY_S
 from swarm.broker.planning.rules import PlanRules

@@ -9,7 +9,7 @@ from swarm.broker.state import WorkerState
 from swarm.broker.state.plans import PlanConstraints
 from swarm.wire.messages import Cap, LayerRange, Pin, PlanCommand, PlanOverrides, Query, StopWorker
 from tests.unit.broker.bench import Bench, submit
-from tests.unit.broker.drafts.test_plan_wanted import join, ruled
+from tests.unit.broker.planning.test_plan_wanted import join, ruled
 
 
 def layers(bench: Bench) -> dict[str, LayerRange]:

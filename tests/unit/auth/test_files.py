@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.auth import memberships
-from swarm.auth.broker_keys import BrokerKeys
-from swarm.auth.identity import load_or_make
+from swarm.auth.broker_keys import BrokerKeys, load_or_make
 from swarm.auth.invitation import Invitation
 from swarm.auth.memberships import JoinedSwarm
 from swarm.auth.registry import KeyRegistry, RegistryRefusal

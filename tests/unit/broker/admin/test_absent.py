@@ -36,7 +36,7 @@ def test_of_a_frozen_worker_it_is_said_that_it_is_out(serving: Bench, order: Sto
     serving.tick(1.0)
     serving.tick(30.0)
     told = refusal(serving, order)
-    assert told.startswith("w1 has been out for 30 s: no beat for ")
+    assert told.startswith("w1 has been out for 30 s: no heartbeat for ")
     assert told.endswith("if it doesn't answer, end it (process 1 on w1)")
     serving.tick(170.0)
     assert "w1 has been out for 3 minutes: " in refusal(serving, order)

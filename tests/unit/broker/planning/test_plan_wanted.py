@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.core_settings import CoreSettings
+from swarm.broker.core import CoreSettings
 from swarm.broker.planner.load import PlannedLoad
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planner.tables import HOP_S, STEP_S

@@ -17,7 +17,7 @@ MUTANTS = (
         target="swarm.api_keys.keys:KeySet.find",
         old="return key if key.matches(match[2]) else None",
         new="return key if key is not _NO_KEY else None",
-        caught_by="tests/unit/keys/test_keys.py::test_a_key_is_recognised_and_nothing_else_is",
+        caught_by="tests/unit/api_keys/test_keys.py::test_a_key_is_recognised_and_nothing_else_is",
     ),
     Mutant(
         name="http-keys-readable-by-all",
@@ -25,6 +25,6 @@ MUTANTS = (
         target="swarm.private_files:_check_private",
         old="if status.st_mode & 0o077 & ~by_group:",
         new="if status.st_mode & 0o022 & ~by_group:",
-        caught_by="tests/unit/keys/test_keys.py::test_a_file_that_others_may_read_is_refused",
+        caught_by="tests/unit/api_keys/test_keys.py::test_a_file_that_others_may_read_is_refused",
     ),
 )

@@ -10,7 +10,7 @@ from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.broker.planning.alternatives import EQUAL_REASON, TAKES_TURNS_REASON
 from swarm.wire.messages import LayerRange, Pin, PlanCommand, PlanOverrides, PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, ranges
-from tests.unit.broker.drafts.test_plan_wanted import join, lengths, plan_of, ruled, why_of
+from tests.unit.broker.planning.test_plan_wanted import join, lengths, plan_of, ruled, why_of
 
 S = pytest.approx
 

@@ -49,7 +49,7 @@ MUTANTS = (
         target="swarm.auth.registry:KeyRegistry.enrol",
         old="if invited is None or now >= invited.expires_at:",
         new="if invited is None:",
-        caught_by="tests/unit/lock/test_roll.py::test_an_invitation_expires",
+        caught_by="tests/unit/auth/test_roll.py::test_an_invitation_expires",
     ),
     Mutant(
         name="lock-invitation-used-without-end",
@@ -57,7 +57,7 @@ MUTANTS = (
         target="swarm.auth.registry:KeyRegistry.enrol",
         old="left = msgspec.structs.replace(invited, uses=invited.uses - 1)",
         new="left = msgspec.structs.replace(invited, uses=invited.uses)",
-        caught_by="tests/unit/lock/test_roll.py::test_an_invitation_lets_in_as_often_as_it_says",
+        caught_by="tests/unit/auth/test_roll.py::test_an_invitation_lets_in_as_often_as_it_says",
     ),
     Mutant(
         name="lock-order-forgotten",
@@ -73,7 +73,7 @@ MUTANTS = (
         target="swarm.auth.registry:KeyRegistry.role_of",
         old='return "invited" if invited is not None and now < invited.expires_at else None',
         new='return "invited" if invited is not None else None',
-        caught_by="tests/unit/lock/test_roll.py::test_an_invitation_expires",
+        caught_by="tests/unit/auth/test_roll.py::test_an_invitation_expires",
     ),
     Mutant(
         name="lock-revoked-key-announced",
@@ -84,7 +84,7 @@ MUTANTS = (
             if new in self.keys or new in reserved:
                 raise RegistryRefusal("this key is in use already: this is the broker's own key: make one of your own")
         """,
-        caught_by="tests/unit/lock/test_roll.py::test_a_key_that_was_revoked_stays_so",
+        caught_by="tests/unit/auth/test_roll.py::test_a_key_that_was_revoked_stays_so",
     ),
     Mutant(
         name="lock-brokers-key-lost-with-ones-own",
@@ -92,7 +92,7 @@ MUTANTS = (
         target="swarm.auth.rotation:CredentialStore.replace_secret",
         old="self.state_dir, self.membership, lambda found: msgspec.structs.replace(found, secret=secret, next=None)",
         new="self.state_dir, self.membership, lambda found: msgspec.structs.replace(self.membership, secret=secret, next=None)",
-        caught_by="tests/unit/lock/test_rotation.py::test_the_brokers_new_key_is_kept_beside_ones_own",
+        caught_by="tests/unit/auth/test_rotation.py::test_the_brokers_new_key_is_kept_beside_ones_own",
     ),
     Mutant(
         name="named-address-of-who-is-gone",
@@ -100,6 +100,6 @@ MUTANTS = (
         target="swarm.auth.worker_address:address_error",
         old="if remote_address and named == _parse_address(remote_address):",
         new="if not remote_address or named == _parse_address(remote_address):",
-        caught_by="tests/unit/lock/test_whereabouts.py::test_nowhere_else",
+        caught_by="tests/unit/auth/test_whereabouts.py::test_nowhere_else",
     ),
 )

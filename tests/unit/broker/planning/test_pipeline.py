@@ -13,7 +13,7 @@ from swarm.errors import StageSetError
 from swarm.testing import fake_manifest
 from swarm.wire.messages import LayerRange
 from tests.unit.broker.bench import Bench, ranges
-from tests.unit.broker.drafts.test_plan_wanted import join, ruled
+from tests.unit.broker.planning.test_plan_wanted import join, ruled
 
 MIB = 1 << 20
 

@@ -14,8 +14,8 @@ from swarm.broker.planner.problem import Device, LayerShare, Line, PlanningProbl
 from swarm.broker.planning import proposals
 from swarm.wire.messages import LayerRange, PlanWhatIf, Query
 from tests.unit.broker.bench import Bench, submit
-from tests.unit.broker.drafts.test_plan_wanted import join, plan_of, ruled, why_of
 from tests.unit.broker.planner.test_plan_search import device, model_of
+from tests.unit.broker.planning.test_plan_wanted import join, plan_of, ruled, why_of
 
 MANY = 14
 
