@@ -44,11 +44,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the fast tests, in parallel, if the command selects none."""
     option = config.option
     selects = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or option.markexpr or option.keyword
-    if selects or option.collectonly:
+    if selects:
         return
     option.markexpr = FAST
     is_worker = hasattr(config, "workerinput")  # of xdist, which repeats the command line in each of its workers
-    if not is_worker and getattr(option, "numprocesses", None) is None and not option.usepdb:
+    runs_alone = is_worker or option.usepdb or option.collectonly
+    if not runs_alone and getattr(option, "numprocesses", None) is None:
         option.numprocesses, option.dist, option.loadscopereorder = "auto", "loadfile", False
 
 

@@ -31,8 +31,8 @@ class Quarantined:
         return self.test in (nodeid, nodeid.partition("[")[0])
 
 
-def read(file: Path = FILE) -> list[Quarantined]:
-    return [Quarantined(**entry) for entry in tomllib.loads(file.read_text()).get("quarantined", [])]
+def read() -> list[Quarantined]:
+    return [Quarantined(**entry) for entry in tomllib.loads(FILE.read_text()).get("quarantined", [])]
 
 
 def is_reason(text: str) -> bool:

@@ -155,6 +155,7 @@ def test_a_tool_is_there_with_its_options(page: str, command: Command) -> None:
     assert set(options(tuple(words))) <= options_of(script) | ({"-k"} if script == "tools/check" else set())
 
 
+@pytest.mark.slow
 def test_options_in_the_running_text_exist() -> None:
     """Those that stand alone, too: ``--rate 20``."""
     tools = {option for path in ROOT.glob("tools/*") if path.is_file() for option in options_of(f"tools/{path.name}")}

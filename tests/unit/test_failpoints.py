@@ -118,6 +118,7 @@ def test_what_cannot_be_understood_is_one_clear_error(spec: str, complaint: str)
     assert failpoints.armed is None
 
 
+@pytest.mark.slow
 def test_a_process_with_a_wrong_one_does_not_start() -> None:
     """One line on stderr, and the exit code that tells a supervisor not to try again."""
     done = subprocess.run(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import durations, quarantine
-from tests.conftest import FOLDER_MARKERS
+from tests.conftest import FAST, FOLDER_MARKERS, pytest_cmdline_main
 
 ROOT = Path(__file__).parents[2]
 FLAKY = "import random\n\n\ndef test_a():\n    assert False\n\n\ndef test_b():\n    assert True\n"
@@ -22,7 +22,6 @@ from pathlib import Path
 from tests import quarantine
 from tests.conftest import pytest_addoption, pytest_collection_modifyitems, pytest_terminal_summary
 quarantine.FILE = Path(__file__).with_name("quarantine.toml")
-quarantine.read.__defaults__ = (quarantine.FILE,)
 """
 
 
@@ -62,20 +61,49 @@ def test_a_quarantined_test_runs_and_does_not_decide(tmp_path: Path, is_listed: 
     (tmp_path / "test_flaky.py").write_text(FLAKY)
     listed = SETTINGS.replace("test_flaky.py", "test_flaky.py::test_a")
     (tmp_path / "quarantine.toml").write_text(listed if is_listed else "")
-    done = run("-ra", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", f"pythonpath={ROOT}", str(tmp_path))
+    done = run("-ra", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", f"pythonpath={ROOT}", ".", cwd=tmp_path)
     assert done.returncode == (0 if is_listed else 1), done.stdout + done.stderr
     assert ("XFAIL test_flaky.py::test_a - quarantined since 2026-11-26: a race" in done.stdout) == is_listed
 
 
+def options_of(args_source: pytest.Config.ArgsSource, **options: object) -> SimpleNamespace:
+    """Return the options of a run after the decision what it runs."""
+    defaults = {"markexpr": "", "keyword": "", "usepdb": False, "collectonly": False, "numprocesses": None}
+    config = SimpleNamespace(args_source=args_source, option=SimpleNamespace(**{**defaults, **options}))
+    pytest_cmdline_main(config)  # type: ignore[arg-type]
+    return config.option
+
+
+def test_plain_pytest_runs_the_fast_tests_on_all_cores(pytestconfig: pytest.Config) -> None:
+    options = options_of(pytest.Config.ArgsSource.TESTPATHS)
+    assert (options.markexpr, options.numprocesses, options.dist) == (FAST, "auto", "loadfile")
+    assert pytestconfig.getini("testpaths") == ["tests/unit"]
+
+
+@pytest.mark.parametrize("option", ["usepdb", "collectonly"])
+def test_a_debugger_needs_a_single_process(option: str) -> None:
+    options = options_of(pytest.Config.ArgsSource.TESTPATHS, **{option: True})
+    assert (options.markexpr, options.numprocesses) == (FAST, None)
+
+
+def test_a_worker_of_a_parallel_run_starts_no_workers() -> None:
+    """It has the same command line. Once each worker started two more."""
+    options = SimpleNamespace(markexpr="", keyword="", usepdb=False, collectonly=False, numprocesses=None)
+    config = SimpleNamespace(args_source=pytest.Config.ArgsSource.TESTPATHS, option=options, workerinput={})
+    pytest_cmdline_main(config)  # type: ignore[arg-type]
+    assert (options.markexpr, options.numprocesses) == (FAST, None)
+
+
+@pytest.mark.parametrize("options", [{"markexpr": "faults"}, {"keyword": "many_accidents"}])
+def test_a_selection_is_not_narrowed(options: dict[str, str]) -> None:
+    chosen = options_of(pytest.Config.ArgsSource.TESTPATHS, **options)
+    assert (chosen.markexpr, chosen.numprocesses) == (options.get("markexpr", ""), None)
+
+
 @pytest.mark.slow
-def test_plain_pytest_runs_the_fast_unit_tests_and_a_path_runs_everything_in_it() -> None:
-    """By ``--setup-plan``, which runs none."""
-    plain = run("--setup-plan", "-n0", "-q").stdout
-    assert "tests/unit/wire/" in plain
-    assert "tests/integration" not in plain
-    assert "test_many_accidents" not in plain
-    named = run("--setup-plan", "-q", "tests/unit/sim/test_sim.py").stdout
-    assert "test_many_accidents" in named
+def test_a_path_runs_everything_in_it() -> None:
+    named = run("--collect-only", "-q", "tests/unit/sim/test_sim.py").stdout
+    assert "test_many_accidents[20800]" in named
     assert "deselected" not in named
 
 

@@ -462,6 +462,7 @@ def test_each_field_is_written_by_one_package(kind: str) -> None:
     assert found == {field: {owner} for field, owner in OWNERS[kind].items()}
 
 
+@pytest.mark.slow
 def test_nobody_writes_such_a_field_under_another_name() -> None:
     """Whatever has a field of that name and is called otherwise is named here: so a new name for a sequence or a worker
     does not slip through."""

@@ -52,17 +52,45 @@ def test_a_run_notes_its_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """After those of the runs before it; and only if it is asked to."""
     report = SimpleNamespace(nodeid="tests/x.py::test_x", longrepr=SKIPPED)
     monkeypatch.delenv(untested.VARIABLE, raising=False)
-    untested.note_skipped([report])
+    untested.note_reports({"skipped": [report]})
     file = tmp_path / "skipped"
     monkeypatch.setenv(untested.VARIABLE, str(file))
-    untested.note_skipped([report])
-    untested.note_skipped([report])
+    untested.note_reports({"skipped": [report]})
+    untested.note_reports({"skipped": [report]})
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         ["tests/x.py::test_x", "not installed: nft"]
     ] * 2
 
 
 @pytest.mark.slow
+def test_a_run_notes_the_outcomes_of_quarantined_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of other expected failures."""
+    monkeypatch.setenv(untested.VARIABLE, str(tmp_path / "notes"))
+    quarantined = SimpleNamespace(nodeid="a.py::test_x", wasxfail="quarantined since 2026-11-26: a race")
+    expected = SimpleNamespace(nodeid="a.py::test_y", wasxfail="not yet possible")
+    untested.note_reports({"xfailed": [quarantined, expected], "xpassed": [quarantined]})
+    assert [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()] == [
+        ["a.py::test_x", "failed, quarantined since 2026-11-26: a race"],
+        ["a.py::test_x", "passed, quarantined since 2026-11-26: a race"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "worker", "is_noted"),
+    [("not long", "gw0", True), ("not long", "gw1", False), ("faults", "gw0", False)],
+)
+def test_a_run_notes_the_long_tests_that_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, worker: str, is_noted: bool
+) -> None:
+    """Once, and only if they were left out for being long."""
+    monkeypatch.setenv(untested.VARIABLE, str(tmp_path / "notes"))
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
+    item = SimpleNamespace(nodeid="a.py::test_x", config=config, get_closest_marker=lambda name: name == "long")
+    untested.note_long([item])
+    assert (tmp_path / "notes").exists() == is_noted
+
+
 def test_a_check_says_what_nothing_has_tested(tmp_path: Path) -> None:
     """A whole run: of a file that is skipped as a whole, and of one test. ``tools/check`` ends with these lines."""
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")

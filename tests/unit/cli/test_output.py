@@ -130,6 +130,7 @@ def test_an_interrupt_in_the_last_instants_is_quiet(module: str) -> None:
         assert (process.returncode, process.stderr) == (code, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     """``swarm config check --json | head -0``: quiet, and not a success."""
     read_fd, write_fd = os.pipe()
@@ -159,6 +160,7 @@ def checked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [(), ("--json",)], ids=["for people", "JSON"])
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_an_output_that_can_not_be_written_is_one_line(how: tuple[str, ...], buffered: str) -> None:
@@ -169,6 +171,7 @@ def test_an_output_that_can_not_be_written_is_one_line(how: tuple[str, ...], buf
     assert (done.returncode, done.stderr) == (1, "swarm: can't write the output: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [0, 1])
 def test_without_stdin_or_stdout_it_is_done_all_the_same(closed: int) -> None:
     """As ``swarm config check >&-``."""

@@ -54,6 +54,7 @@ def taken_port() -> Iterator[int]:
             return
 
 
+@pytest.mark.slow
 def test_help_is_light() -> None:
     """No command's help loads torch, transformers or zmq, and the whole command line is there."""
     program = (
@@ -104,6 +105,7 @@ def test_a_port_in_use_is_named(taken_port: int, offset: int) -> None:
         check_ports("127.0.0.1", taken_port - offset)
 
 
+@pytest.mark.slow
 def test_up_refuses_a_port_in_use(taken_port: int) -> None:
     """And so does the command, in one line."""
     process = run_swarm("up", "--workers", "0", "--port", str(taken_port))
@@ -126,6 +128,7 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == str(tmp_path.resolve())
 
 
+@pytest.mark.slow
 def test_a_hub_name_without_a_hub_is_one_error() -> None:
     """Offline, a name that is not in the cache is refused in one line."""
     process = run_swarm("up", "--model", "somebody/something", HF_HUB_OFFLINE="1")
@@ -178,6 +181,7 @@ def test_a_state_directory_that_cannot_be_written_is_one_error(tmp_path: Path) -
         pass
 
 
+@pytest.mark.slow
 def test_a_state_directory_has_one_supervisor(tmp_path: Path) -> None:
     """A second one is refused, by the command too, with the first one's process in one line; then it is free again."""
     with state_directory(tmp_path):
@@ -191,6 +195,7 @@ def test_a_state_directory_has_one_supervisor(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_state_directory_has_one_broker(tmp_path: Path) -> None:
     """A second broker is refused with the code that means: starting again won't help. A supervisor is no broker."""
     with hold_lock(tmp_path, BROKER_LOCK, "swarm broker"), state_directory(tmp_path):

@@ -139,6 +139,7 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert cache_directory() == tmp_path / "own" / "assets"
 
 
+@pytest.mark.slow
 def test_importing_the_client_is_light() -> None:
     """No torch, no transformers; and ``import swarm`` alone imports next to nothing."""
     script = (

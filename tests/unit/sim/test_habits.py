@@ -101,6 +101,7 @@ def test_what_the_dead_left_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(read) > 2
 
 
+@pytest.mark.schedules
 def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each that was shut, unless its broker dies."""
     opened: list[str] = []
@@ -134,6 +135,7 @@ def test_answers_are_looked_up_beside_their_readers(monkeypatch: pytest.MonkeyPa
     assert all(told[kind] > 10 for kind in ("TokensSnapshot", "RequestDetails", "Report", "in part", "whole")), told
 
 
+@pytest.mark.schedules
 def test_what_is_kept_is_given_up_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of it; the rest ended before."""
     given_up: list[float] = []

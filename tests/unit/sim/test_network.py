@@ -123,6 +123,7 @@ def test_what_flips_or_is_cut_off_is_refused(seed: int) -> None:
     assert isinstance(garble_step(step, np.ones((2, 2), np.float32), Random(seed)), str)
 
 
+@pytest.mark.slow
 def test_every_kind_of_fault_strikes() -> None:
     """Each is drawn about as often as any other, alone and together with others."""
     drawn = [fault for seed in range(2000) for fault in make_schedule(seed).faults]

@@ -344,6 +344,7 @@ def log_without_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ActivationLog, "__init__", lambda self, limit_bytes: real(self, limit_bytes + (1 << 20)))
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(
     ("sabotage", "invariant", "faults"),
     [
@@ -384,6 +385,7 @@ def test_sabotage_is_noticed(
     assert any("broker" in line for line in noticed.story)
 
 
+@pytest.mark.schedules
 def test_a_failure_tells_the_same_story_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found once can be looked at again, line by line."""
     confuse_rows(monkeypatch)

@@ -196,6 +196,7 @@ _OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(_OPERATIONS, st.integers(1, 12))
 def test_any_use_keeps_the_bound_and_the_truth(operations: list[tuple[str, int, int, int, int]], segments: int) -> None:
     """Never over its bytes, which are those of its segments; whatever it still has is the newest that was given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ ranges = st.tuples(st.integers(0, NUM_LAYERS - 1), st.integers(1, NUM_LAYERS)).f
 verbs = st.tuples(st.sampled_from(["advance", "truncate", "take_over"]), ranges, st.integers(0, 40))
 
 
+@pytest.mark.slow
 @given(st.lists(verbs, max_size=12), ranges)
 def test_positions_are_those_of_single_layers(
     done: list[tuple[str, tuple[int, int], int]], asked: tuple[int, int]

@@ -150,6 +150,7 @@ def test_every_code() -> None:
     assert TOO_SHORT in text
 
 
+@pytest.mark.slow
 def test_every_report() -> None:
     """By which name each question's report goes."""
     told = set(re.findall(r"`report` `(\w+)`", section("## Requests and replies")))

@@ -232,6 +232,7 @@ def test_for_want_of_room_earlier_boots_go_first(tmp_path: Path) -> None:
     assert store._delete_oldest(now) == 1
 
 
+@pytest.mark.slow
 def test_bounded_under_a_stream_of_requests(tmp_path: Path) -> None:
     """The file does not outgrow its bound by more than what comes between two looks at it."""
     store = JournalStore(tmp_path, JournalLimits(keep_s=1e9, max_bytes=300_000))

@@ -138,6 +138,7 @@ def test_as_good_as_looking_at_everything() -> None:
     assert 100 < num_short < NUM_CASES / 2  # both kinds of cases were there
 
 
+@pytest.mark.slow
 def test_the_search_for_many_is_close_to_the_exact_one() -> None:
     """On cases that are small enough for both, the heuristics' plan is hardly ever slower, and never by much."""
     random, ratios = Random(4), []
@@ -172,6 +173,7 @@ def check(problem: PlanningProblem, line: Line) -> None:
 SEEDS = st.integers(0, 2**32)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(1, 14), st.integers(1, 12))
 def test_every_plan_is_a_pipeline_within_its_limits(seed: int, num_devices: int, num_layers: int) -> None:

@@ -293,6 +293,7 @@ def test_a_try_that_comes_to_nothing_leaves_the_way_by_relay(relaying: Bench) ->
     assert relaying.state.routes.state_of("w0.1", "w1.1", relaying.now) is not RouteState.OPEN
 
 
+@pytest.mark.slow
 def test_the_broker_tries_its_own_way_before_a_plan_counts_on_it(relaying: Bench) -> None:
     relaying.mute = set()
     relaying.feed(RouteTested(relaying.state.plans.epoch, "nothing answers"))

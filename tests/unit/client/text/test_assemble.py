@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def test_without_a_tokenizer() -> None:
     assert [(piece.token, piece.text, piece.finish_reason) for piece in pieces] == [(7, "", None), (8, "", "length")]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.integers(0, 261), max_size=30),

@@ -24,6 +24,7 @@ def model(template: str) -> TextModel:
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

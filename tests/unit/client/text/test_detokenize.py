@@ -36,6 +36,7 @@ def pieces_of(detokenizer: Detokenizer, tokens: Sequence[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in tokens), detokenizer.finish()]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:

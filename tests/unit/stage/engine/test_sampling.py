@@ -109,6 +109,7 @@ def test_shares_follow_the_distribution() -> None:
     assert cold[3] == pytest.approx(0.25 / 0.38, abs=0.03)
 
 
+@pytest.mark.slow
 def test_top_k_top_p_min_p() -> None:
     """Each filter keeps exactly the tokens that its definition names."""
     row = np.full(SIZE, -50, np.float32)
