@@ -88,7 +88,8 @@ async def one(known, host, over, number):
             line.write(bytes([6]) + len(initiate).to_bytes(8, "big") + initiate)
             while not over.exists() and not line.ended.done():
                 if number % 2:
-                    line.write(frame_header(CLIENT.frame_limit_bytes, more=False) + bytes(CLIENT.frame_limit_bytes // 2))
+                    limit = CLIENT.frame_limit_bytes
+                    line.write(frame_header(limit, more=False) + bytes(limit // 2))
                     await asyncio.sleep(2.0)
                 for _ in range(100):
                     sealed = knocker.message(b"nonsense" * 1000)

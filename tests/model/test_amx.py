@@ -215,7 +215,9 @@ def test_the_variant_under_the_emulator(emulator: Path) -> None:
 )
 def test_a_processor_that_computes_otherwise(emulator: Path, how: str, wrong: str) -> None:
     """The proof at load passes a sound one, and passes over one that is wrong or whose bits depend on the rows."""
-    program = "from swarm.stage import native; native.library(); print(native.variant(), native.rejected_variants(), sep=';')"
+    program = (
+        "from swarm.stage import native; native.library(); print(native.variant(), native.rejected_variants(), sep=';')"
+    )
     done = emulated(emulator, "-c", program, AMX_EMULATOR=how)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == (f"avx512bf16;amx: {wrong}" if wrong else "amx;")
