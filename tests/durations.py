@@ -7,7 +7,7 @@ machine does no harm.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ def read(file: Path = FILE) -> dict[str, float]:
 
 def record(stats: Mapping[str, Iterable[Any]], file: Path = FILE) -> None:
     """Replace the figures of the files that this run has executed."""
-    took: Counter[str] = Counter()
+    took: defaultdict[str, float] = defaultdict(float)
     for reports in stats.values():
         for report in reports:
             if isinstance(duration := getattr(report, "duration", None), float):
-                took[report.nodeid.partition("::")[0]] += duration  # type: ignore[assignment]  # seconds, not a count
+                took[report.nodeid.partition("::")[0]] += duration
     all_files = {**read(file), **took}
     kept = {path: round(seconds) for path, seconds in sorted(all_files.items()) if seconds >= _LEAST_S}
     file.write_text(json.dumps(kept, indent=2) + "\n")
