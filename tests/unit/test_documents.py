@@ -85,7 +85,7 @@ RUN = {
     "swarmctl upgrade": "integration/test_upgrade.py::test_all_workers_are_started_anew_under_load",
     "systemctl": "integration/test_systemd.py::test_settings_are_read_again",
     "journalctl": "integration/test_systemd.py::test_events_are_in_the_journal_by_their_fields",
-    "systemd-analyze": "unit/service/test_units.py::test_they_are_hardened",
+    "systemd-analyze": "unit/systemd/test_units.py::test_they_are_hardened",
     "runuser": "integration/test_systemd.py::test_an_api_key_is_made_by_the_units_user",
     "tools/quickstart": "integration/test_up.py::test_the_quickstart_shows_a_swarm",
     "tools/play_schedules.py": "unit/sim/test_play_schedules.py::test_it_goes_on_behind_what_was_played",
