@@ -163,5 +163,5 @@ async def test_a_worker_dies_unheard(bench: Bench, firewall: Firewall) -> None:
         process = bench.swarm.workers[name]
         process.kill()
         seen = await bench.until_out(name)
-        assert "no beat" in seen["reason"]
+        assert "no heartbeat" in seen["reason"]
     firewall.clear()

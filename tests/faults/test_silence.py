@@ -20,7 +20,7 @@ async def test_a_worker_is_stopped_and_wakes(bench: Bench) -> None:
         name = (await bench.order())[1]
         bench.stop(bench.swarm.workers[name])
         seen = await bench.until_out(name)
-        assert "no beat" in seen["reason"]
+        assert "no heartbeat" in seen["reason"]
         await bench.until(lambda s: s["tokens"] >= before.get("tokens", 0) + 200)
         bench.wake()
     await bench.serving()
