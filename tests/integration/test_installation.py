@@ -118,7 +118,7 @@ def test_an_installed_package_uses_its_kernels(form: Callable[[Path], Path], che
     wheel, _ = wheel_of(form(checkout), tmp_path / "wheels")
     python, packages = in_a_fresh_environment(wheel, tmp_path / "an environment")
     assert (packages / "swarm" / "gateway" / "console" / "page" / "index.html").is_file()  # files that are no code
-    assert (packages / "swarm" / "service" / "units" / "swarm-broker.socket").is_file()
+    assert (packages / "swarm" / "systemd" / "units" / "swarm-broker.socket").is_file()
     told = tried(python, packages, tmp_path)
     assert told["built"]
     assert told["reason"] == native.unavailable_reason()  # the processor's, if anything

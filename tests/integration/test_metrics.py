@@ -27,7 +27,7 @@ RULES = ROOT / "config" / "prometheus" / "swarm.rules.yml"
 SCRAPE = ROOT / "config" / "prometheus" / "prometheus.yml"
 DASHBOARD = ROOT / "config" / "grafana" / "swarm.json"
 DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"
-RULE_TESTS = ROOT / "tests" / "unit" / "numbers" / "swarm.rules.test.yml"
+RULE_TESTS = ROOT / "tests" / "unit" / "metrics" / "swarm.rules.test.yml"
 
 NAME = re.compile(r"\bswarm_[a-z_]+[a-z]\b")
 PARTS = re.compile(r"_(bucket|sum|count)$")

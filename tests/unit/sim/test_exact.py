@@ -77,7 +77,7 @@ def test_who_asked_for_nothing_gets_nothing() -> None:
     """No logprobs and no ways."""
     submit = msgspec.structs.replace(SUBMIT, hops=False, params=msgspec.structs.replace(PARAMS, logprobs=None))
     assert "logprobs" in expectation(submit=submit).delivery_error(told(0, 1))
-    assert "ways" in expectation(submit=submit).delivery_error(replace(told(0, 1), logprobs=()))
+    assert "routes" in expectation(submit=submit).delivery_error(replace(told(0, 1), logprobs=()))
 
 
 def test_only_the_end_that_was_due_is_right() -> None:

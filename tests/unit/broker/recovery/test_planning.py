@@ -898,7 +898,7 @@ def test_a_silent_worker_that_beats_again_is_called_back(make_bench) -> None:
     bench.silent = {"w1"}
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
-    assert "no beat" in bench.state.workers["w1.1"].reason
+    assert "no heartbeat" in bench.state.workers["w1.1"].reason
     bench.take()
     # It was only frozen. The first beat calls it back.
     assert bench.beat("w1") == [

@@ -16,7 +16,7 @@ from swarm.client.text.tokenizer import ChatRendering, TextModel
 from swarm.errors import InvalidRequest
 from tests.integration.fake_broker import tokenizer_files
 
-TEMPLATES = Path(__file__).parents[2] / "gateway" / "tools" / "templates"
+TEMPLATES = Path(__file__).parents[2] / "gateway" / "tool_calls" / "templates"
 FAMILIES = ("hermes", "llama31", "mistral", "granite", "deepseek", "coder")
 AS_BEFORE = ChatRendering(parse_special=True)
 _CONTROL = re.compile(r"<[|｜][^<>\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>")
