@@ -209,7 +209,7 @@ def test_doors_for_other_machines_are_tried_where_they_will_be() -> None:
     assert [port.number for port in found[:-1]] == [int(door.rpartition(":")[2]) for door in wanted]
     assert [port.use for port in found if port.bind_error] == [
         f"the broker's, for {use} at 192.0.2.1"
-        for use in ("clients", "workers", "beats", "finished steps", "the relay")
+        for use in ("clients", "workers", "heartbeats", "finished steps", "the relay")
     ]
     assert wrong == ""
     found, wrong = asked.needed_ports(load(None, {"broker.listen": ["nowhere0"]}))
