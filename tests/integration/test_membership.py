@@ -146,7 +146,7 @@ async def test_who_had_a_name_before_does_not_end_who_is_here(swarm: Swarm, cont
         async with knocking(context, door, "w1-again", pair) as again:
             denied = await told(again, hello("w1", "w1-again", pair))
             assert isinstance(denied, Denied)
-            assert "on the broker's own machine: call this one w1-SOMETHING" in denied.reason
+            assert "on the broker's own machine: name this one w1-SOMETHING" in denied.reason
         assert isinstance(await told(own, asks_to_leave("w1-here")), Release)
 
 

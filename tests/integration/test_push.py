@@ -214,7 +214,7 @@ def test_another_user_is_not_heard(own_folder: Path, monkeypatch: pytest.MonkeyP
     """Though it came into the directory: the kernel says whose process it is."""
     pull = PullChannel(HOST, LIMIT, unix_socket=True)
     monkeypatch.setattr(unix_socket, "is_same_user", lambda _: False)
-    monkeypatch.setattr("swarm.wire.transport.connection.is_own", lambda _: False)
+    monkeypatch.setattr("swarm.wire.transport.connection.is_same_user", lambda _: False)
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(SOON_S)
         raw.connect(str(unix_socket.find_socket(*_place(pull))))
