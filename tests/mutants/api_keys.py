@@ -1,4 +1,4 @@
-"""Mutants of swarm/keys and swarm/private_files.py."""
+"""Mutants of swarm/api_keys and swarm/private_files.py."""
 
 from tests.mutants.mutant import Mutant
 

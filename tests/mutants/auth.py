@@ -1,4 +1,4 @@
-"""Mutants of swarm/lock."""
+"""Mutants of swarm/auth."""
 
 from tests.mutants.mutant import Mutant
 

@@ -63,9 +63,9 @@ MUTANTS = (
             if flight is None and (current is None or done.epoch != current.epoch):
                 self.state.count("stale_steps")
                 return
-            from swarm.broker.state import Flight
+            from swarm.broker.state import InFlightStep
 
-            flight = flight or Flight((), now)
+            flight = flight or InFlightStep((), now)
         """,
         caught_by="sim join from 10",
         also=(

@@ -1,4 +1,4 @@
-"""Mutants of swarm/broker/questions."""
+"""Mutants of swarm/broker/admin."""
 
 from tests.mutants.mutant import Mutant
 

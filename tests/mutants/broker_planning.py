@@ -1,4 +1,4 @@
-"""Mutants of swarm/broker/drafts."""
+"""Mutants of swarm/broker/planning."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of swarm/gateway/doors."""
+"""Mutants of swarm/gateway/middleware."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of swarm/gateway/tools."""
+"""Mutants of swarm/gateway/tool_calls."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of swarm/numbers."""
+"""Mutants of swarm/metrics."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of swarm/service."""
+"""Mutants of swarm/systemd."""
 
 from tests.mutants.mutant import Mutant
 

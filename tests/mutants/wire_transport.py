@@ -1,4 +1,4 @@
-"""Mutants of swarm/wire/door."""
+"""Mutants of swarm/wire/transport."""
 
 from tests.mutants.mutant import Mutant
 
