@@ -75,7 +75,7 @@ def test_a_device_is_tested_with_the_layers_in_use(
                 result = result + wrong
             return result
 
-        monkeypatch.setattr(dry_runs, "run", broken)
+        monkeypatch.setattr(dry_runs, "run_batch", broken)
         with pytest.raises(DeviceError, match=says):
             executor.test(nothing)
         assert calls, number
@@ -148,7 +148,7 @@ def test_each_new_layer_is_warmed_up_once(llama: Path, monkeypatch: pytest.Monke
             warmed.append((stage.layers, len(batch.tokens)))
         return forward.run_batch(stage, arena, batch, **rest)
 
-    monkeypatch.setattr(dry_runs, "run", recorded)
+    monkeypatch.setattr(dry_runs, "run_batch", recorded)
 
     def new() -> set[tuple[LayerRange, int]]:
         assert len(warmed) == len(set(warmed))
