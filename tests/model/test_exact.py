@@ -142,7 +142,7 @@ def test_without_the_grid_bits_differ(
     def plain(query: torch.Tensor, slab: Any, group: Any, how: Any, _: Any) -> torch.Tensor:
         span = current_pass().spans[0]
         start, count = span.start + group.tokens.start - span.offset, group.num_queries
-        region = slab.region(group.place)
+        region = slab.region(group.first_slot)
         fold = query.shape[1] // region.keys.shape[0]
         keys, values = (part[:, : start + count].repeat_interleave(fold, 0) for part in (region.keys, region.values))
         visible = torch.ones(count, start + count, dtype=torch.bool).tril(start)
