@@ -196,7 +196,7 @@ class WriteLog:
 
     event: str
     level: str = "info"
-    fields: dict[str, object] = field(default_factory=dict)  # fields of the log line
+    fields: dict[str, object] = field(default_factory=dict)  # keys and values of the event
 
 
 def add_cause(action: Action, cause: str) -> Action:

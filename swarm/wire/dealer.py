@@ -70,7 +70,7 @@ class DealerChannel(AsyncChannel[Frames | ConnectionEvent]):
         self._context, self._identity, self._limit_bytes = context, identity, limit_bytes
         self._endpoint, self._pair = endpoint, pair
         self._is_lost = False  # The connection is down.
-        self._is_rejected = False  # By a peer without authentication.
+        self._is_rejected = False  # The handshake was rejected on a connection without keys; no more reconnects.
         self._has_new_endpoint = False  # The endpoint or its key has changed; the next connection needs a new socket.
         self._socket: Socket | None = None  # None while there is no file descriptor for a new one.
         self._reconnect_timer: asyncio.TimerHandle | None = None  # Timer of the next attempt with a new socket.

@@ -63,11 +63,12 @@ class PushChannel:
         self._lock = threading.Lock()  # Protects everything below except the wake-up descriptors.
         self._socket: socket.socket | None = None  # Connected, with the handshake complete.
         self._session: CurveSession | None = None  # Encrypts frames; None without CURVE.
-        self._handshake_info: TcpInfo | None = None  # At the handshake, which the peer answers immediately.
+        # State of the connection at the handshake, which the peer answers immediately.
+        self._handshake_info: TcpInfo | None = None
         self._unsent: deque[_Unsent] = deque()  # Accepted but unsent messages; the first may be partly sent.
         self._is_space_requested = False  # The caller waits for space in the queue.
         self._closes_at: float | None = None  # Deadline of ``close``: unsent messages are dropped then.
-        self._num_users = 2  # Of the wake-up descriptors: the owner and the background thread.
+        self._num_users = 2  # Users of the wake-up descriptors: the owner and the background thread.
         self._space_wakeup = WakeupFd()
         self._wakeup = WakeupFd()  # Wakes the background thread.
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)

@@ -299,7 +299,6 @@ class AccessControl:
         former = (self.broker_keys.former or "")[:16]
         return {**report, "key": self.broker_keys.public, "former_key": former, "locked": True}
 
-    # one return for each kind
     def _change_for(self, key: str, message: ClientMessage) -> KeyChange | None:  # noqa: PLR0911 (one for each kind)
         match message:
             case Enrol():

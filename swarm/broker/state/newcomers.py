@@ -19,9 +19,9 @@ class NameClaim:
 
     peer: bytes  # routing id of the connection over which it asked last
     hello: Hello
-    owner: str  # member whose key it used; see ``WorkerMessageReceived``
+    owner: str  # member whose key authenticated the process; empty on the broker's own machine, where no key is needed
     since: float  # time at which it first asked for the name
-    not_at: str = ""  # see ``WorkerMessageReceived``
+    not_at: str = ""  # why other workers may not connect to the address in ``hello``; empty if they may
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,15 @@ from swarm.wire.transport.io_loop import IoLoop
 from swarm.wire.transport.server_handshake import Mechanism
 
 C = TypeVar("C", bound=Hashable)
-RESERVE: Final = 16  # File descriptors.
+RESERVE: Final = 16  # File descriptors that are not used for new connections.
 _STARTS_PER_TURN: Final = 8  # Takes about a millisecond; a burst of connections must not delay a step for longer.
-_ACCEPTS_PER_TURN: Final = 64  # Including connections that are closed immediately because of their source.
+_ACCEPTS_PER_TURN: Final = 64  # Includes connections that are closed immediately because of their source.
 # Errors that concern this process; any other failure of accept concerns only that peer.
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_NETWORK_BITS: Final = 64  # Of an IPv6 address.
+_NETWORK_BITS: Final = 64  # Prefix length of an IPv6 source; all addresses in it count as one source.
 _MAX_FAILURES: Final = 64  # Failed handshakes of one source before its connections are refused.
-_FAILURES_FORGIVEN_PER_S: Final = 8  # By which a source's count of failures decreases.
-_MAX_SOURCES: Final = 4096  # Sources with failures that are remembered; beyond that, the first one is dropped.
+_FAILURES_FORGIVEN_PER_S: Final = 8  # Rate at which a source's count of failures decreases.
+_MAX_SOURCES: Final = 4096  # Sources with failures that are remembered; at the limit, the first source is dropped.
 LOCAL: Final = ""
 
 
