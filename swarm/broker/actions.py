@@ -133,7 +133,7 @@ class FinishJournalRewrite:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read a request from the journal; then feed RequestRead."""
+    """Read a request from the journal; the result arrives as a ``RequestRead`` event."""
 
     request_id: str
 

@@ -346,16 +346,19 @@ class BrokerService:
         self._feed(RouteTested(epoch, await asyncio.to_thread(check_reachable, endpoint)))
 
     def _write(self, write: JournalWrite) -> Event | None:
-        """Queue a write for the journal's thread; its event comes later. Without a journal it counts as written
-        immediately. The thread is woken after this turn's messages are sent: otherwise it takes the interpreter from
-        the next step, which is about to be sent."""
+        """Queue a write for the journal's thread, which reports its completion as an event. Without a journal, return
+        that event immediately.
+
+        The thread is woken after this turn's messages are sent; otherwise it would take the interpreter from the step
+        that is about to be sent.
+        """
         if self._writer is None:
             return confirm(write)
         self._writes.append(write)
         return None
 
     def _flush_writes(self) -> None:
-        """Hand this turn's writes to the journal's thread."""
+        """Pass the writes queued in this turn to the journal's thread."""
         if self._writes and self._writer is not None:
             writes, self._writes = self._writes, []
             self._writer.write(*writes)

@@ -259,8 +259,11 @@ class AccessControl:
         return None if role == "admin" else ClientAccount(f"key:{self._file.registry.name_of(key)}", role == "gateway")
 
     def handle_client_message(self, key: str, message: ClientMessage, reply: Callable[[ServerMessage], None]) -> bool:
-        """Handle a message about keys, or one that this key's role does not permit. ``reply`` is called with the
-        answer: now, or when the change is on the disk. Return False for a message that the core must answer."""
+        """Answer a message about keys, or reject a message that the key's role does not permit.
+
+        ``reply`` is called with the answer: immediately, or once the change is on the disk. Returns False for a message
+        that the broker's core must answer.
+        """
         role = self._role(key) if key else "admin"
         self._on_connected(key)
         if (refusal := permissions.deny_reason(role, message)) or role is None:

@@ -322,8 +322,11 @@ class JournalWriter:
         self.on_facts([confirm(epoch) for epoch in epochs])
 
     def _set_broken(self, reason: str) -> None:
-        """Report, once, that the journal can't be written; from now on epochs overtake other writes. Both threads may
-        detect this, so the lock keeps the reports in order."""
+        """Report, once, that the journal can't be written. From then on, pending epochs are written before all other
+        data.
+
+        Both threads may detect the failure, so a lock keeps their reports in order.
+        """
         with self._work:
             if not self._broken_reason:
                 log.error("journal_broke", reason=reason)

@@ -282,8 +282,10 @@ def name_error(name: str, owner: str, state: State) -> str | None:
 
 
 def unreachable_reason(claim: NameClaim, state: State) -> str | None:
-    """Return why no stage could send this worker steps: connections to its address are not permitted, and it can't be
-    reached by relay. None if it can be reached."""
+    """Return why no other stage could send steps to this worker; None if one can.
+
+    A worker is unreachable if connections to its address are not permitted and it cannot be reached through the relay.
+    """
     if not claim.not_at or (state.routes.relay and claim.hello.ticket):
         return None
     return f"{claim.not_at}; and it can't be reached by relay"

@@ -272,7 +272,8 @@ class WorkerMembership:
         self._end_quarantined(now)
 
     def _remove_overdue(self, now: float) -> None:
-        """Put out workers that have not answered by a plan's deadline; the next plan is made without any of them."""
+        """Declare workers dead that have not answered a plan's order by its deadline. All are removed before the next
+        plan is made, so that it contains none of them."""
         overdue = self._reconfiguration.overdue_workers(now)
         for worker, evidence in overdue:
             self._mark_out(worker, evidence, Verdict.DEAD, now)
@@ -331,8 +332,10 @@ class WorkerMembership:
             self._call_back(worker)
 
     def _call_back(self, worker: Worker) -> None:
-        """Call back a worker that was declared out and lives: it is fenced, and may send Hello and join again. A worker
-        that was released has missed its Release, and gets it again."""
+        """Answer a worker that was declared out but is alive: send a Fence, and the request to join again with Hello.
+
+        A worker that was released has missed its Release message; send that again instead.
+        """
         epoch, reason = self._state.plans.journaled_epoch, worker.reason
         if worker.state is WorkerState.LEFT:
             self._out.append(SendToWorker(worker.peer, worker.build_release(epoch)))

@@ -61,8 +61,8 @@ def should_yield(former: Worker, hello: Hello, owner: str, state: State) -> bool
 
 
 def _claim_rank(hello: Hello) -> tuple[bool, bool]:
-    """Return the rank of a claim to a name, for comparing: whether the worker brings layers of a plan, then whether a
-    broker has admitted it before."""
+    """Return the rank of a worker's claim to a name; the greater rank wins. A worker that holds layers of a plan ranks
+    first, then a worker that a broker has admitted before."""
     return hello.held_layers is not None, hello.lineage != NO_LINEAGE
 
 

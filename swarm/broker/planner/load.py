@@ -76,9 +76,11 @@ class Speeds:
 
     @classmethod
     def from_costs(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
-        """Build a worker's times from its measurements; None if there are none. ``alone``: measured with all cores of
-        its host, where available. All resulting times are finite, and those of a layer are positive, whatever was
-        measured."""
+        """Build a worker's times from its measurements; None if there are none.
+
+        ``alone``: use measurements with all cores of the host, where available. All times are finite, and a layer's
+        times are positive, whatever was measured.
+        """
         return _speeds(tuple(costs), alone)
 
     def layer_s(self, load: PlannedLoad) -> float:

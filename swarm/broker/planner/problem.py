@@ -1,6 +1,6 @@
 """Planning problem as plain values: the model, the devices, the rules; and the result.
 
-Seconds are those of one step of the load that is planned for (``load.PlannedLoad``); bytes are real bytes.
+Times are for one step of the planned load (``load.PlannedLoad``), in seconds. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -132,11 +132,12 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """Problem for the search. ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times,
-    else the slowest stage's.
+    """Input of the plan search.
 
-    ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every stage must
-    have. ``tolerance``: plans within this fraction of the best are equally good; the one that moves least is taken.
+    ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times; else it is the slowest
+    stage's time. ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every
+    stage must have. ``tolerance``: plans within this fraction of the best are equally good; the plan that moves the
+    fewest layers is taken.
     """
 
     model: ModelSizes

@@ -258,7 +258,8 @@ class Rebuilder:
         return (sequence, run) if through is None or run.through == through else (None, None)
 
     def _start_next(self, now: float) -> None:
-        """Start replays up to one sequence per stage."""
+        """Start queued replays, so that as many sequences are in progress as the plan has stages (one if the stages
+        share cores)."""
         plan = self.state.plans.current
         for sequence in [
             s for s in self.rebuilding.in_progress if not s.rebuilds or s.state is not SequenceState.RUNNING

@@ -128,8 +128,8 @@ class Restart:
 
 
 def _reconstruct_plan(state: State) -> Plan | None:
-    """Return the plan that the members report to have served, in layer order. If two members claim the same layers, the
-    one that joined first has them."""
+    """Return the plan that the broker's predecessor served, as the members report it, in layer order. Layers that two
+    members claim are assigned to the member that joined first."""
     stages: list[StagePlan] = []
     members = [
         w for w in state.workers.values() if not w.is_gone and w.trusted_positions and w.hello.held_layers is not None
@@ -189,5 +189,5 @@ class StartupWait:
         )
 
     def _waiting_since(self) -> list[float]:
-        """Return the time at which each member without a plan began to wait."""
+        """Return the time at which each member began to wait for a plan."""
         return [w.waiting_since for w in self.state.workers.values() if w.state is WorkerState.MEMBER]

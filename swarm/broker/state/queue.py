@@ -284,8 +284,8 @@ MAX_RETRY_TIMES = 256  # clients whose retry time is remembered
 class RequestTimers:
     """Times at which something may be due for a request. The caller checks whether it still is.
 
-    A timer is not removed when its request goes, so popping costs only what is due. Timers of vanished requests, which
-    may lie a year ahead, are dropped together once they may be half of all. Timers hold ids, so they keep no request
+    A timer is not removed when its request ends, so popping costs only what is due. Timers of ended requests, which may
+    lie a year ahead, are dropped together once they may be half of all timers. Timers hold ids, so they keep no request
     alive.
     """
 
@@ -300,7 +300,7 @@ class RequestTimers:
         heappush(self._heap, (at, request_id))
 
     def shift_deadlines(self, pause_s: float) -> None:
-        """Postpone all timers by a pause; their order stays."""
+        """Postpone all timers by the length of a pause of the broker. Their order does not change."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
 
     def drop_stale(self, alive: Container[str]) -> None:

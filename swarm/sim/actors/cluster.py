@@ -329,7 +329,7 @@ class Cluster:
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def check_after_broker(self, snapshot: effects.BrokerSnapshot | None) -> None:
-        """Run the checks after an event on which the broker's core has acted."""
+        """Run the simulation's checks after the broker's core has handled an event."""
         if self._is_ready:
             if self.audit.check_broker(self.broker.core.state):
                 self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))

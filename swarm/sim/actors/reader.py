@@ -74,9 +74,10 @@ class AttachedReader(ClientNode):
         self.error = RequestFailed(problem)
 
     def check_end(self) -> None:
-        """Demand that it has read everything, unless it lost its place to another reader or the request may fail.
+        """Raise Violation unless the client has read the whole answer, or the read failed for a permitted reason.
 
-        It may also fail if the request had ended and was only in a journal that was lost.
+        Permitted reasons: another client took over the reading, faults allow the request to fail, or the request had
+        ended and was stored only in a journal that was lost.
         """
         audit, request_id = self._cluster.audit, self._submit.request_id
         if not self.is_done:

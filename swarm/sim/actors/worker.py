@@ -106,7 +106,7 @@ class WorkerNode:
             self.post(stage_event.BrokerConnected())
 
     def receive_order(self, order: Order) -> None:
-        """Receive an order, unless it is to be lost."""
+        """Deliver an order to the worker, unless the schedule loses it."""
         if self.num_lost_orders and isinstance(order, Prepare | Activate):
             self.num_lost_orders -= 1
             return

@@ -252,7 +252,8 @@ def _cut_logits(
     *,
     cut: bool = True,
 ) -> list[torch.Tensor]:
-    """Compute logits in three stages and several steps; with ``cut=False``, in one of each."""
+    """Return the logits of the test sequences, computed in three stages and several steps; with ``cut=False``, in one
+    stage and one step."""
     skeleton = ModelSkeleton(config, torch.device("cpu"), dtype)
     weights = WeightLoader(skeleton, MemorySource(state), lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
@@ -274,7 +275,8 @@ def _cut_logits(
 
 
 def _next_chunks(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
-    """Yield the next chunk of every unfinished sequence. Its last token comes alone, as in a decode."""
+    """Yield the next chunk of every unfinished sequence. A sequence's last token is a chunk by itself, as in a decode.
+    """
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
         count = min(_CHUNK, max(1, rest - 1)) if cut else rest

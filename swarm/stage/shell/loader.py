@@ -60,7 +60,8 @@ class LoaderOwner(Protocol):
 
 @dataclass(slots=True)
 class StepActivity:
-    """Detector of steps that loading would slow down: of this worker, or of other processes that use the cores."""
+    """Detector of computation that background loading would slow down: this worker's steps, or other processes that use
+    the cores."""
 
     num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far

@@ -156,8 +156,8 @@ class HandshakeLimiter(Generic[C]):
         return source == LOCAL or self._num_failures(source, now) < _MAX_FAILURES
 
     def add(self, connection: C, source: str, now: float) -> C | None:
-        """Add a connection. Return the one that must be dropped for it, which is already removed here; it may be the
-        same one."""
+        """Add a connection. Return the connection that must be closed because of the limit, which is already removed
+        from this object; it may be the new connection itself."""
         self._source[connection] = source
         self._by_source.setdefault(source, {})[connection] = None
         if len(self._source) <= self._limit:
