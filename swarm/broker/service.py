@@ -79,7 +79,7 @@ log = get_logger(__name__)
 
 
 def run(settings: Settings, unit: ServiceContext | None = None) -> int:
-    """Run until SIGTERM or SIGINT; return the process's exit code. ``unit``: the systemd service."""
+    """Run the broker until SIGTERM or SIGINT. Return the process's exit code. ``unit``: the systemd service, if any."""
     failpoints.arm(os.environ)
     _allow_connections()
     return uvloop.run(_main(settings, unit))

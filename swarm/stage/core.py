@@ -321,7 +321,7 @@ class StageCore:
             self._report_error(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _start_work(self, now: float) -> None:
-        """Start the next step if none is running, or the next replay if no step is due."""
+        """Start the next step if the stage is idle; if no step is due, the next replay."""
         while self.runner.running is None and self.replays.current is None and self.steps.ready and not self.is_parked:
             assert self.layers is not None
             step = self.runner.take_next(self.steps, now)

@@ -51,13 +51,13 @@ class ConnectionEvent(Enum):
 
 
 class DealerChannel(AsyncChannel[Frames | ConnectionEvent]):
-    """Connecting channel. Connects and reconnects by itself, and reports each change as an event.
+    """Connecting side of a channel. It connects and reconnects by itself, and reports each change as an event.
 
     The loop watches the descriptor of a plain socket. A ZeroMQ descriptor is edge-triggered, and any call on the socket
     may consume the edge; so after every call the socket is queried for further events.
 
-    libzmq stops reconnecting for ever when a byte of a connection is corrupted, and when an ERROR arrives in the
-    handshake, which any attacker on the path can send. Neither may silence this end. If libzmq does not announce
+    libzmq stops reconnecting for ever in two cases: a byte of a connection is corrupted, or an ERROR arrives in the
+    handshake, which any attacker on the path can send. The channel continues in both cases. If libzmq does not announce
     another attempt, a new socket replaces the old one; and an ERROR counts only if the peer has proven it
     (``client_handshake.is_refused``).
     """

@@ -123,7 +123,7 @@ class AccessControl:
         )
 
     def allow_keys(self, socket: str, keys: frozenset[str]) -> None:
-        """Accept only these keys at the socket from now on."""
+        """Set the allow-list of keys of one of the broker's sockets."""
         self._allowed_keys[socket] = keys
 
     def _on_key_lost(self, key: str) -> None:

@@ -336,7 +336,7 @@ class JournalWriter:
                 self.on_facts([JournalBroke(reason)])
 
     def _set_mended(self) -> None:
-        """Report that the journal can be written again, once the reserve is complete too."""
+        """Report that the journal can be written again. Called only when the disk reserve is complete, too."""
         if self._broken_reason and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken_reason = ""

@@ -249,8 +249,11 @@ def may_replace_model(hello: Hello, state: State, restart: Restart) -> bool:
 
 
 def required_dtype(hello: Hello, state: State, wanted: str) -> str:
-    """Return the type of weights in which the swarm computes, if it differs from this worker's. ``wanted``: by the
-    settings. Empty: it is the same, or the worker has another model altogether."""
+    """Return the dtype of weights to which this worker must switch; empty if it need not.
+
+    ``wanted``: dtype from the settings. Without it, the dtype of the swarm's model counts, if the worker's model
+    differs from that only in its dtype.
+    """
     model = state.manifest
     if not wanted and (model is None or not model.differs_only_in_dtype(hello.manifest)):
         return ""

@@ -158,7 +158,8 @@ class WorkerMembership:
             )
 
     def _on_data_path_error(self, worker: Worker, message: DataPathError, now: float) -> None:
-        """Handle a break of the active plan's data path at this worker; reports about an older plan are stale."""
+        """Handle this worker's report that the active plan's data path is broken. Reports about an older plan are
+        ignored."""
         current = self._state.plans.current
         if current is None or message.epoch != current.epoch:
             self._state.count("stale_control")
@@ -205,7 +206,8 @@ class WorkerMembership:
             self._remove(ruling.out, ruling.evidence, now, verdict=verdict)
 
     def _on_self_test(self, peer: bytes, message: SelfTested, now: float) -> None:
-        """Record the device test of a worker whose step failed; if it passed, the worker's Hello follows."""
+        """Record the result of the device test of a worker whose step failed. If the test passed, the worker then sends
+        Hello."""
         worker = self._state.workers.get(peer.decode(errors="replace"))
         is_out = worker is not None and worker.state is WorkerState.OUT and not worker.is_revoked
         if worker is None or not is_out or message.lineage != self._state.lineage:

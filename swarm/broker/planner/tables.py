@@ -150,7 +150,7 @@ def step_latency_s(problem: PlanningProblem, line: Line) -> float:
 
 
 def _core_seconds(problem: PlanningProblem, line: Line) -> dict[str, float]:
-    """Return for each machine the time that its stages take of all its cores."""
+    """Return for each machine the time of a step during which its stages would use all of its cores."""
     used: dict[str, float] = {}
     for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
         device = problem.devices[share.device]

@@ -25,7 +25,8 @@ MAX_HOSTS = 4  # machines that are considered on their own, the quickest first
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOption:
-    """Predicted recovery after a loss. ``is_warm``: nothing needs loading. ``choice``: which worker takes what."""
+    """Possible recovery after a loss, with its predicted times. ``is_warm``: no weights need to be loaded. ``choice``:
+    which worker takes which layers, as text."""
 
     load_s: float  # predicted time to load the missing layers
     replay_s: float  # predicted time to replay what was lost

@@ -1,17 +1,17 @@
 """Sequences across a change of plan: which ones stay, and how layers that changed hands are rebuilt.
 
-After a change of plan every stage reports what it holds of each sequence, layer by layer, and what its log has. Layers
-that are behind the sequence's committed position are rebuilt from the nearest log upstream of them; without one, from
-the tokens, which are the log at boundary 0, and the broker has them. No other layer computes anything: the survivors'
-keys and values stay as they are.
+After a change of plan every stage reports, layer by layer, the keys and values that it holds of each sequence, and the
+contents of its activation log. Layers that are behind the sequence's committed position are rebuilt from the nearest
+log upstream of them. Without such a log they are rebuilt from the tokens, which the broker has; the tokens are the log
+at boundary 0. No other layer computes anything: the survivors' keys and values stay as they are.
 
-Sequences are rebuilt in the order of the cost, and each resumes as soon as all its layers are complete. One chunk of a
-run is ordered at a time for every stage of the pipeline, and the next when one is done: a step never waits for more
-than one chunk of replay.
+Sequences are rebuilt in the order of their cost, and each resumes as soon as all its layers are complete. For every
+stage of the pipeline one chunk of a run is ordered at a time, and the next one when it is done: a step never waits for
+more than one chunk of replay.
 
 Keys and values are identified by their sequence's number, which is not enough: a worker may have served another
 journal, or a journal that was replaced by a backup since. So the keys and values of a worker's Hello count only if they
-are of this broker's journal, and were computed from the tokens that this broker has. From the first plan on that
+belong to this broker's journal, and were computed from the tokens that this broker has. From the first plan on that
 includes the worker, it holds what it was ordered to compute.
 """
 

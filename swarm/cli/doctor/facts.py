@@ -220,8 +220,7 @@ def _kernels() -> Kernels | None:
 
 
 def _features() -> tuple[str, ...]:
-    """Return the processor features that this machine has and that our kernels use, by the names of ``/proc/cpuinfo``.
-    """
+    """Return the processor features that this machine has and our kernels use, by the names of ``/proc/cpuinfo``."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")

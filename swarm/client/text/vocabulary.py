@@ -189,7 +189,7 @@ def release_memory() -> None:
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
-    """Return the largest number of bytes of a text that one token can stand for; None if there is no proven bound."""
+    """Return the maximum number of bytes of text that one token can represent; None if there is no proven bound."""
     factor = _shrink_factor(_describe_part(tokenizer.normalizer))
     if factor is None or not _keeps_all(_describe_part(tokenizer.pre_tokenizer)):
         return None

@@ -111,7 +111,7 @@ class Cluster:
     def revoke(self, incarnation: str) -> None:
         """Revoke a worker's key: the broker closes its connection.
 
-        The process runs on for a moment and ends; a supervisor starts another one, which has a key of its own.
+        The worker's process runs for another moment and ends. A supervisor then starts a new process with a new key.
         """
         node = self.workers[incarnation]
         if node.key is None:

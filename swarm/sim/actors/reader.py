@@ -16,7 +16,7 @@ ATTACH_RETRY_S = 0.3  # until it tries again to read a request that is not accep
 
 
 class AttachedReader(ClientNode):
-    """Client that attaches to one request. Its stream is held to the same checks as the submitter's."""
+    """Client that attaches to a request of another client. Its stream must pass the same checks as the submitter's."""
 
     def __init__(self, cluster: Environment, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
         self._submit = submit

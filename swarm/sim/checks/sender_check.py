@@ -36,7 +36,7 @@ class SenderCheck:
             self._senders[state.lineage, plan.epoch, stage.incarnation] = sender
 
     def check_step(self, sender: str, node: WorkerView) -> None:
-        """Check the sender of a step that arrived at a stage."""
+        """Raise Violation if a step that arrived at a stage came from a sender that the stage may not accept."""
         core, wanted = node.core, node.core.pending_plan.wanted
         allowed = set()
         if core.active is not None:

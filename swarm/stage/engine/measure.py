@@ -77,7 +77,8 @@ class ConstantSource:
 
 
 def measure_layer_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    """Measure this device with the threads of a step among others and, if they differ, with those of a lone step."""
+    """Measure this device with the number of threads that a step uses among other steps. If a lone step uses another
+    number, measure with that as well."""
 
     def measure() -> tuple[LayerCost, ...]:
         with _host_lock(), torch.inference_mode():

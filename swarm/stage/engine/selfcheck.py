@@ -275,8 +275,7 @@ def _cut_logits(
 
 
 def _next_chunks(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
-    """Yield the next chunk of every unfinished sequence. A sequence's last token is a chunk by itself, as in a decode.
-    """
+    """Yield the next chunk of every unfinished sequence. The last token is a chunk by itself, as in a decode."""
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
         count = min(_CHUNK, max(1, rest - 1)) if cut else rest

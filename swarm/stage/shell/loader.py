@@ -107,7 +107,7 @@ class Throttle:
         self.steps.start(self._piece_began_at)
 
     def rest(self) -> None:
-        """End a piece of work, rest for its share, and start the next piece."""
+        """End a piece of work, pause in proportion to its duration, and start the next piece."""
         now = self.clock.now()
         piece_s = now - self._piece_began_at
         self.worked_s += piece_s

@@ -163,8 +163,7 @@ class Probed(Message, frozen=True):
 
 
 class Rejoin(Message, frozen=True):
-    """Request to a worker that was declared out but is alive: send Hello again, with everything that the worker holds.
-    """
+    """Request to a worker that was declared out but is alive: send Hello again, with everything that it holds."""
 
     reason: Text
 
