@@ -1,6 +1,6 @@
 """Figures computed from records. Pure.
 
-Latencies are those of requests that were due within the window and succeeded. Rates count what arrived within the
+Latencies are measured from requests that were due within the window and succeeded. Rates count what arrived within the
 window, whichever request it belongs to: so neither the start nor the end of a run distorts them.
 """
 

@@ -225,7 +225,7 @@ class BrokerService:
         log.info("broker_stops")
 
     def _on_settings_reloaded(self, settings: Settings) -> None:
-        """Apply reloaded settings: those of plans may have changed, all others take effect at the next start."""
+        """Apply reloaded settings. Only settings of plans take effect now, all others at the next start."""
         self._feed(RulesChanged(make_plan_rules(settings)))
 
     def close(self) -> None:

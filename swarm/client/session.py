@@ -329,7 +329,7 @@ class Session:
         return actions + self._check_absence(now)
 
     def _shift_deadlines(self, pause_s: float, now: float) -> None:
-        """Postpone all deadlines by the length of a pause of this process. The start of a wait moves no later than now."""
+        """Postpone all deadlines by a pause of this process. The start of a wait moves at most to the present."""
         self._connection_state.shift_deadlines(pause_s, now)
         self._questions.shift_deadlines(pause_s, now)
         for request in self._requests.values():

@@ -133,7 +133,7 @@ class SimLink:
         self.source, self.target, self._via = source, target, via
         self.is_cut = False
         self._network = network
-        # the TCP connection is established; from then on a blocked route goes unnoticed
+        # the TCP connection is established; from then on a blocked route is not noticed
         self.connected = not self.is_blocked
         self._world = network.world
         self._kind = kind

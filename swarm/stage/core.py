@@ -16,8 +16,8 @@ Rules
   sender. The sender itself received finite ones, because they passed the same check.
 * *Faults.* A step that raises is reported to the broker (``faults``); the worker tests its device before its next
   Hello.
-* *One step at a time.* When a step's turn comes, its releases, opens and truncations are applied, then its rows are
-  computed, then its output is logged and sent.
+* *One step at a time.* Before a step is computed, its releases, opens and truncations are applied. Then its rows are
+  computed, and its output is logged and sent.
 * The stored sequences (``sequences``) and their positions change in this order only.
 """
 

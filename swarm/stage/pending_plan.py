@@ -20,7 +20,7 @@ class PendingPlan:
     incarnation: str
     wanted: Prepare | None = None  # the plan to be activated next
     capacity: Capacity | None = None  # of ``wanted``, once it is loaded
-    standby: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to those of the plan in force
+    standby: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to the layers of the plan in force
     _loading: Prepare | KeepWarm | None = field(default=None, init=False)  # the order whose layers are loading now
     # the latest order for standby layers, until they are loaded
     _standby_order: KeepWarm | None = field(default=None, init=False)

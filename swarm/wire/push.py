@@ -32,7 +32,7 @@ from swarm.wire.transport.relay.rendezvous import JOINED, Side, encode_preamble,
 from swarm.wire.transport.unix_socket import find_socket, is_same_user
 from swarm.wire.transport.zmtp import HANDSHAKE_BYTES, ZmtpDecoder, command_frame, encode_greeting, encode_message
 
-DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker bounds the steps in flight anyway.
+DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker also bounds the steps in flight.
 _HANDSHAKE_S: Final = 3.0
 # Kernel buffer between two processes on this host, if the kernel allows it; TCP buffers grow to about this size.
 _UNIX_BUFFER_BYTES: Final = 4 << 20

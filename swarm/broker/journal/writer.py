@@ -1,10 +1,10 @@
-"""The thread that writes the journal. Everything that waits is written together, in one transaction with one sync.
+"""Thread that writes the journal. All queued writes are written together, in one transaction with one sync.
 
-The broker's event loop hands over writes and continues; confirmations come back as facts. If the disk refuses a write,
+The broker's event loop queues writes and continues; confirmations are returned as facts. If the disk refuses a write,
 nothing is dropped: the writes are kept and retried, and the loop is informed, so that it rejects new requests while
-running ones continue. Epochs do not wait, because disk space is reserved for them. A disk that is far too slow counts
-as one that refuses. A journal that can't be trusted any more (``integrity``) is replaced by a new one; then the loop
-hands over everything in memory once more, and the journal counts as broken until that is written.
+running ones continue. Epochs do not wait, because disk space is reserved for them. A disk that is far too slow is
+treated the same. A journal that can't be trusted any more (``integrity``) is replaced by a new one; then the loop
+queues everything in memory once more, and the journal counts as broken until that is written.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class WorkerAdmission:
         self._out.append(SendToWorker(peer, Denied(reason=reason)))
 
     def _deny_dtype(self, peer: bytes, hello: Hello, dtype: str, now: float) -> None:
-        """Deny a worker that has the swarm's model with another type of weights. It comes back with the swarm's type if
+        """Deny a worker that has the swarm's model with another type of weights. It restarts with the swarm's type if
         it can."""
         reason = dtype_error(hello.dtype, dtype)
         if not has_auto_dtype(hello):

@@ -257,7 +257,7 @@ class PlanGauge:
         self._shapes.clear()
 
     def on_dispatched(self, step: int, rows: Iterable[Row]) -> None:
-        """Record a step that goes out; if it never comes back, the next plan drops it."""
+        """Record a dispatched step. If its result never arrives, the next plan drops the record."""
         self._shapes[step] = StepShape.from_rows((row.start, row.count, row.sample) for row in rows)
 
     def longest_in_flight_s(self, worker: str, more: Iterable[StepShape] = ()) -> float:

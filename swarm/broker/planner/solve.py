@@ -1,4 +1,5 @@
-"""Solution of a problem: the best plan by its objective, then, among equally good ones, the one that moves least.
+"""Solution of a problem: the best plan by its objective; among equally good plans, the plan that loads the fewest
+bytes.
 
 Up to ``MAX_EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a
 device that would make the plan slower is left out, since sets without it are considered too.
@@ -70,7 +71,7 @@ def solve_fixed_order(problem: PlanningProblem) -> Line | None:
 def _choose_least_moved(
     problem: PlanningProblem, cost: float, line: Line, hops: tables.Table, required: frozenset[int]
 ) -> Line:
-    """Return, among the plans whose cost is within the tolerance, the plan that moves the fewest layers."""
+    """Return, among the plans whose cost is within the tolerance, the plan that loads the fewest bytes."""
     many = len(problem.devices) > MAX_EXACT
     chosen = _select_candidates(problem, line) if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + ROUNDING)

@@ -305,7 +305,7 @@ class TargetPlan:
 
 
 def _list_candidates(state: State) -> list[Worker]:
-    """Return members in pipeline order: those of the active plan first, in its order, then by arrival."""
+    """Return members in pipeline order: members of the active plan first, in its order, then the others by arrival."""
     current = state.plans.current
     place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
     members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]

@@ -278,7 +278,7 @@ class Rebuilder:
             self.state.recoveries.record_replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
-        """Record the work of a sequence that goes through all layers again, whichever were lost."""
+        """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
         positions = _layer_positions(sequence.id, plan, self.rebuilding.reports)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.add_replay_work((sequence.kv - start) * len(positions), least)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import Hello, Json
 
-MAX_CLAIMS = 64  # processes that wait for a name; one that is dropped sends Hello again
+MAX_CLAIMS = 64  # processes that wait for a name; a dropped process sends Hello again
 MAX_REFUSALS = 16  # names
 # seconds between two reports of one name (or of a name beyond ``MAX_REFUSALS``): a service manager may restart it
 # forever

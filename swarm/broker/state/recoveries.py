@@ -85,7 +85,7 @@ class Recovery:
     resumed_first_at: float | None = None
     resumed_all_at: float | None = None
     num_sequences: int = 0
-    num_restarted: int = 0  # of these, sequences of which no worker holds anything
+    num_restarted: int = 0  # of these, sequences without keys and values on any worker
     layer_positions: int = 0  # work of the replays: layers times positions
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
 

@@ -331,7 +331,7 @@ class Sequence:
         self.end_written = True
 
     def expect_stop(self, num_generated: int) -> None:
-        """Stop at ``num_generated`` tokens, some of which must be drawn again first."""
+        """Set the end of the sequence at ``num_generated`` tokens, some of which must first be generated again."""
         self._allow("expect_stop")
         self.stop_at = num_generated
 

@@ -18,7 +18,7 @@ import msgspec
 
 from swarm.gateway.console.patch import Tree, diff
 
-MAX_UPDATES: Final = 600  # updates in the buffer, at most those of a minute
+MAX_UPDATES: Final = 600  # updates in the buffer, enough for a minute
 MAX_UPDATE_BYTES: Final = 1 << 19
 MAX_WAITING: Final = 64  # unread updates of one reader
 KEPT_EVENTS: Final = 200  # recent events sent with a snapshot

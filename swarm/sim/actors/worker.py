@@ -79,7 +79,7 @@ class WorkerNode:
         self._machines = cluster.machines
         self.device = SimDevice(cluster, self.executor, _slowness(name, self._machines))
         self.is_alive = True
-        # frozen: stopped as by SIGSTOP; hung: only the compute thread stands still
+        # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
         self.is_frozen = self.is_hung = self._is_leaving = False
         self._frozen_until = self._hung_until = 0.0
         self.num_garbled = 0  # tensors still to be sent with a flipped bit

@@ -48,7 +48,7 @@ class SenderCheck:
 
     @staticmethod
     def check_step_done(sender: str, state: State) -> None:
-        """Check the sender of a finished step that arrived at the broker."""
+        """Raise Violation if a finished step that arrived at the broker was not sent by the last stage of its plan."""
         plan = state.plans.current
         last = None if plan is None else plan.stages[-1].incarnation
         if sender != last:

@@ -1,10 +1,10 @@
 """Comparison of cut and whole models: whether a kind of model is computed correctly when it is cut into stages.
 
-Before weights are read, a tiny random model of the same class goes through three stages, in ragged batches with chunks
-and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that this
-engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is refused
-instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes a
-fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
+Before weights are read, a tiny random model of the same class is computed in three stages, in ragged batches with
+chunks and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that
+this engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is
+refused instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes
+a fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 The last ``RESERVE`` file descriptors are not used for new connections. A process without free descriptors can neither
 write its files nor open its own connections. When only those are left, accepting pauses until it is resumed.
 
-At the limit of concurrent handshakes, the oldest one of the source with most of them is dropped. A client that opens a
-thousand connections therefore displaces its own, and others complete their handshakes meanwhile, even over slow links.
-A source is an IP address; for IPv6 its network half, because a machine there can use all addresses of its network.
+At the limit of concurrent handshakes, the source with the most handshakes loses its oldest one. A client that opens a
+thousand connections therefore displaces its own connections, and other clients complete their handshakes meanwhile,
+even over slow links. A source is an IP address; for IPv6 its network half, because a machine there can use all
+addresses of its network.
 
 Connections from a source whose handshakes fail again and again are closed right after accept, which costs little. Its
 count of failures decreases over time, and is reset as soon as one handshake from there succeeds. Connections from this

@@ -171,7 +171,7 @@ class ForkServer:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether another version was installed after it was started, so that its imports are those of the old one."""
+        """Whether another version was installed after the fork server's start, so that its imports are outdated."""
         return self._version_id != _installed_version_id()
 
     @property
