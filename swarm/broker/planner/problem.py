@@ -136,8 +136,8 @@ class PlanningProblem:
 
     ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times; else it is the slowest
     stage's time. ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every
-    stage must have. ``tolerance``: plans within this fraction of the best are equally good; the plan that moves the
-    fewest layers is taken.
+    stage must have. ``tolerance``: plans within this fraction of the best are equally good; the plan that loads the
+    fewest bytes is taken.
     """
 
     model: ModelSizes
