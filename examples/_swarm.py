@@ -1,4 +1,4 @@
-"""What the examples have in common: a swarm to talk to."""
+"""Shared by the examples: connect to a running swarm, or start one."""
 
 import os
 import random
@@ -15,8 +15,12 @@ STOP_S = 30.0  # `swarm up` takes 5 at most, on a machine that isn't busy
 
 
 @contextmanager
-def a_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
-    """The URL of a swarm: $SWARM_URL if that is set, else of one with the demo model that runs until the block ends."""
+def running_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
+    """Yield the URL of a swarm: $SWARM_URL if it is set, else a new swarm with the demo model that runs until the block
+    ends.
+
+    ``always_own``: start a new swarm even if $SWARM_URL is set.
+    """
     url = os.environ.get("SWARM_URL")
     if url and not always_own:
         yield url
@@ -25,29 +29,29 @@ def a_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
     command = [sys.executable, "-m", "swarm", "up", "--no-http", "--workers", str(num_workers), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         try:
-            _wait_for(up, "serving" if num_workers else "no worker is here")
+            _wait_for_line(up, "serving" if num_workers else "no worker is here")
             yield f"tcp://127.0.0.1:{port}"
         finally:
-            up.send_signal(signal.SIGTERM)  # as Ctrl-C: it ends its broker and workers, then itself
-            up.wait(STOP_S)  # at our own Ctrl-C, too, when the with block would not wait
+            up.send_signal(signal.SIGTERM)  # like Ctrl-C: `swarm up` stops its broker and workers, then exits
+            up.wait(STOP_S)  # the with block would not wait after a Ctrl-C in this process
 
 
-def _wait_for(up: "subprocess.Popen[str]", words: str) -> None:
-    """Until `swarm up` says a line that begins with these words; SystemExit if it never does."""
+def _wait_for_line(up: "subprocess.Popen[str]", prefix: str) -> None:
+    """Wait until `swarm up` prints a line with this prefix. Raise SystemExit if it exits or times out first."""
     assert up.stdout is not None
     deadline = Timer(START_S, up.terminate)
     deadline.start()
     try:
-        found = any(line.startswith(words) for line in up.stdout)
+        has_started = any(line.startswith(prefix) for line in up.stdout)
     finally:
         deadline.cancel()
-        up.stdout.close()  # it goes on in silence
-    if not found:
-        raise SystemExit("the swarm did not start; if it said why, that stands above")
+        up.stdout.close()  # `swarm up` keeps running without its standard output
+    if not has_started:
+        raise SystemExit("the swarm did not start; any error message is printed above")
 
 
 def _free_port() -> int:
-    """The first of two free ports in a row, below those that systems lend to clients."""
+    """Return the first of two free consecutive ports, below the range that systems use for outgoing connections."""
     for port in random.sample(range(10000, 19000, 2), 50):
         with socket.socket() as one, socket.socket() as two:
             try:

@@ -1,18 +1,19 @@
-"""A conversation: the model's own chat template makes a prompt of it, stop strings end an answer early.
+"""Chat: the model's chat template turns the conversation into a prompt; stop strings end an answer early.
 
 python examples/chat.py ["a question" …]
 """
 
 import sys
 
-from _swarm import a_swarm
+from _swarm import running_swarm
 
 from swarm import Client
 
 questions = sys.argv[1:] or ["Who are you?", "What colour is the cat?", "Where is the frog?"]
 
-with a_swarm() as url, Client(url) as client:
-    messages: list[dict[str, str]] = []  # what was said so far: the swarm keeps nothing, and computes only what is new
+with running_swarm() as url, Client(url) as client:
+    # The client sends the whole conversation each time; the swarm computes only the new part.
+    messages: list[dict[str, str]] = []
     for question in questions:
         messages.append({"role": "user", "content": question})
         print(f"you:   {question}\nmodel: ", end="")

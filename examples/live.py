@@ -1,8 +1,8 @@
-"""A swarm that grows and is hurt while it answers: workers join one by one, one is killed, the answer is the same.
+"""Fault tolerance: workers join one by one, one is killed during an answer, and all answers are the same.
 
     python examples/live.py
 
-It starts a swarm of its own even if SWARM_URL is set: nobody else's worker shall be killed.
+It always starts its own swarm, even if SWARM_URL is set, so that it cannot kill a worker of another swarm.
 """
 
 import os
@@ -10,21 +10,21 @@ import signal
 import time
 from typing import Any
 
-from _swarm import a_swarm
+from _swarm import running_swarm
 
 from swarm import Client
 from swarm.client.admin import ReportName
 
 PROMPT, NUM_TOKENS, NUM_WORKERS, MEMORY = "Once upon a time", 80, 3, 1 << 30
-PATIENCE_S = 120.0  # to start a process, import torch and load layers, on a busy machine
+TIMEOUT_S = 120.0  # enough to start a process, import torch and load layers, on a busy machine
 
 
 def report(client: Client, what: ReportName) -> Any:
     return client.query(what)
 
 
-def until_serving(client: Client, num_stages: int) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
+def wait_until_serving(client: Client, num_stages: int) -> None:
+    give_up_at = time.monotonic() + TIMEOUT_S
     while (status := report(client, "status"))["state"] != "serving" or status["num_stages"] != num_stages:
         if time.monotonic() > give_up_at:
             raise SystemExit(f"no plan with {num_stages} stages: {status['waits_for'] or status['state']}")
@@ -34,25 +34,25 @@ def until_serving(client: Client, num_stages: int) -> None:
         print(f"  {stage['worker']} has layers {first} to {stop - 1}")
 
 
-with a_swarm(num_workers=0, always_own=True) as url, Client(url) as client:
+with running_swarm(num_workers=0, always_own=True) as url, Client(url) as client:
     answers = []
     for number in range(1, NUM_WORKERS + 1):
         print(f"worker {number} of {NUM_WORKERS} joins")
         client.join(1, memory_limit=MEMORY)
-        until_serving(client, number)
+        wait_until_serving(client, number)
         answers.append(client.generate(PROMPT, max_tokens=NUM_TOKENS).text)
 
     print(f"now one is killed in the middle of an answer\n\n{PROMPT}", end="")
     victim = report(client, "plan")["stages"][1]["worker"]
     pid = next(node["pid"] for node in report(client, "nodes")["workers"] if node["name"] == victim)
-    said = ""
+    text = ""
     for piece in client.stream(PROMPT, max_tokens=NUM_TOKENS):
         if piece.index == NUM_TOKENS // 2:
             os.kill(pid, signal.SIGKILL)
             print(f" [{victim} is dead]", end="")
-        said += piece.text
+        text += piece.text
         print(piece.text, end="", flush=True)
-    answers.append(said)
+    answers.append(text)
 
     same = len(set(answers)) == 1
     print(

@@ -1,4 +1,4 @@
-"""An answer token by token: drawn by chance, the same for the same seed, with the time that each stage took.
+"""Streaming: sampled tokens one by one, reproducible by seed, with the compute time of each stage.
 
 python examples/stream.py ["a prompt"]
 """
@@ -6,14 +6,14 @@ python examples/stream.py ["a prompt"]
 import sys
 from collections import defaultdict
 
-from _swarm import a_swarm
+from _swarm import running_swarm
 
 from swarm import Client, SamplingParams
 
 prompt = sys.argv[1] if len(sys.argv) > 1 else "One day"
 params = SamplingParams(max_tokens=60, temperature=0.9, top_p=0.95)
 
-with a_swarm() as url, Client(url) as client:
+with running_swarm() as url, Client(url) as client:
     for seed in (1, 2, 1):
         print(f"\n== seed {seed}\n{prompt}", end="")
         compute_s: dict[str, float] = defaultdict(float)

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 COMPILE_TIMEOUT_S: Final = 5.0  # Allowed grammars compile in about a second at most.
-MAX_RULES: Final = 1000  # Of a grammar in llama.cpp's form: translating takes time quadratic in the rules.
-MAX_GBNF: Final = 64 << 10  # Characters of one: the translation is Python code, which holds the GIL.
-MAX_MULTIPLE: Final = 100_000  # Of all "multipleOf" of a schema together: each number below it becomes a state.
+MAX_RULES: Final = 1000  # Rules of a grammar in llama.cpp's form: translating takes time quadratic in the rules.
+MAX_GBNF: Final = 64 << 10  # Characters of such a grammar: the translation is Python code, which holds the GIL.
+# Limit of the least common multiple of a schema's "multipleOf" values, in their smallest unit: each number up to it
+# becomes a state.
+MAX_MULTIPLE: Final = 100_000
 _WHITESPACE_OPTIONS: Final[JsonCompileOptions] = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
 # Reserved; pages are used only as deep as the recursion goes: 256 Ki characters take 16 to 300 MiB.
 _STACK_BYTES = 512 << 20

@@ -25,7 +25,7 @@ MAX_KEYS = 10_000
 
 
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Limits of a key in each gateway process; 0: unlimited."""
+    """Limits of an API key, which each gateway process applies separately; 0: unlimited."""
 
     rate_per_min: float = 0.0
     concurrency: int = 0

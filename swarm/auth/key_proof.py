@@ -22,7 +22,7 @@ NOT_PROVEN: Final = (
 )
 _PURPOSE: Final = b"swarm enrols"  # Domain separation: the box is no valid message of any other protocol.
 _NONCE_BYTES: Final = 24
-_MODULUS: Final = (1 << 255) - 19  # Of Curve25519; larger encodings are not canonical.
+_MODULUS: Final = (1 << 255) - 19  # Prime of Curve25519's field; encodings that are not smaller are not canonical.
 
 
 def prove(pair: KeyPair, invitation: str, broker: str) -> str:

@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 from swarm.wire.messages import Enrolled, PublicKey, Role
 from swarm.wire.transport.keys import KeyPair, address_and_key, public_of, with_key
 
-CREDENTIAL: Final = "swarm.joined"  # Name of such a file among systemd's credentials.
+CREDENTIAL: Final = "swarm.joined"  # Name of a membership file among systemd's credentials.
 _FOLDER: Final = "joined"
 _FILE_NAME: Final = "the key file"
 _VERSION: Final = 1
@@ -39,7 +39,7 @@ class JoinedSwarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(max_length=128)]
     role: Role
     broker: PublicKey
-    # Of the client channel; the first one answered when joining.
+    # Addresses of the broker's client channel; the first one answered when this machine joined.
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)]
     secret: PublicKey
     invitation: str

@@ -64,8 +64,10 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenInvitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An open invitation as the broker stores it, without the secret. ``name``: name for the machine that uses it.
-    ``broker``: the broker's public key in it."""
+    """Unused or partly used invitation as the broker stores it, without the secret.
+
+    ``name``: name for the machine that uses the invitation. ``broker``: the broker's public key in the invitation.
+    """
 
     key: PublicKey
     role: Role

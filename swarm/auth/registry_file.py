@@ -52,7 +52,7 @@ class RegistryFile:
         self.registry, self._seen_at = _read(path)
 
     def now(self) -> float:
-        """Return the current time, which never goes back."""
+        """Return the current time, which never decreases."""
         self._seen_at = max(self._seen_at, time.time())
         return self._seen_at
 

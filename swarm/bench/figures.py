@@ -1,6 +1,6 @@
 """Figures computed from records. Pure.
 
-Latencies are those of requests that were due within the window and succeeded. Rates count what arrived within the
+Latencies are measured from requests that were due within the window and succeeded. Rates count what arrived within the
 window, whichever request it belongs to: so neither the start nor the end of a run distorts them.
 """
 
@@ -156,8 +156,8 @@ def tokens_inside(record: RequestTiming) -> float:
 
 
 def meets_limits(record: RequestTiming, limits: LatencyLimits) -> bool:
-    """Return whether a request succeeded within every limit. A limit without a time (a single token has no next) is
-    met."""
+    """Return whether a request succeeded within every limit. A limit that does not apply counts as met (an answer of a
+    single token has no time between tokens)."""
     pairs = ((record.ttft, limits.ttft), (record.tpot, limits.tpot), (record.e2e, limits.e2e))
     return record.is_ok and all(limit is None or time is None or time <= limit for time, limit in pairs)
 

@@ -227,7 +227,7 @@ def warm_up_requests(point: LoadPoint) -> int:
 
 
 def window_length(gathered: PointRecords, point: LoadPoint, was_stopped: bool) -> float:
-    """Return the length of a point's window: as planned, or until the last answer."""
+    """Return the length of a point's measuring window: the planned length, or the time until the last answer."""
     last = max((record.end for record in gathered.records), default=0.0)
     if point.duration_s is None:
         return last

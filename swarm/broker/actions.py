@@ -133,7 +133,7 @@ class FinishJournalRewrite:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read a request from the journal; then feed RequestRead."""
+    """Read a request from the journal; the result arrives as a ``RequestRead`` event."""
 
     request_id: str
 
@@ -196,7 +196,7 @@ class WriteLog:
 
     event: str
     level: str = "info"
-    fields: dict[str, object] = field(default_factory=dict)  # fields of the log line
+    fields: dict[str, object] = field(default_factory=dict)  # keys and values of the event
 
 
 def add_cause(action: Action, cause: str) -> Action:

@@ -119,7 +119,7 @@ class CoreSettings:
     key: str | None = None  # the broker's public key, where connections are authenticated by keys
     dtype: str = ""  # type of the weights at all workers; empty: the first worker's
     relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
-    run: str = ""  # prefix that distinguishes the ids of this broker's events from those of previous ones
+    run: str = ""  # prefix that distinguishes the ids of this broker's events from the ids of previous brokers
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)

@@ -81,7 +81,7 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
-    """A heartbeat arrived. ``key``: the sender's, where that socket checks keys."""
+    """A heartbeat arrived. ``key``: the sender's public key; empty where the socket does not check keys."""
 
     beat: Heartbeat
     key: str = ""
@@ -149,7 +149,7 @@ class RequestRead:
 
 @dataclass(frozen=True, slots=True)
 class ListRead:
-    """The journal was read for a report: a row per request that has ended, the latest first."""
+    """The journal has returned the rows for a report: one row per ended request, the latest first."""
 
     client: bytes
     query: Query

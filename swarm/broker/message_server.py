@@ -110,7 +110,10 @@ class MessageServer:
                     self._feed(_accept_stopped("client", event))
 
     def _on_client_message(self, client: bytes, key: str, message: ClientMessage) -> None:
-        """Have messages about keys or without permission answered; feed the others."""
+        """Pass a client's message on to the broker's core, unless the authentication service has answered it.
+
+        The authentication service answers messages about keys, and rejects messages without permission.
+        """
         if not self._auth.handle_client_message(client, key, message):
             self._feed(ClientMessageReceived(client, message, self._auth.account(key)))
 

@@ -79,7 +79,7 @@ log = get_logger(__name__)
 
 
 def run(settings: Settings, unit: ServiceContext | None = None) -> int:
-    """Run until SIGTERM or SIGINT; return the process's exit code. ``unit``: the systemd service."""
+    """Run the broker until SIGTERM or SIGINT. Return the process's exit code. ``unit``: the systemd service, if any."""
     failpoints.arm(os.environ)
     _allow_connections()
     return uvloop.run(_main(settings, unit))
@@ -225,7 +225,7 @@ class BrokerService:
         log.info("broker_stops")
 
     def _on_settings_reloaded(self, settings: Settings) -> None:
-        """Apply reloaded settings: those of plans may have changed, all others take effect at the next start."""
+        """Apply reloaded settings. Only settings of plans take effect now, all others at the next start."""
         self._feed(RulesChanged(make_plan_rules(settings)))
 
     def close(self) -> None:
@@ -346,16 +346,19 @@ class BrokerService:
         self._feed(RouteTested(epoch, await asyncio.to_thread(check_reachable, endpoint)))
 
     def _write(self, write: JournalWrite) -> Event | None:
-        """Queue a write for the journal's thread; its event comes later. Without a journal it counts as written
-        immediately. The thread is woken after this turn's messages are sent: otherwise it takes the interpreter from
-        the next step, which is about to be sent."""
+        """Queue a write for the journal's thread, which reports its completion as an event. Without a journal, return
+        that event immediately.
+
+        The thread is woken after this turn's messages are sent; otherwise it would take the interpreter from the step
+        that is about to be sent.
+        """
         if self._writer is None:
             return confirm(write)
         self._writes.append(write)
         return None
 
     def _flush_writes(self) -> None:
-        """Hand this turn's writes to the journal's thread."""
+        """Pass the writes queued in this turn to the journal's thread."""
         if self._writes and self._writer is not None:
             writes, self._writes = self._writes, []
             self._writer.write(*writes)

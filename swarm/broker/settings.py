@@ -29,7 +29,7 @@ class Endpoints(NamedTuple):
 
 
 def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> CoreSettings:
-    """Return the deciding code's settings; the endpoints and the lineage are those of this process."""
+    """Return the deciding code's settings, with the endpoints and the lineage of this process."""
     broker, health = settings.broker, settings.health
     return CoreSettings(
         heartbeat_endpoint=endpoints.heartbeats,

@@ -72,7 +72,7 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
 def settings_readers(
     context: typer.Context, config: Path | None, overrides: Mapping[str, object]
 ) -> tuple[Callable[[], Settings], Callable[[], Mapping[str, tuple[object, str]]]]:
-    """Return a function that loads a process's settings, and one that returns each setting's origin.
+    """Return two functions: the first loads a process's settings, the second returns each setting's origin.
 
     They are called at the process's start, and at each reload.
     """

@@ -83,7 +83,7 @@ class ActiveRequest:
     is_accepted: bool = False  # the broker has confirmed it
     is_reader: bool = False  # the broker has answered this client as the request's reader
     is_attach_in_flight: bool = False  # an Attach is in flight; do not request its tokens again
-    nudge_at: float = 0.0  # time at which to send it again if no message about it comes
+    nudge_at: float = 0.0  # time at which to send it again if no message about it has arrived
     unreadable_reason: str = ""  # why the broker cannot let it be read at the moment
     is_foreign_cancel: bool = False  # cancelled even if another client reads it
     left_at: float | None = None  # time at which the caller left; it waits for the broker's confirmation
@@ -298,7 +298,7 @@ class RequestTracker:
         return []
 
     def _end_all(self, request: ActiveRequest, message: Finished, now: float) -> SessionActions:
-        """End a request of which one continuation failed: the others are not needed."""
+        """End a request after one of its continuations has failed: the others are not needed."""
         acks = self._confirm_end(request, message)
         if not request.has_ended:
             return acks + self.leave(request.id, now)

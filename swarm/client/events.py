@@ -39,7 +39,7 @@ Reply = Description | AssetPart | RequestDetails | TokensSnapshot | Report
 
 @dataclass(frozen=True, slots=True)
 class TcpConnected:
-    """A TCP connection was accepted. The peer's greeting, which comes next, shows whether it is a broker."""
+    """A TCP connection was accepted. The peer's greeting, which is the next message, shows whether it is a broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class CancelForeignRequest:
 
 @dataclass(frozen=True, slots=True)
 class AskQuestion:
-    """The caller has a question for the broker. ``key`` comes back with the answer. ``timeout_s`` counts from now."""
+    """The caller has a question for the broker. ``key`` is returned with the answer. ``timeout_s`` counts from now."""
 
     key: int
     question: Question

@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. ``text``, ``tokens`` and the other properties are those of its first choice."""
+    """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice."""
 
     request_id: str
     choices: tuple[Choice, ...]

@@ -329,7 +329,7 @@ class Session:
         return actions + self._check_absence(now)
 
     def _shift_deadlines(self, pause_s: float, now: float) -> None:
-        """Shift all limits by a pause of this process. A wait that began during the pause shifts to now at most."""
+        """Postpone all deadlines by a pause of this process. The start of a wait moves at most to the present."""
         self._connection_state.shift_deadlines(pause_s, now)
         self._questions.shift_deadlines(pause_s, now)
         for request in self._requests.values():

@@ -255,7 +255,8 @@ class PromptStream:
         return piece
 
     async def take_ready(self) -> list[Piece]:
-        """Return all pieces that are available, at least one; empty at the end."""
+        """Return all available pieces without waiting for more than the first one; an empty list at the end of the
+        stream."""
         pieces = [piece for _, piece in await self._stream.take_ready()]
         self._pieces += pieces
         return pieces
@@ -299,7 +300,8 @@ class BatchStream:
         return self._record(*await self._stream.__anext__())
 
     async def take_ready(self) -> list[BatchPiece]:
-        """Return all tokens that are available, at least one; empty at the end."""
+        """Return all available tokens without waiting for more than the first one; an empty list at the end of the
+        stream."""
         return [self._record(index, piece) for index, piece in await self._stream.take_ready()]
 
     def _record(self, index: int, piece: Piece) -> BatchPiece:

@@ -69,7 +69,7 @@ def _check_advertised(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether the address can be reached only from this machine."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 

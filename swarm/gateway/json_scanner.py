@@ -1,7 +1,7 @@
 """Counts the values of a JSON text before it is decoded, since decoding blocks everything else and takes memory for
 each value.
 
-Pure. The text comes in pieces. Strings are skipped by their quotes, so commas and brackets inside them do not count.
+Pure. The text arrives in pieces. Strings are skipped by their quotes, so commas and brackets inside them do not count.
 For text that is not JSON the result is arbitrary, but up to the point where a decoder would reject it, the count is
 right.
 """

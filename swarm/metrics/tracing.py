@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
-MAX_TOKENS = 128  # of one continuation: the first ones, which are the most informative
+MAX_TOKENS = 128  # per continuation: the first tokens, which are the most informative
 MAX_OPEN_QUESTIONS = 8  # simultaneous questions to the broker; further requests stay without a trace
 DEADLINE_S = 2.0
 MAX_WAITING = 8192  # spans that wait for the collector; beyond, the newest are dropped
@@ -42,9 +42,11 @@ Attributes = Mapping[str, str | int | float | bool]
 def make_span_exporter(
     endpoint: str | None, get_trace: GetTrace, *, share: float = 1.0, wall_clock: Callable[[], float] = time.time
 ) -> SpanExporter | None:
-    """Return a tracer that sends to this collector, such as ``http://host:4318``; None without an endpoint.
+    """Return an exporter that sends spans to the collector at ``endpoint``, such as ``http://host:4318``; None without
+    an endpoint.
 
-    ``get_trace`` is ``AsyncClient.trace``. ``share``: part of the requests without a ``traceparent`` that are traced.
+    ``get_trace`` is ``AsyncClient.trace``. ``share``: fraction of the requests without a ``traceparent`` that are
+    traced. Raises ConfigError if the endpoint is invalid or OpenTelemetry is not installed.
     """
     if not endpoint:
         return None
@@ -57,7 +59,7 @@ def make_span_exporter(
 
 
 def _provider(endpoint: str) -> TracerProvider:
-    """Return a provider that exports in a thread of its own, with bounds."""
+    """Return a tracer provider that exports spans from its own thread, with a bounded queue."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (an extra)
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
@@ -72,7 +74,7 @@ def _provider(endpoint: str) -> TracerProvider:
 
 
 class SpanExporter:
-    """Exporter of request traces."""
+    """Exporter that turns the broker's records of finished requests into OpenTelemetry spans."""
 
     def __init__(
         self, provider: TracerProvider, get_trace: GetTrace, share: float, wall_clock: Callable[[], float]
@@ -83,12 +85,15 @@ class SpanExporter:
         self._share = share
         self._wall_clock = wall_clock
         self._num_open_questions = 0
-        self.num_missing = 0  # requests without a trace: the broker had none, or too many questions were open
+        # requests without a trace: the broker had none or did not answer, or too many queries were open
+        self.num_missing = 0
 
     async def export_request(self, request_id: str, traceparent: str | None, attributes: Attributes) -> None:
-        """Ask the broker for the request's trace and export it.
+        """Fetch the trace of a finished request from the broker and export it as spans.
 
-        Never raises because of the broker. Takes at most ``DEADLINE_S``; callers that must not wait run it as a task.
+        ``traceparent``: value of the request's header, None without one. ``attributes``: attributes of the request's
+        span. A failure to get the trace is only counted in ``num_missing``. Takes at most ``DEADLINE_S``; callers that
+        must not wait run it as a task.
         """
         parent = self._parent_context(traceparent)
         if parent is None:
@@ -109,11 +114,12 @@ class SpanExporter:
         await asyncio.to_thread(self._make_spans, trace, self._wall_clock(), parent, attributes)
 
     async def close(self) -> None:
-        """Export waiting spans, and shut down."""
+        """Export the spans in the queue, and shut down."""
         await asyncio.to_thread(self._provider.shutdown)
 
     def _parent_context(self, traceparent: str | None) -> Context | None:
-        """Return the context of the sender's trace, or an empty one; None: the request is not sampled."""
+        """Return the parent context of the request's span: from the ``traceparent``, or empty without a valid one. None
+        if the request is not sampled."""
         from opentelemetry.context import Context  # noqa: PLC0415 (an extra)
         from opentelemetry.trace import get_current_span  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
@@ -126,7 +132,11 @@ class SpanExporter:
         return context if is_wanted else None
 
     def _make_spans(self, trace: Mapping[str, Any], now: float, parent: Context, attributes: Attributes) -> None:
-        """Make the request's spans. ``now``: wall-clock time of the answer, from which all times count back."""
+        """Create the spans of one request from the broker's record.
+
+        ``now``: wall-clock time at which the record arrived. The record has only ages, so all times are computed back
+        from it.
+        """
         if trace.get("age_s") is None:
             self.num_missing += 1
             return
@@ -142,8 +152,11 @@ class SpanExporter:
     def _make_step_spans(
         self, arrived: float, token: Mapping[str, Any], parent: tuple[Any, Context], of: Attributes
     ) -> None:
-        """Make the spans of one token. The time before the dispatch is the queue's; after the answer, the journal's and
-        reader's."""
+        """Create the span of one token, and within it one span per stage.
+
+        The token's span excludes the queue time before the dispatch and the broker's time after the result (journal,
+        delivery); both durations are attributes of the span.
+        """
         began = arrived + token["began_s"] + token["queue_s"]
         ended = arrived + token["began_s"] + token["total_s"] - token["broker_s"]
         about = {**of, "swarm.token": token["index"], "swarm.steps": token["num_steps"]}

@@ -3,16 +3,17 @@
 A connection carries messages in order, with delays, as TCP does. Possible faults:
 
 * It is closed: the last messages in flight are lost.
-* It drops and comes back between living ends: the same; messages sent meanwhile wait or are lost, depending on
-  whether the sender keeps unsent messages.
+* It is interrupted and re-established while both ends run: the last messages in flight are lost, and messages sent
+  meanwhile wait or are lost, depending on whether the sender keeps unsent messages.
 * Its route is blocked, in one direction or in both: nothing arrives until the route is free again, then everything
   does.
 * The other end's listener does not accept the sender (any more): messages in flight are lost, and the rest stays with
   the sender, which retries until it is accepted.
-* Bad weather: messages are late, arrive twice or (between stages, where a proxy may stand) overtake each other.
-* A step is garbled: it goes through the production codec, which must refuse it.
+* Bad weather: messages are late, arrive twice or (between stages, which may be connected by a proxy) overtake each
+  other.
+* A step is garbled: the production codec must reject it.
 
-Each process life has a key of its own, and a listener that checks keys accepts an allow-list.
+Each process life has its own key, and a listener that checks keys has an allow-list.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class SimLink:
         self.source, self.target, self._via = source, target, via
         self.is_cut = False
         self._network = network
-        # the TCP connection is established; from then on a blocked route goes unnoticed
+        # the TCP connection is established; from then on a blocked route is not noticed
         self.connected = not self.is_blocked
         self._world = network.world
         self._kind = kind

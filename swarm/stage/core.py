@@ -16,8 +16,8 @@ Rules
   sender. The sender itself received finite ones, because they passed the same check.
 * *Faults.* A step that raises is reported to the broker (``faults``); the worker tests its device before its next
   Hello.
-* *One step at a time.* When a step's turn comes, its releases, opens and truncations are applied, then its rows are
-  computed, then its output is logged and sent.
+* *One step at a time.* Before a step is computed, its releases, opens and truncations are applied. Then its rows are
+  computed, and its output is logged and sent.
 * The stored sequences (``sequences``) and their positions change in this order only.
 """
 
@@ -321,7 +321,7 @@ class StageCore:
             self._report_error(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _start_work(self, now: float) -> None:
-        """Start the next step if none is running, or the next replay if no step is due."""
+        """Start the next step if the stage is idle; if no step is due, the next replay."""
         while self.runner.running is None and self.replays.current is None and self.steps.ready and not self.is_parked:
             assert self.layers is not None
             step = self.runner.take_next(self.steps, now)

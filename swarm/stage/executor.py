@@ -1,8 +1,8 @@
 """The executor: the interface between a stage and the device that computes its layers.
 
-Threads: ``prepare`` and ``keep`` run in a loader thread while the compute thread goes on with the old layers; only the
-compute thread calls the other methods. Keys and values belong to a sequence *and* a layer, so a layer that stays in the
-range over a change of plan keeps them. The stage's core tracks the position of each range of layers.
+Threads: ``prepare`` and ``keep`` run in a loader thread while the compute thread continues with the old layers; only
+the compute thread calls the other methods. Keys and values belong to a sequence *and* a layer, so a layer that stays in
+the range over a change of plan keeps them. The stage's core tracks the position of each range of layers.
 
 ``forward`` is prefill, prefill at an offset and decode in one: each row appends its positions from ``start`` on to the
 positions already stored. A row's result depends on nothing but its own sequence.

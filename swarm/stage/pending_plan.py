@@ -20,7 +20,7 @@ class PendingPlan:
     incarnation: str
     wanted: Prepare | None = None  # the plan to be activated next
     capacity: Capacity | None = None  # of ``wanted``, once it is loaded
-    standby: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to those of the plan in force
+    standby: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to the layers of the plan in force
     _loading: Prepare | KeepWarm | None = field(default=None, init=False)  # the order whose layers are loading now
     # the latest order for standby layers, until they are loaded
     _standby_order: KeepWarm | None = field(default=None, init=False)
@@ -31,7 +31,7 @@ class PendingPlan:
         return self.wanted is not None and epoch < self.wanted.epoch
 
     def forget_plans(self) -> None:
-        """Drop the plans of a former broker. A running load continues, and its result is ignored."""
+        """Drop the plans of a previous broker. A load in progress continues, but its result is ignored."""
         self.wanted = self.capacity = self._standby_order = self._refused = None
 
     def prepare(self, order: Prepare, *, in_background: bool = False) -> list[Action]:
@@ -133,7 +133,7 @@ class PendingPlan:
         return self._load_standby(order)
 
     def on_standby_progressed(self, standby: tuple[LayerRange, ...], load_s: float) -> list[Action]:
-        """Report the standby layers that are warm so far: the broker counts on them from now on."""
+        """Report the standby layers that are warm so far. From then on the broker's plans may use them."""
         order = self._loading
         assert isinstance(order, KeepWarm)
         self.standby = standby

@@ -64,7 +64,7 @@ class _Job:
 
 @dataclass(slots=True)
 class RecheckQueue:
-    """Queue of rechecks, of which the first one is being computed."""
+    """Queue of rechecks. The first one is being computed."""
 
     incarnation: str
     num_layers: int

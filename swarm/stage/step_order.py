@@ -1,6 +1,7 @@
-"""The order of steps, and the step that is being computed.
+"""Order of an epoch's steps, and the step that is being computed.
 
-The steps of an epoch are numbered without a gap: a smaller number is a duplicate, a larger one waits for those between.
+The steps of an epoch are numbered without gaps. A step with a smaller number than expected is a duplicate; a step with
+a larger number waits until the steps before it have arrived.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from swarm.wire.tensors import Bytes
 from swarm.wire.versions import VERSIONS, downgrade_header
 
 M = TypeVar("M", bound=Message)
-CHECKSUM_BYTES: Final = 8  # Of the checksum at the end of a header.
+CHECKSUM_BYTES: Final = 8  # Length of the checksum at the end of a header.
 
 
 def _struct_types(union: object) -> tuple[type[Message], ...]:

@@ -51,13 +51,13 @@ class ConnectionEvent(Enum):
 
 
 class DealerChannel(AsyncChannel[Frames | ConnectionEvent]):
-    """Connecting channel. Connects and reconnects by itself, and reports each change as an event.
+    """Connecting side of a channel. It connects and reconnects by itself, and reports each change as an event.
 
     The loop watches the descriptor of a plain socket. A ZeroMQ descriptor is edge-triggered, and any call on the socket
     may consume the edge; so after every call the socket is queried for further events.
 
-    libzmq stops reconnecting for ever when a byte of a connection is corrupted, and when an ERROR arrives in the
-    handshake, which any attacker on the path can send. Neither may silence this end. If libzmq does not announce
+    libzmq stops reconnecting for ever in two cases: a byte of a connection is corrupted, or an ERROR arrives in the
+    handshake, which any attacker on the path can send. The channel continues in both cases. If libzmq does not announce
     another attempt, a new socket replaces the old one; and an ERROR counts only if the peer has proven it
     (``client_handshake.is_refused``).
     """
@@ -70,7 +70,7 @@ class DealerChannel(AsyncChannel[Frames | ConnectionEvent]):
         self._context, self._identity, self._limit_bytes = context, identity, limit_bytes
         self._endpoint, self._pair = endpoint, pair
         self._is_lost = False  # The connection is down.
-        self._is_rejected = False  # By a peer without authentication.
+        self._is_rejected = False  # The handshake was rejected on a connection without keys; no more reconnects.
         self._has_new_endpoint = False  # The endpoint or its key has changed; the next connection needs a new socket.
         self._socket: Socket | None = None  # None while there is no file descriptor for a new one.
         self._reconnect_timer: asyncio.TimerHandle | None = None  # Timer of the next attempt with a new socket.

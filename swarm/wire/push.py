@@ -32,7 +32,7 @@ from swarm.wire.transport.relay.rendezvous import JOINED, Side, encode_preamble,
 from swarm.wire.transport.unix_socket import find_socket, is_same_user
 from swarm.wire.transport.zmtp import HANDSHAKE_BYTES, ZmtpDecoder, command_frame, encode_greeting, encode_message
 
-DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker bounds the steps in flight anyway.
+DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker also bounds the steps in flight.
 _HANDSHAKE_S: Final = 3.0
 # Kernel buffer between two processes on this host, if the kernel allows it; TCP buffers grow to about this size.
 _UNIX_BUFFER_BYTES: Final = 4 << 20
@@ -63,11 +63,12 @@ class PushChannel:
         self._lock = threading.Lock()  # Protects everything below except the wake-up descriptors.
         self._socket: socket.socket | None = None  # Connected, with the handshake complete.
         self._session: CurveSession | None = None  # Encrypts frames; None without CURVE.
-        self._handshake_info: TcpInfo | None = None  # At the handshake, which the peer answers immediately.
+        # State of the connection at the handshake, which the peer answers immediately.
+        self._handshake_info: TcpInfo | None = None
         self._unsent: deque[_Unsent] = deque()  # Accepted but unsent messages; the first may be partly sent.
         self._is_space_requested = False  # The caller waits for space in the queue.
         self._closes_at: float | None = None  # Deadline of ``close``: unsent messages are dropped then.
-        self._num_users = 2  # Of the wake-up descriptors: the owner and the background thread.
+        self._num_users = 2  # Users of the wake-up descriptors: the owner and the background thread.
         self._space_wakeup = WakeupFd()
         self._wakeup = WakeupFd()  # Wakes the background thread.
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)

@@ -19,7 +19,7 @@ from swarm.wire import messages
 # The module of the package in which a struct is defined makes no difference between two builds.
 _PLACE: Final = re.compile(re.escape(messages.__name__) + r"\.[a-z_]+\.")
 
-# Classes that were renamed in Python: new name -> the name that goes into the digest. Their wire format is unchanged.
+# Classes that were renamed in Python: new name -> the name used in the digest. Their wire format is unchanged.
 _PUBLISHED_NAMES: Final = {
     "AllowKey": "Expect",
     "BlockKey": "Shun",

@@ -37,8 +37,8 @@ _LOW_63_BITS = 2**63 - 1
 
 
 def checksum(data: Bytes) -> int:
-    """Return the low 63 bits of xxh3-64. (0 means "not checked". It comes up once in 2**63 times; that frame goes
-    unchecked.)"""
+    """Return the low 63 bits of xxh3-64. (0 means "not checked". One in 2**63 frames has the
+    checksum 0 by chance, and is not checked.)"""
     return xxhash.xxh3_64_intdigest(data) & _LOW_63_BITS
 
 

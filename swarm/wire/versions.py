@@ -68,9 +68,10 @@ def downgrade_header(version: int, kind: str, header: bytes) -> bytes:
 
 
 def _remove_field(fields: dict[str, Any], path: list[str], version: int) -> object:
-    """Remove a field and return its value: False if it is absent (its default), True for a whole kind (empty path).
+    """Remove a field that version ``version`` of the protocol lacks from a message's fields.
 
-    A message nested in the message is converted to the older version, too.
+    Returns the removed value; False if the field is absent, and thus has its default; True if ``path`` is empty,
+    because the whole message kind is missing in that version. Lowers the version of a nested message on the path, too.
     """
     if not path:
         return True

@@ -215,7 +215,8 @@ class LoadGenerators:
                 return gathered
 
     async def until_stopping(self, deadline: float) -> None:
-        """Wait for :meth:`stop`, or for the deadline, which then counts as one."""
+        """Wait until :meth:`stop` is called or the deadline passes. Passing the deadline has the same effect as
+        :meth:`stop`."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._stopping.wait()

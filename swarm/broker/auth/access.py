@@ -123,7 +123,7 @@ class AccessControl:
         )
 
     def allow_keys(self, socket: str, keys: frozenset[str]) -> None:
-        """Accept only these keys at the socket from now on."""
+        """Set the allow-list of keys of one of the broker's sockets."""
         self._allowed_keys[socket] = keys
 
     def _on_key_lost(self, key: str) -> None:
@@ -259,8 +259,11 @@ class AccessControl:
         return None if role == "admin" else ClientAccount(f"key:{self._file.registry.name_of(key)}", role == "gateway")
 
     def handle_client_message(self, key: str, message: ClientMessage, reply: Callable[[ServerMessage], None]) -> bool:
-        """Handle a message about keys, or one that this key's role does not permit. ``reply`` is called with the
-        answer: now, or when the change is on the disk. Return False for a message that the core must answer."""
+        """Answer a message about keys, or reject a message that the key's role does not permit.
+
+        ``reply`` is called with the answer: immediately, or once the change is on the disk. Returns False for a message
+        that the broker's core must answer.
+        """
         role = self._role(key) if key else "admin"
         self._on_connected(key)
         if (refusal := permissions.deny_reason(role, message)) or role is None:
@@ -299,7 +302,6 @@ class AccessControl:
         former = (self.broker_keys.former or "")[:16]
         return {**report, "key": self.broker_keys.public, "former_key": former, "locked": True}
 
-    # one return for each kind
     def _change_for(self, key: str, message: ClientMessage) -> KeyChange | None:  # noqa: PLR0911 (one for each kind)
         match message:
             case Enrol():

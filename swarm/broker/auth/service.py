@@ -104,7 +104,7 @@ class AuthService:
         self._access.local_workers = local_workers
 
     def allow_keys(self, socket: str, keys: frozenset[str]) -> None:
-        """Accept only these keys at the socket from now on."""
+        """Set the allow-list of one of the broker's sockets, and disconnect peers whose keys are not in it."""
         if self._access is not None:
             self._access.allow_keys(socket, keys)
             self._sockets[socket].drop_unauthorized()

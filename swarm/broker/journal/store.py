@@ -249,7 +249,8 @@ class JournalStore:
         self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Timestamp) -> bool:
-        """End a sequence: its tokens become one value, without those behind a client's stop string."""
+        """Store the end of a sequence. Its tokens are merged into one value, without the tokens after a client's stop
+        string."""
         self._flush_tokens()
         if self._db.execute(
             "SELECT 1 FROM sequences WHERE id = ? AND reason IS NOT NULL", (write.sequence,)

@@ -1,10 +1,10 @@
-"""The thread that writes the journal. Everything that waits is written together, in one transaction with one sync.
+"""Thread that writes the journal. All queued writes are written together, in one transaction with one sync.
 
-The broker's event loop hands over writes and continues; confirmations come back as facts. If the disk refuses a write,
+The broker's event loop queues writes and continues; confirmations are returned as facts. If the disk refuses a write,
 nothing is dropped: the writes are kept and retried, and the loop is informed, so that it rejects new requests while
-running ones continue. Epochs do not wait, because disk space is reserved for them. A disk that is far too slow counts
-as one that refuses. A journal that can't be trusted any more (``integrity``) is replaced by a new one; then the loop
-hands over everything in memory once more, and the journal counts as broken until that is written.
+running ones continue. Epochs do not wait, because disk space is reserved for them. A disk that is far too slow is
+treated the same. A journal that can't be trusted any more (``integrity``) is replaced by a new one; then the loop
+queues everything in memory once more, and the journal counts as broken until that is written.
 """
 
 from __future__ import annotations
@@ -322,8 +322,11 @@ class JournalWriter:
         self.on_facts([confirm(epoch) for epoch in epochs])
 
     def _set_broken(self, reason: str) -> None:
-        """Report, once, that the journal can't be written; from now on epochs overtake other writes. Both threads may
-        detect this, so the lock keeps the reports in order."""
+        """Report, once, that the journal can't be written. From then on, pending epochs are written before all other
+        data.
+
+        Both threads may detect the failure, so a lock keeps their reports in order.
+        """
         with self._work:
             if not self._broken_reason:
                 log.error("journal_broke", reason=reason)
@@ -333,7 +336,7 @@ class JournalWriter:
                 self.on_facts([JournalBroke(reason)])
 
     def _set_mended(self) -> None:
-        """Report that the journal can be written again, once the reserve is complete too."""
+        """Report that the journal can be written again. Called only when the disk reserve is complete, too."""
         if self._broken_reason and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken_reason = ""

@@ -26,7 +26,8 @@ FREE_DIVISOR = 16  # divisor of the descriptor limit
 
 @dataclass(slots=True)
 class AcceptGate:
-    """Gate for all listening sockets of the broker together: they share the descriptors."""
+    """Resumes accepting connections on all of the broker's listening sockets together, because they share the file
+    descriptors."""
 
     accept_state: AcceptState
     out: Outbox

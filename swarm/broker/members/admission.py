@@ -120,7 +120,7 @@ class WorkerAdmission:
         self._out.append(SendToWorker(peer, Denied(reason=reason)))
 
     def _deny_dtype(self, peer: bytes, hello: Hello, dtype: str, now: float) -> None:
-        """Deny a worker that has the swarm's model with another type of weights. It comes back with the swarm's type if
+        """Deny a worker that has the swarm's model with another type of weights. It restarts with the swarm's type if
         it can."""
         reason = dtype_error(hello.dtype, dtype)
         if not has_auto_dtype(hello):
@@ -249,8 +249,11 @@ def may_replace_model(hello: Hello, state: State, restart: Restart) -> bool:
 
 
 def required_dtype(hello: Hello, state: State, wanted: str) -> str:
-    """Return the type of weights in which the swarm computes, if it differs from this worker's. ``wanted``: by the
-    settings. Empty: it is the same, or the worker has another model altogether."""
+    """Return the dtype of weights to which this worker must switch; empty if it need not.
+
+    ``wanted``: dtype from the settings. Without it, the dtype of the swarm's model counts, if the worker's model
+    differs from that only in its dtype.
+    """
     model = state.manifest
     if not wanted and (model is None or not model.differs_only_in_dtype(hello.manifest)):
         return ""
@@ -282,8 +285,10 @@ def name_error(name: str, owner: str, state: State) -> str | None:
 
 
 def unreachable_reason(claim: NameClaim, state: State) -> str | None:
-    """Return why no stage could send this worker steps: connections to its address are not permitted, and it can't be
-    reached by relay. None if it can be reached."""
+    """Return why no other stage could send steps to this worker; None if one can.
+
+    A worker is unreachable if connections to its address are not permitted and it cannot be reached through the relay.
+    """
     if not claim.not_at or (state.routes.relay and claim.hello.ticket):
         return None
     return f"{claim.not_at}; and it can't be reached by relay"

@@ -1,6 +1,6 @@
 """Transfer of the model files that clients need (tokenizer, chat template) from workers to the broker.
 
-The broker asks one worker at a time for each missing file. It asks another one if that worker goes, if no part of the
+The broker asks one worker at a time for each missing file. It asks another one if that worker leaves, if no part of the
 file arrives for a while, or if the result is not the file that the manifest names. Only parts from the worker that was
 asked are accepted, in order, from offset 0 on. Nothing else is stored, so the memory that uploads can take is bounded
 by the size of the files that the manifest names.

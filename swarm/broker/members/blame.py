@@ -67,8 +67,8 @@ class StepFailureJudge:
         return FaultRuling(worker, f"{why}; the last one, in {failure.layers.label}: {reason}", ())
 
     def record_step(self, reached: Iterable[SequencePosition], now: float) -> None:
-        """Record a step that all stages of the active plan have computed; ``reached`` holds the end of each of its
-        rows."""
+        """Record a step that all stages of the active plan have computed. ``reached``: last position of each sequence
+        in the step."""
         plan = self.state.plans.current
         if plan is not None:
             layers = LayerRange(0, plan.stages[-1].layers.stop)

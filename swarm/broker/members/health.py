@@ -138,7 +138,7 @@ def _allowed_standstill_s(beat: Heartbeat, settings: HealthLimits, expected: Exp
 
 
 def _judge_slow(pulse: HeartbeatHistory, beat: Heartbeat, expected: ExpectedTimes) -> Judgement | None:
-    """Return the verdict "slow" if the step in hand, or the steps before it, took too long; else None."""
+    """Return the verdict "slow" if the current step, or the steps before it, took too long; else None."""
     if beat.state == "computing" and beat.since_s > SLOW_AFTER_S and expected.in_hand_s > 0:
         predicted = expected.num_layers / expected.in_hand_s
         if pulse.rate * SLOW_FACTOR < predicted:

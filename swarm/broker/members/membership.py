@@ -158,7 +158,8 @@ class WorkerMembership:
             )
 
     def _on_data_path_error(self, worker: Worker, message: DataPathError, now: float) -> None:
-        """Handle a break of the active plan's data path at this worker; reports about an older plan are stale."""
+        """Handle this worker's report that the active plan's data path is broken. Reports about an older plan are
+        ignored."""
         current = self._state.plans.current
         if current is None or message.epoch != current.epoch:
             self._state.count("stale_control")
@@ -205,7 +206,8 @@ class WorkerMembership:
             self._remove(ruling.out, ruling.evidence, now, verdict=verdict)
 
     def _on_self_test(self, peer: bytes, message: SelfTested, now: float) -> None:
-        """Record the device test of a worker whose step failed; if it passed, the worker's Hello follows."""
+        """Record the result of the device test of a worker whose step failed. If the test passed, the worker then sends
+        Hello."""
         worker = self._state.workers.get(peer.decode(errors="replace"))
         is_out = worker is not None and worker.state is WorkerState.OUT and not worker.is_revoked
         if worker is None or not is_out or message.lineage != self._state.lineage:
@@ -272,7 +274,8 @@ class WorkerMembership:
         self._end_quarantined(now)
 
     def _remove_overdue(self, now: float) -> None:
-        """Put out workers that have not answered by a plan's deadline; the next plan is made without any of them."""
+        """Declare workers dead that have not answered a plan's order by its deadline. All are removed before the next
+        plan is made, so that it contains none of them."""
         overdue = self._reconfiguration.overdue_workers(now)
         for worker, evidence in overdue:
             self._mark_out(worker, evidence, Verdict.DEAD, now)
@@ -331,8 +334,10 @@ class WorkerMembership:
             self._call_back(worker)
 
     def _call_back(self, worker: Worker) -> None:
-        """Call back a worker that was declared out and lives: it is fenced, and may send Hello and join again. A worker
-        that was released has missed its Release, and gets it again."""
+        """Answer a worker that was declared out but is alive: send a Fence, and the request to join again with Hello.
+
+        A worker that was released has missed its Release message; send that again instead.
+        """
         epoch, reason = self._state.plans.journaled_epoch, worker.reason
         if worker.state is WorkerState.LEFT:
             self._out.append(SendToWorker(worker.peer, worker.build_release(epoch)))

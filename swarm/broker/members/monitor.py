@@ -184,9 +184,11 @@ class LostStepDetector:
             self.reconfiguration.on_data_path_broken(now, blame=should_blame and not is_excluded)
 
     def _lost_after_s(self, plan: Plan) -> float:
-        """Return after what time without computation the steps in flight count as lost. A large step over a slow link
-        takes long; and where packets are lost, TCP's retransmissions take longer each time, so the limit grows with
-        each loss."""
+        """Return the time without any computation after which the steps in flight count as lost.
+
+        A large step over a slow link takes long. Where packets are lost, TCP's retransmission timeouts grow, so the
+        limit grows with each lost step.
+        """
         positions = max((flight.num_tokens for flight in self.state.in_flight.values()), default=0)
         positions = max(positions, self.state.rebuilding.chunk_positions if self.state.rebuilding.in_progress else 0)
         usual_s = max(LOST_STEP_S, TRANSFER_FACTOR * self.monitor.transfer_s(plan.members, positions))

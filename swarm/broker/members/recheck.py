@@ -65,7 +65,7 @@ class Rechecker:
         return self.state.rechecks
 
     def tick(self, now: float) -> None:
-        """Begin a recheck if it is due; void one that takes too long."""
+        """Begin a recheck if it is due. Cancel the current one if it takes too long or has become invalid."""
         trial = self._rechecks.current
         if trial is not None:
             if now >= trial.give_up_at:

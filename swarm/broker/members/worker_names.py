@@ -1,7 +1,7 @@
 """Ownership of worker names: one process at a time has a name, and keeps it for as long as it lives.
 
-Two processes send the same Hello: one that replaces its dead predecessor, and one that was started by mistake while the
-other lives. Within a moment it is clear which of the two it is:
+A second process with the same name either replaces its dead predecessor, or was started by mistake while the first one
+is alive. Both send the same Hello. The broker distinguishes the cases by the state of the name's present holder:
 
     ==================================================  ====================================================
     present holder of the name                          what happens to the new process
@@ -61,8 +61,8 @@ def should_yield(former: Worker, hello: Hello, owner: str, state: State) -> bool
 
 
 def _claim_rank(hello: Hello) -> tuple[bool, bool]:
-    """Return the rank of a claim to a name, for comparing: whether the worker brings layers of a plan, then whether a
-    broker has admitted it before."""
+    """Return the rank of a worker's claim to a name; the greater rank wins. A worker that holds layers of a plan ranks
+    first, then a worker that a broker has admitted before."""
     return hello.held_layers is not None, hello.lineage != NO_LINEAGE
 
 

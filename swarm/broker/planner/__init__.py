@@ -1,7 +1,7 @@
 """Planner: which device computes which layers, in which order.
 
 Input: a ``PlanningProblem``, plain values. Output: a line of shares with its cost, or a ``Shortage`` as text. Rules:
-pure, and the same answer for the same problem; of several equally fast plans, the one that moves the fewest layers.
+pure, and the same answer for the same problem; of several equally fast plans, the plan that loads the fewest bytes.
 
 ``solve`` is the entry point. ``search`` is the dynamic programme, over times that ``load`` derives from measurements
 and ``tables`` lays out; ``ordering`` tries orders of many devices. ``takeover`` distributes the layers of lost stages,

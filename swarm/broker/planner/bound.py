@@ -19,7 +19,7 @@ _NEVER = 1 << 40  # more layers than any model has
 
 
 def lower_bound(problem: PlanningProblem) -> float:
-    """Return the seconds below which no plan's step can be; infinite if there can be no plan."""
+    """Return a time in seconds that no plan's step can undercut; infinite if no plan is possible."""
     return _sum_bound(problem) if problem.takes_turns else _slowest_bound(problem)
 
 
@@ -56,8 +56,11 @@ def _slowest_bound(problem: PlanningProblem) -> float:
 
 
 def count_covered(problem: PlanningProblem, limit_s: float) -> int:
-    """Return the most layers that all devices together could compute if each has this time, for the best choice of the
-    devices with the embedding and the head."""
+    """Return an upper bound of the number of layers that all devices together can compute within a time limit.
+
+    ``limit_s``: time that each device has for one step. The devices with the embedding and the head compute fewer
+    layers; the best choice of these two devices is assumed.
+    """
     devices, model = problem.devices, problem.model
     counts = _count_computable(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
     embeds = _count_computable(
@@ -74,13 +77,16 @@ def count_covered(problem: PlanningProblem, limit_s: float) -> int:
 
 
 def _least_pair(first: Counts, last: Counts) -> int:
-    """Return the least of first[i] + last[j] for two different places."""
+    """Return the least sum ``first[i] + last[j]`` of two different devices ``i`` and ``j``."""
     one, other = np.argsort(first, kind="stable")[:2], np.argsort(last, kind="stable")[:2]
     return min(int(first[i] + last[j]) for i in one for j in other if i != j)
 
 
 def _count_computable(problem: PlanningProblem, most: Counts, limits: list[float]) -> Counts:
-    """Return how many of the lightest layers each device computes in its time."""
+    """Return for each device how many layers it computes within its time limit, if it takes the lightest layers.
+
+    ``most``: upper limit of each device's layers. ``limits``: each device's time for layers, in seconds.
+    """
     work = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights))))
     speed = np.array([d.layer_s for d in problem.devices])
     allowance = np.maximum(np.asarray(limits), 0.0) * (1 + 1e-9)

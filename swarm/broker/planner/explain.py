@@ -21,8 +21,11 @@ NamedShares = tuple[tuple[str, LayerRange], ...]  # workers' names and the layer
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """Forecast of one stage. ``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``:
-    with buffers and KV. ``by_relay``: whether the stage is reached through the relay."""
+    """Forecast of one stage.
+
+    ``compute_s``: computing time in a step of the planned load. ``hop_s``: time of the transfer to the next stage.
+    ``needed_bytes``: memory for weights, buffers, and KV. ``by_relay``: whether the stage is reached through the relay.
+    """
 
     worker: str
     layers: LayerRange
@@ -47,8 +50,11 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class ExtraWorker:
-    """Effect of one more worker like the worker ``like``. ``sequences``: number of sequences that would decode at a
-    time; ``step_s``: the time of such a step; ``now_s``: the time that the active plan takes for as many sequences."""
+    """Forecast for one more worker with the properties of the worker ``like``.
+
+    ``sequences``: number of sequences that could then decode at the same time. ``step_s``: time of such a step.
+    ``now_s``: time of a step with as many sequences under the active plan.
+    """
 
     like: str
     step_s: float

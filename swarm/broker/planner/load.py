@@ -76,9 +76,11 @@ class Speeds:
 
     @classmethod
     def from_costs(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
-        """Build a worker's times from its measurements; None if there are none. ``alone``: measured with all cores of
-        its host, where available. All resulting times are finite, and those of a layer are positive, whatever was
-        measured."""
+        """Build a worker's times from its measurements; None if there are none.
+
+        ``alone``: use measurements with all cores of the host, where available. All times are finite, and a layer's
+        times are positive, whatever was measured.
+        """
         return _speeds(tuple(costs), alone)
 
     def layer_s(self, load: PlannedLoad) -> float:
@@ -255,7 +257,7 @@ class PlanGauge:
         self._shapes.clear()
 
     def on_dispatched(self, step: int, rows: Iterable[Row]) -> None:
-        """Record a step that goes out; if it never comes back, the next plan drops it."""
+        """Record a dispatched step. If its result never arrives, the next plan drops the record."""
         self._shapes[step] = StepShape.from_rows((row.start, row.count, row.sample) for row in rows)
 
     def longest_in_flight_s(self, worker: str, more: Iterable[StepShape] = ()) -> float:

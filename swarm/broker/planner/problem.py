@@ -1,6 +1,6 @@
 """Planning problem as plain values: the model, the devices, the rules; and the result.
 
-Seconds are those of one step of the load that is planned for (``load.PlannedLoad``); bytes are real bytes.
+Times are for one step of the planned load (``load.PlannedLoad``), in seconds. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ NO_WORKER = "a worker: none is here"  # reported where there is no device at all
 # it reports its memory.
 OVERHEAD_BYTES = 64 << 20
 
-TOLERANCE = 0.02  # plans within this fraction of the best are equally good: measurements are not more exact than that
+# plans within this fraction of the best one count as equally good, because measurements are not more exact
+TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,70 +29,52 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device that could hold a stage.
-
-    ``layer_s``: time of a layer of weight 1. ``stage_s``: time of a step besides its layers. ``held``: layers loaded
-    for its own part, ``kept``: for others. ``load_bytes_per_s``: speed of loading and warming up more. ``replay_s``:
-    time of a layer of weight 1 for one position of a prompt. ``pinned``: exactly these layers, by an operator or the
-    settings. ``max_layers``: the cap likewise. ``standby_bytes``: reserved for layers that it keeps for others.
-
-    ``cant_reach``: names of the devices that it can't connect to; ``relayed_to``: of the devices that it reaches only
-    through the broker's relay. ``is_shut``, ``is_relayed``: the same for the broker's route to it. ``is_mute``: it
-    can't connect to the broker's data port, to which the last stage sends. ``broker_s``: latency of the link between
-    the broker and it, as far as a step waits for it. ``kv_share``: fraction of the memory besides weights that it uses
-    for keys and values.
-
-    Where several steps are in flight: ``away_s``, latency of a step from or to the broker; ``rest_s``, how much longer
-    its step takes after idling; ``use``, fraction of its machine's cores that it takes from other stages there while it
-    computes.
-    """
+    """Worker that could compute a stage, as the planner sees it: measured speeds, memory, routes, and constraints."""
 
     name: str
-    memory_bytes: int
-    layer_s: float = 0.001
-    stage_s: float = 0.0
-    embed_s: float = 0.0
-    head_s: float = 0.0
-    host: str = ""
-    kind: str = "cpu"
-    cores: int = 1
-    link: NetworkLink = field(default_factory=NetworkLink)
-    held: LayerRange | None = None
-    kept: tuple[LayerRange, ...] = ()
-    load_bytes_per_s: float = 1e9
-    replay_s: float = 0.0
-    pinned: LayerRange | None = None
-    max_layers: int | None = None
-    standby_bytes: int = 0
-    cant_reach: frozenset[str] = frozenset()
+    memory_bytes: int  # available for weights, KV cache, buffers, and standby layers
+    layer_s: float = 0.001  # time of one step in a layer of weight 1
+    stage_s: float = 0.0  # time of one step that does not depend on the number of layers
+    embed_s: float = 0.0  # additional time on the first stage
+    head_s: float = 0.0  # additional time on the last stage
+    host: str = ""  # machine; devices with the same host share its cores
+    kind: str = "cpu"  # ``Hello.device``, for example "cpu"
+    cores: int = 1  # cores of the machine
+    link: NetworkLink = field(default_factory=NetworkLink)  # network link to the other devices
+    held: LayerRange | None = None  # layers of its stage in the active plan, which are loaded
+    kept: tuple[LayerRange, ...] = ()  # standby layers, which are loaded as well
+    load_bytes_per_s: float = 1e9  # speed of loading further layers, including their warm-up
+    replay_s: float = 0.0  # time for replaying one prompt position in a layer of weight 1
+    pinned: LayerRange | None = None  # exactly these layers, set by an operator or the settings
+    max_layers: int | None = None  # maximum number of layers, set by an operator or the settings
+    standby_bytes: int = 0  # part of ``memory_bytes`` reserved for standby layers
+    cant_reach: frozenset[str] = frozenset()  # names of the devices that it can't connect to
+    # names of the devices that it can connect to only through the broker's relay
     relayed_to: frozenset[str] = frozenset()
-    is_shut: bool = False
-    is_relayed: bool = False
-    is_mute: bool = False
-    broker_s: float = 0.0
-    kv_share: float = KV_SHARE
-    away_s: float = 0.0
-    rest_s: float = 0.0
+    is_shut: bool = False  # the broker can't connect to it
+    is_relayed: bool = False  # the broker can connect to it only through the relay
+    is_mute: bool = False  # it can't connect to the broker's data port, to which the last stage sends results
+    broker_s: float = 0.0  # latency of the link to the broker, as far as a step waits for it
+    kv_share: float = KV_SHARE  # fraction of the memory besides weights that is used for KV blocks
+    away_s: float = 0.0  # with several steps in flight: latency of a step from or to the broker
+    rest_s: float = 0.0  # with several steps in flight: additional time of a step after the device has idled
+    # with several steps in flight: fraction of the machine's cores that it takes from other stages while it computes
     use: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a model's parts. ``layer_weights``: a layer's time as a multiple of the measured one's.
-
-    ``hop_bytes``: bytes that one step sends from stage to stage. Buffers: memory that computing a step needs besides
-    weights and KV, on any stage, and more on the stage with the head.
-    """
+    """Sizes of a model's parts, as the planner needs them."""
 
     name: str
-    layer_bytes: tuple[int, ...]
+    layer_bytes: tuple[int, ...]  # weights of each layer
     embed_bytes: int
     head_bytes: int
-    kv_bytes: tuple[int, ...]
-    layer_weights: tuple[float, ...]
-    hop_bytes: int = 0
-    buffer_bytes: int = OVERHEAD_BYTES
-    head_buffer_bytes: int = OVERHEAD_BYTES
+    kv_bytes: tuple[int, ...]  # KV cache per position, of each layer
+    layer_weights: tuple[float, ...]  # time of each layer, as a multiple of the measured layer's time
+    hop_bytes: int = 0  # sent from stage to stage in one step
+    buffer_bytes: int = OVERHEAD_BYTES  # needed on every stage for computing a step, besides weights and KV cache
+    head_buffer_bytes: int = OVERHEAD_BYTES  # needed instead of ``buffer_bytes`` on the stage with the head
 
     @property
     def num_layers(self) -> int:
@@ -149,11 +132,12 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """Problem for the search. ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times,
-    else the slowest stage's.
+    """Input of the plan search.
 
-    ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every stage must
-    have. ``tolerance``: plans within this fraction of the best are equally good; the one that moves least is taken.
+    ``takes_turns``: one step in flight, so a step's time is the sum of its stages' times; else it is the slowest
+    stage's time. ``free_hops``: hops between workers of one host cost nothing. ``kv_positions``: KV capacity that every
+    stage must have. ``tolerance``: plans within this fraction of the best are equally good; the plan that loads the
+    fewest bytes is taken.
     """
 
     model: ModelSizes

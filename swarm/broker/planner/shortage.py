@@ -12,7 +12,7 @@ MAX_LISTED = 16  # devices or routes listed in one sentence
 
 
 def explain_shortage(problem: PlanningProblem, *, fits_unconstrained: bool) -> Shortage:
-    """Explain why a problem has no plan. ``fits_unconstrained``: there is a plan without pins and caps."""
+    """Explain why a problem has no plan. ``fits_unconstrained``: there would be a plan without pins and caps."""
     by_hand = find_contradiction(problem) or _find_oversized_pin(problem)
     if by_hand is not None:
         return by_hand

@@ -1,4 +1,5 @@
-"""Solution of a problem: the best plan by its objective, then, among equally good ones, the one that moves least.
+"""Solution of a problem: the best plan by its objective; among equally good plans, the plan that loads the fewest
+bytes.
 
 Up to ``MAX_EXACT`` devices, every set of them in every order is considered; beyond, see ``ordering``. Either way a
 device that would make the plan slower is left out, since sets without it are considered too.
@@ -70,7 +71,7 @@ def solve_fixed_order(problem: PlanningProblem) -> Line | None:
 def _choose_least_moved(
     problem: PlanningProblem, cost: float, line: Line, hops: tables.Table, required: frozenset[int]
 ) -> Line:
-    """Return, among plans that are as good, the one that moves least."""
+    """Return, among the plans whose cost is within the tolerance, the plan that loads the fewest bytes."""
     many = len(problem.devices) > MAX_EXACT
     chosen = _select_candidates(problem, line) if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + ROUNDING)
@@ -97,8 +98,11 @@ def _choose_least_moved(
 
 
 def _select_candidates(problem: PlanningProblem, line: Line) -> list[int]:
-    """Choose some of many devices for the search: those of the line, and those that hold layers. Where stages take
-    turns, and shares are therefore even, add other devices, up to the number of layers."""
+    """Choose the devices for the search when there are too many for an exact one: the devices of the best line so far,
+    and devices that hold layers.
+
+    Where stages take turns, and shares are therefore even, add other devices, up to the number of layers.
+    """
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
     candidates = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])

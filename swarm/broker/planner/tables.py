@@ -18,13 +18,13 @@ Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite whe
 Bound = Literal["turns", "stage", "cores", "way"]  # limit that determines a step's time
 
 RELAY_S = 1e-4  # time of a message inside the relay, besides both links
-# Time of a step besides its stages if it goes through them alone, and the least time of a hop: measured in serving
-# swarms of two models, where weights have evicted all else from the caches. The same messages take a tenth of that in a
-# loop that does nothing else.
+# Time of a step besides its stages when no other step is in flight, and the least time of a hop. Both were measured in
+# serving swarms of two models, where weights have evicted everything else from the caches. In a loop that does nothing
+# else, the same messages take a tenth of that.
 STEP_S = 2e-3
 HOP_S = 6e-4
 LOOPBACK_BYTES_PER_S = 2e9
-# penalty of a blocked route, so that others are preferred; a line that uses one nevertheless is no plan
+# Penalty of a blocked route. The search prefers other routes; a result that still uses a blocked route is not a plan.
 BLOCKED_S = 1e6
 
 
@@ -84,9 +84,11 @@ def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArr
 
 
 def hop_seconds(problem: PlanningProblem) -> Table:
-    """Return the seconds from device to device for a step's data. With several steps in flight only the time that the
-    link is busy counts: its latency delays a step, but not the next one. Relayed data goes over two links, to the
-    broker's machine and on."""
+    """Return a table of the time that a step's data takes from each device to each other device.
+
+    With several steps in flight only the time that the link is busy counts: its latency delays a step, but not the next
+    one. Relayed data crosses two links: to the broker's machine, and from there to the target.
+    """
     devices = problem.devices
     latency = np.array([d.link.latency_s for d in devices])
     busy = np.array([problem.model.hop_bytes / d.link.bytes_per_s for d in devices])
@@ -148,7 +150,7 @@ def step_latency_s(problem: PlanningProblem, line: Line) -> float:
 
 
 def _core_seconds(problem: PlanningProblem, line: Line) -> dict[str, float]:
-    """Return for each machine the time that its stages take of all its cores."""
+    """Return for each machine the time of a step during which its stages would use all of its cores."""
     used: dict[str, float] = {}
     for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
         device = problem.devices[share.device]

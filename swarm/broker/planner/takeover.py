@@ -93,7 +93,7 @@ def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Layers that no device holds, before the share at ``place``."""
+    """Layers that no device of the plan holds. The gap precedes the share at index ``place``."""
 
     place: int
     layers: LayerRange
@@ -226,7 +226,7 @@ class _Part:
         return _Part(self.load_s[:, None], self.replay_s[:, None], self.step_s[:, None])
 
     def combine(self, other: _Part, problem: PlanningProblem) -> _Part:
-        """Combine two parts: both load at the same time, replays go through one after the other."""
+        """Return the combined cost of two parts: they load in parallel, but their replays run one after the other."""
         step = np.add if problem.takes_turns else np.maximum
         return _Part(
             np.maximum(self.load_s, other.load_s),

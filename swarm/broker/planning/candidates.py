@@ -25,7 +25,8 @@ MAX_HOSTS = 4  # machines that are considered on their own, the quickest first
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOption:
-    """Predicted recovery after a loss. ``is_warm``: nothing needs loading. ``choice``: which worker takes what."""
+    """Possible recovery after a loss, with its predicted times. ``is_warm``: no weights need to be loaded. ``choice``:
+    which worker takes which layers, as text."""
 
     load_s: float  # predicted time to load the missing layers
     replay_s: float  # predicted time to replay what was lost
@@ -54,8 +55,11 @@ class Proposal:
         return list(self.shares) == [(stage.incarnation, stage.layers) for stage in plan.stages]
 
     def is_worth_it(self, current: Plan, margin: float) -> bool:
-        """Whether changing from the active plan to this one pays: the active plan can't go on, or this one is quicker
-        by more than the margin; or, where stages take turns, a new worker gets its part and none goes."""
+        """Whether to replace the active plan by this one.
+
+        True if the active plan cannot continue, or if this plan is faster by more than the margin; also, where stages
+        take turns, if this plan adds a worker and removes none.
+        """
         if self.is_like(current):
             return False
         chosen = {incarnation for incarnation, _ in self.shares}

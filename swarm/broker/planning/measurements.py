@@ -19,8 +19,11 @@ SAME_SPEED = 0.95  # two measurements of the same differ by less
 
 
 def route_targets(state: State, workers: Sequence[Worker], kind: RouteState) -> dict[str, frozenset[str]]:
-    """Return, for the broker and each worker as the source, the names of the workers whose route from it has this
-    state. An assumed worker has no such routes."""
+    """Return for each source (the broker and each worker) the names of the workers to which its route has the state
+    ``kind``.
+
+    A worker that is only assumed by a what-if query has no such routes.
+    """
     if not state.routes.blocked and not state.routes.relay_only:
         return {BROKER: frozenset()}
     names = {worker.incarnation: worker.name for worker in workers}

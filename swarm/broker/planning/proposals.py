@@ -44,9 +44,12 @@ def propose(
     suppose: PlanWhatIf | None = None,
     thorough: bool = False,
 ) -> Proposal | Shortage:
-    """Propose a plan as of now. A worker gets no layers that it has refused; with fewer workers the others' ranges
-    change, so the others are considered again. ``thorough``: with reasons that take longer to find than the plan, for
-    reports. A cordoned worker keeps its layers; if there is no such plan, one is made without it."""
+    """Propose a plan for the current workers, or explain why there is none.
+
+    A worker gets no layers that it has refused. A cordoned worker keeps its layers if a plan allows this; otherwise the
+    plan is made without it. ``without``: worker to leave out. ``suppose``: assumptions of a what-if query.
+    ``thorough``: include explanations for reports, which take longer to compute than the plan.
+    """
     rules = apply_steering(state, rules, state.plans.current)
     proposal = _propose_by_rules(state, rules, without, suppose or PlanWhatIf(), thorough=thorough)
     cordoned = sorted(w.name for w in _list_candidates(state) if w.name in state.constraints.cordoned)
@@ -302,7 +305,7 @@ class TargetPlan:
 
 
 def _list_candidates(state: State) -> list[Worker]:
-    """Return members in pipeline order: those of the active plan first, in its order, then by arrival."""
+    """Return members in pipeline order: members of the active plan first, in its order, then the others by arrival."""
     current = state.plans.current
     place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
     members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
@@ -312,7 +315,7 @@ def _list_candidates(state: State) -> list[Worker]:
 
 
 def _list_usable(state: State, rules: PlanRules) -> list[Worker]:
-    """Return the candidates that the rules don't exclude."""
+    """Return the candidate workers that the rules do not exclude."""
     return [worker for worker in _list_candidates(state) if worker.name not in rules.exclude]
 
 

@@ -48,15 +48,18 @@ class PlanRules:
 
     @property
     def busy_from(self) -> int:
-        """Number of sequences from which on objective ``auto`` is throughput again: half of the number that it plans
-        for."""
+        """Number of running sequences at which objective ``auto`` switches back to throughput: half of the planned
+        number."""
         return max(QUIET_SEQUENCES + 1, self.load.rows // 2)
 
     def resolve_objective(self, workers: Sequence[Worker], hosts: Sequence[str], context: int) -> PlanRules:
-        """Resolve objective ``auto``: latency if the load is low, and if several steps could be in flight. (Where
-        stages take turns anyway, a step's time is the sum, whatever the objective: each worker keeps its share.) A plan
-        for latency needs capacity for a whole context, so that it refuses no request as too large that another plan
-        would have taken."""
+        """Return the rules with objective ``auto`` resolved: latency if the load is low and several steps could be in
+        flight.
+
+        Where stages take turns, a step's time is the sum of the stages' times for any objective, so each worker keeps
+        its share. A plan for latency needs KV capacity for a whole context, so that it rejects no request as too large
+        that a plan for throughput would accept.
+        """
         if self.objective != "auto":
             return replace(self, is_quiet=False)
         is_spread = len(set(hosts)) > 1 or any(worker.hello.device != "cpu" for worker in workers)

@@ -1,17 +1,17 @@
 """Sequences across a change of plan: which ones stay, and how layers that changed hands are rebuilt.
 
-After a change of plan every stage reports what it holds of each sequence, layer by layer, and what its log has. Layers
-that are behind the sequence's committed position are rebuilt from the nearest log upstream of them; without one, from
-the tokens, which are the log at boundary 0, and the broker has them. No other layer computes anything: the survivors'
-keys and values stay as they are.
+After a change of plan every stage reports, layer by layer, the keys and values that it holds of each sequence, and the
+contents of its activation log. Layers that are behind the sequence's committed position are rebuilt from the nearest
+log upstream of them. Without such a log they are rebuilt from the tokens, which the broker has; the tokens are the log
+at boundary 0. No other layer computes anything: the survivors' keys and values stay as they are.
 
-Sequences are rebuilt in the order of the cost, and each resumes as soon as all its layers are complete. One chunk of a
-run is ordered at a time for every stage of the pipeline, and the next when one is done: a step never waits for more
-than one chunk of replay.
+Sequences are rebuilt in the order of their cost, and each resumes as soon as all its layers are complete. For every
+stage of the pipeline one chunk of a run is ordered at a time, and the next one when it is done: a step never waits for
+more than one chunk of replay.
 
 Keys and values are identified by their sequence's number, which is not enough: a worker may have served another
 journal, or a journal that was replaced by a backup since. So the keys and values of a worker's Hello count only if they
-are of this broker's journal, and were computed from the tokens that this broker has. From the first plan on that
+belong to this broker's journal, and were computed from the tokens that this broker has. From the first plan on that
 includes the worker, it holds what it was ordered to compute.
 """
 
@@ -258,7 +258,8 @@ class Rebuilder:
         return (sequence, run) if through is None or run.through == through else (None, None)
 
     def _start_next(self, now: float) -> None:
-        """Start replays up to one sequence per stage."""
+        """Start queued replays, so that as many sequences are in progress as the plan has stages (one if the stages
+        share cores)."""
         plan = self.state.plans.current
         for sequence in [
             s for s in self.rebuilding.in_progress if not s.rebuilds or s.state is not SequenceState.RUNNING
@@ -277,7 +278,7 @@ class Rebuilder:
             self.state.recoveries.record_replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
-        """Record the work of a sequence that goes through all layers again, whichever were lost."""
+        """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
         positions = _layer_positions(sequence.id, plan, self.rebuilding.reports)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.add_replay_work((sequence.kv - start) * len(positions), least)

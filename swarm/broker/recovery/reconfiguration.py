@@ -7,13 +7,13 @@
        └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
 
 * The epoch is journalled before any worker receives it.
-* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, a fence comes first.
+* While layers load (PREPARING), an old plan that has lost no member continues. Otherwise a fence is sent first.
 * ``Activate`` lists the sequences that stay, with the positions that count; the stages drop everything else. Their
   answers report what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
   computed again from its tokens, which the broker has.
 * An active plan is changed when it must be (a member leaves), when a new worker on the same machine is to get its part,
-  and when another plan is quicker by more than the margin. Among equally good plans, ``planner`` takes the one that
-  moves least.
+  and when another plan is quicker by more than the margin. Among equally good plans, ``planner`` takes the plan
+  that loads the fewest bytes.
 * An unanswered order is resent every second: it, or the answer, may have been lost. Workers answer an order again that
   they have already carried out.
 * A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it reports progress

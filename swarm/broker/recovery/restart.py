@@ -65,7 +65,7 @@ class Restart:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are back, and nothing is left to wait for."""
+        """Whether all workers of the last plan have rejoined after the broker's restart, so that the wait can end."""
         return bool(self.progress.awaited) and not self.progress.is_over and not self.missing
 
     def wait_reason(self, now: float) -> str | None:
@@ -128,8 +128,8 @@ class Restart:
 
 
 def _reconstruct_plan(state: State) -> Plan | None:
-    """Return the plan that the members report to have served, in layer order. If two members claim the same layers, the
-    one that joined first has them."""
+    """Return the plan that the broker's predecessor served, as the members report it, in layer order. Layers that two
+    members claim are assigned to the member that joined first."""
     stages: list[StagePlan] = []
     members = [
         w for w in state.workers.values() if not w.is_gone and w.trusted_positions and w.hello.held_layers is not None
@@ -157,7 +157,8 @@ def _held_range(worker: Worker) -> LayerRange:
 
 @dataclass(slots=True)
 class StartupWait:
-    """Wait before the first plan: a new swarm awaits several workers, a restarted broker those of its last plan."""
+    """Wait before the first plan: a new swarm waits for ``min_workers``, a restarted broker for the workers of its last
+    plan."""
 
     state: State
     restart: Restart
@@ -178,11 +179,15 @@ class StartupWait:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all awaited workers are there: those of before a restart, or the required number, if several."""
+        """Whether all awaited workers have joined.
+
+        After a restart of the broker: all workers of the last plan. At a first start: ``min_workers``, if that is more
+        than one.
+        """
         return self.restart.is_complete or (
             not self.state.plans.epoch and 1 < self.min_workers <= len(self._waiting_since())
         )
 
     def _waiting_since(self) -> list[float]:
-        """Return the times since which members have been waiting for others."""
+        """Return the time at which each member began to wait for a plan."""
         return [w.waiting_since for w in self.state.workers.values() if w.state is WorkerState.MEMBER]

@@ -22,8 +22,8 @@ BROKER_NAME = "broker"  # name under which the last stage addresses the broker
 
 
 class BrokerPeer(NamedTuple):
-    """The broker as a neighbour of stages: the address to which the last stage sends, and the key that the first stage
-    accepts."""
+    """The broker as a neighbour of the first and the last stage: the address to which the last stage sends results, and
+    the key that the first stage accepts."""
 
     endpoint: str
     key: str | None

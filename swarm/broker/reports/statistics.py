@@ -1,6 +1,6 @@
 """Figures of the pipeline and of requests: little arithmetic per figure and step, and constant memory.
 
-The time that a step spends in each stage comes with its answer (hops). The rest of its time is called the bridge:
+The result of a step contains the time that it spent in each stage (hops). The rest of its time is called the bridge:
 encoding, sockets, networks and decoding together. Clocks of different machines are never compared.
 
 For requests: waiting times, how they ended, and numbers of tokens. A sequence's time in the queue, time to first token

@@ -120,8 +120,12 @@ class RequestAdmission:
         return RequestRefusal("overloaded", reason, self._retry_after_s(client, submit.params.n, now))
 
     def _retry_after_s(self, client: bytes, num_sequences: int, now: float) -> float:
-        """Return the seconds after which there should be places. Clients rejected earlier are expected to come back
-        before. Sequences set aside free no place before the plan changes or their patience ends."""
+        """Return the seconds after which a rejected client should retry, when the queue is expected to have room for
+        its sequences.
+
+        Clients that were rejected earlier are scheduled first. Sequences that are set aside leave the queue only when
+        the plan changes or their patience ends.
+        """
         costs, waiting = self._state.costs, self._state.waiting
         rate = costs.tokens_per_s
         num_turns = len(waiting) - len(waiting.aside)

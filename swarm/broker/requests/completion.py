@@ -181,8 +181,11 @@ class Completer:
         self.forget(request)
 
     def forget_if_delivered(self, request: Request, reader: bytes | None) -> None:
-        """Forget a request that has been delivered completely. Other readers find it in the journal, once it is written
-        there; without a journal, the request is kept for the client that submitted it."""
+        """Remove a request from memory once its whole answer has been delivered and, with a journal, written.
+
+        Other readers then get the answer from the journal. Without a journal, the request is kept until the client that
+        submitted it has the whole answer.
+        """
         if not request.is_fully_delivered:
             return
         if request.owner not in (None, reader):

@@ -66,7 +66,7 @@ class RequestLookups:
 
 
 def _page_size(submit: Submit, sequence: Sequence) -> int:
-    """Return the number of tokens that fit into one answer, at least one."""
+    """Return the number of tokens that fit into one answer message, at least one."""
     num_logprobs = submit.params.logprobs
     weight = 1 + (0 if num_logprobs is None else LOGPROB_WEIGHT * (1 + num_logprobs))
     weight += HOP_WEIGHT * max(map(len, sequence.hops), default=0)

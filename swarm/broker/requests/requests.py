@@ -234,8 +234,8 @@ class RequestHandler:
             self.completer.start_grace(request, now, on_purpose=True)
 
     def on_client_unreachable(self, client: bytes, now: float) -> None:
-        """Keep the requests of a client that has disconnected. It receives everything after its Attach, if that comes
-        within the grace period."""
+        """Keep the requests of a disconnected client for the grace period. A client that sends Attach within it
+        receives the rest of the answer."""
         self._state.journal_lookups.drop_authenticated(client)
         for request in self._state.requests.values():
             if request.client == client:

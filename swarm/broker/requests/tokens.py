@@ -23,7 +23,8 @@ OnEnd = Callable[[Sequence, FinishReason, float], None]
 
 
 class TokenCollector:
-    """Takes tokens from the last stage. Methods append actions to ``out``; the callback ``on_end`` ends a sequence."""
+    """Collects the tokens that the last stage returns. Methods append actions to ``out``; the callback ``on_end`` ends
+    a sequence."""
 
     def __init__(
         self, state: State, out: Outbox, *, delivery: TokenDelivery, on_end: OnEnd, latencies: RequestLatencies

@@ -70,7 +70,7 @@ WaitingMessage = tuple[bytes, RequestMessage, ClientAccount | None]  # client, m
 
 
 def request_weight(request: Request) -> int:
-    """Return the memory that a request takes, in tokens."""
+    """Return the memory that an ended request takes in the cache, expressed as a number of tokens."""
     num_logprobs = request.submit.params.logprobs
     token_weight = 1 + (0 if num_logprobs is None else LOGPROB_WEIGHT * (1 + num_logprobs))
     total = len(request.submit.prompt)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import Hello, Json
 
-MAX_CLAIMS = 64  # processes that wait for a name; one that is dropped sends Hello again
+MAX_CLAIMS = 64  # processes that wait for a name; a dropped process sends Hello again
 MAX_REFUSALS = 16  # names
 # seconds between two reports of one name (or of a name beyond ``MAX_REFUSALS``): a service manager may restart it
 # forever
@@ -19,9 +19,9 @@ class NameClaim:
 
     peer: bytes  # routing id of the connection over which it asked last
     hello: Hello
-    owner: str  # member whose key it used; see ``WorkerMessageReceived``
+    owner: str  # member whose key authenticated the process; empty on the broker's own machine, where no key is needed
     since: float  # time at which it first asked for the name
-    not_at: str = ""  # see ``WorkerMessageReceived``
+    not_at: str = ""  # why other workers may not connect to the address in ``hello``; empty if they may
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""Prefix cache: which sequences hold the keys and values of which prefixes.
+"""Prefix cache: index of the sequences whose keys and values a new sequence can copy instead of computing them.
 
 The unit is a full block of 32 positions. A block's key is a hash of all tokens up to its end, so equal keys mean equal
 content at equal positions. A sequence that is admitted starts from a copy of the longest prefix that a sequence in the
 stages already holds; that sequence may be running or *retired* (ended, but kept for this purpose). Every stage copies
 the blocks within itself when it receives the sequence's first step, and shares the log of their inputs.
 
-Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or those with
-the least used prefix (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step
-has been sent. The pipeline keeps order, so a later release cannot overtake that step.
+Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or the least
+used prefix first (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step has
+been sent. The pipeline keeps order, so a later release cannot overtake that step.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PrefixIndex:
 
 
 class PrefixCache:
-    """The prefix index and the retired sequences."""
+    """Prefix cache: the index of prefixes, and the retired sequences, which have ended but keep their KV blocks."""
 
     def __init__(self, rules: PrefixRules) -> None:
         self.rules = rules
@@ -161,7 +161,8 @@ class PrefixCache:
         return int(all_blocks * self.rules.share)
 
     def evict(self, blocks: int, slots: int) -> Iterator[int]:
-        """Evict retired sequences until this number of blocks and slots is free; yield the evicted ids."""
+        """Evict retired sequences until ``blocks`` KV blocks and ``slots`` slots have been freed. Yield the evicted
+        ids."""
         is_recent = self.rules.policy == "recent"
         for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.num_uses):
             if blocks <= 0 and slots <= 0:

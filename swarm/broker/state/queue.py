@@ -2,11 +2,11 @@
 
 Three rules, one inside the other:
 
-* *Class.* A higher priority goes first, always.
-* *Share.* Within a class, the tenant with the least service goes first. Each tenant is charged for the tokens computed
+* *Class.* A sequence of a higher priority is always admitted first.
+* *Share.* Within a class, the tenant with the least service is next. Each tenant is charged for the tokens computed
   for it in any class, so a thousand waiting sequences weigh no more than one. A tenant that returns after a pause is
   raised to the level of the tenant served now: idle time earns no credit.
-* *Deadline.* Among the sequences of one tenant, the earliest deadline goes first, then the earliest arrival. A
+* *Deadline.* Among the sequences of one tenant, the earliest deadline is first, then the earliest arrival. A
   preempted sequence keeps the position of its arrival.
 
 Adding, popping and removing cost O(log n). A sequence that is removed out of turn leaves a tombstone in its heap until
@@ -192,7 +192,7 @@ class WaitingQueue:
 
     def _evict_idle_tenants(self) -> None:
         """Drop half of the tenants that have nothing waiting. A dropped tenant restarts at the current level, which is
-        an advantage for a tenant that has received more; hence the least served half goes first."""
+        an advantage for a tenant above that level; therefore the least served half is dropped."""
         named = {name for group in self._classes.values() for name in group.heaps}
         idle = sorted((t for t in self._tenants.values() if t.name not in named), key=lambda t: t.served)
         for tenant in idle[: max(1, len(idle) // 2)]:
@@ -284,8 +284,8 @@ MAX_RETRY_TIMES = 256  # clients whose retry time is remembered
 class RequestTimers:
     """Times at which something may be due for a request. The caller checks whether it still is.
 
-    A timer is not removed when its request goes, so popping costs only what is due. Timers of vanished requests, which
-    may lie a year ahead, are dropped together once they may be half of all. Timers hold ids, so they keep no request
+    A timer is not removed when its request ends, so popping costs only what is due. Timers of ended requests, which may
+    lie a year ahead, are dropped together once they may be half of all timers. Timers hold ids, so they keep no request
     alive.
     """
 
@@ -300,7 +300,7 @@ class RequestTimers:
         heappush(self._heap, (at, request_id))
 
     def shift_deadlines(self, pause_s: float) -> None:
-        """Postpone all timers by a pause; their order stays."""
+        """Postpone all timers by the length of a pause of the broker. Their order does not change."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
 
     def drop_stale(self, alive: Container[str]) -> None:

@@ -64,7 +64,10 @@ class PredictedRecovery:
 
 @dataclass(slots=True)
 class Recovery:
-    """One recovery. Times are seconds of the broker's clock; None until the phase is reached."""
+    """Record of one recovery for reports.
+
+    Times (``…_at``) are seconds of the broker's clock; None until the recovery reaches the phase.
+    """
 
     detected_at: float
     causes: FirstAndLast[str] = field(default_factory=FirstAndLast)
@@ -82,7 +85,7 @@ class Recovery:
     resumed_first_at: float | None = None
     resumed_all_at: float | None = None
     num_sequences: int = 0
-    num_restarted: int = 0  # of these, sequences of which no worker holds anything
+    num_restarted: int = 0  # of these, sequences without keys and values on any worker
     layer_positions: int = 0  # work of the replays: layers times positions
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
 
@@ -117,7 +120,8 @@ class Recovery:
         }
 
     def durations(self) -> Json:
-        """Return the seconds of each part. ``detect_s`` counts from the last sign of life: the true time is shorter."""
+        """Return the duration of each phase in seconds. ``detect_s`` counts from the last message of the lost worker,
+        so the true time is shorter."""
         return {
             "detect_s": _duration(self.last_seen_at, self.detected_at),
             "plan_s": _duration(self.detected_at, self.planned_at),

@@ -331,7 +331,7 @@ class Sequence:
         self.end_written = True
 
     def expect_stop(self, num_generated: int) -> None:
-        """Stop at ``num_generated`` tokens, some of which must be drawn again first."""
+        """Set the end of the sequence at ``num_generated`` tokens, some of which must first be generated again."""
         self._allow("expect_stop")
         self.stop_at = num_generated
 
@@ -378,7 +378,8 @@ class Request:
         return self.submit.request_id
 
     def start_grace(self, grace_s: float, now: float) -> None:
-        """Run on without a reader for ``grace_s`` seconds."""
+        """Detach the request from its reader. It runs for another ``grace_s`` seconds, in which a client may attach to
+        it."""
         self.client, self.is_blocked = None, False
         self.detached_at, self.grace_s = now, grace_s
 

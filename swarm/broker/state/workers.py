@@ -208,7 +208,7 @@ class Worker:
         self.warm_layers, self.trusted_positions = warm_layers, trusted_positions
 
     def record_call(self, now: float) -> None:
-        """Note the time at which the worker was sent an order to rejoin, or an answer."""
+        """Record the time at which the broker sent the worker an order to rejoin, or an answer."""
         self.called_at = now
 
     def start_leaving(self) -> None:
@@ -264,7 +264,7 @@ class Worker:
         self.reason = reason
 
     def has_refused(self, layers: LayerRange) -> bool:
-        """Whether the worker has refused a range that lies within this one, or one that is no longer than this one."""
+        """Whether the worker has refused a range that lies within ``layers``, or that is no longer than ``layers``."""
         return any((layers.first <= r.first and r.stop <= layers.stop) or len(r) <= len(layers) for r in self.refusals)
 
     def forget_refusals(self) -> None:
@@ -273,7 +273,7 @@ class Worker:
             self.state = WorkerState.MEMBER
 
     def record_acceptance(self) -> None:
-        """Note that the worker can load the layers it was asked to load."""
+        """Record that the worker can load the layers it was ordered to load."""
         if not self.refusals:
             self.num_retries = 0
         if self.state is WorkerState.REFUSED:

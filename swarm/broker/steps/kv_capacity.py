@@ -103,8 +103,11 @@ class KvAllocator:
     # --- preemption --------------------------------------------------------------------------------------------------
 
     def _choose_victims(self, sequence: Sequence, blocks: int, *, own_class: bool) -> list[Sequence] | None:
-        """Return the sequences to preempt so that this number of blocks is free (and a slot, if the sequence is not
-        running yet); None if that is impossible. Only a sequence that runs already may preempt others of its own class.
+        """Return the sequences to preempt so that ``blocks`` KV blocks are free for ``sequence``; None if that is
+        impossible.
+
+        ``own_class``: sequences of the same priority may be preempted as well. Set only for a running sequence; any
+        other sequence also needs a free slot.
         """
         state = self.state
         missing_blocks = blocks - self.free_blocks - state.prefix.evictable_blocks

@@ -272,7 +272,10 @@ def _reserve_for_prompts(state: State, settings: SchedulerSettings) -> int:
 def _prompt_tokens(
     state: State, settings: SchedulerSettings, num_decodes: int, reserved: int, most_in_flight: int
 ) -> int:
-    """Return the number of prompt tokens that join this number of decodes."""
+    """Return the number of prompt tokens in the next step, which also contains ``num_decodes`` decode tokens.
+
+    Records the step budget and the limit that applied in ``state.decision``.
+    """
     pending, decision = state.running.num_pending, state.decision
     decision.step_budget, decision.prompt_tokens, decision.throttle = settings.step_tokens, 0, "none"
     if not pending:
@@ -290,7 +293,8 @@ def _prompt_tokens(
 
 
 def _free_kv_ratio(state: State) -> float:
-    """Return 1 while all blocks are free, falling to 0 when they are short."""
+    """Return how much of the KV cache is free, as a factor for the prompt tokens: 1 when all blocks are free, 0 when
+    they are short."""
     total = state.plans.kv_blocks
     free = total - state.running.blocks - state.prefix.num_blocks + state.prefix.evictable_blocks
     return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0

@@ -97,7 +97,7 @@ def _pin_plan(rules: PlanRules, state: State, proposal: Proposal) -> PlanRules:
 
 
 def _prompt_s(hello: Hello, proposal: Proposal, chunk: int) -> float:
-    """Return the time of a prompt that goes through the stages chunk by chunk: pipelined, or one chunk at a time if
+    """Return the time of a prompt that the stages compute chunk by chunk: pipelined, or one chunk at a time if
     stages take turns."""
     stages = list(_stages(hello, proposal))
     starts = range(0, PROMPT_TOKENS, chunk)

@@ -155,9 +155,10 @@ def descriptors() -> int:
 
 
 def needed_ports(settings: Settings) -> tuple[list[Port], str]:
-    """Return the ports that are needed here, and what is wrong with ``broker.listen`` (empty if nothing is).
+    """Return the ports that processes on this machine need, and the error in ``broker.listen`` (empty if there is
+    none).
 
-    A worker takes one port of a range: it is listed once, and only if no port of the range is free.
+    A worker takes any free port of its range; the range is listed once, and only if none of its ports is free.
     """
     broker, gateway = settings.broker, settings.gateway
     try:
@@ -219,7 +220,7 @@ def _kernels() -> Kernels | None:
 
 
 def _features() -> tuple[str, ...]:
-    """Return the processor's features that any of our kernels uses, by the system's names."""
+    """Return the processor features that this machine has and our kernels use, by the names of ``/proc/cpuinfo``."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -57,7 +57,7 @@ def die_with_parent() -> None:
 def disable_core_dumps() -> None:
     """Prevent a core dump when this process crashes, because its memory contains keys, prompts and answers.
 
-    The hard limit stays, so that its owner can enable one (``prlimit --core=unlimited --pid PID``).
+    The hard limit stays, so that the process's owner can enable core dumps (``prlimit --core=unlimited --pid PID``).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

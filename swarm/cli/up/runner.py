@@ -247,7 +247,7 @@ class Runner:
         loop.set_exception_handler(self._on_loop_error)
 
     def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """End everything on an error in a callback: no supervisor is better than one that lost an event."""
+        """End everything on an error in a callback, because a supervisor that lost an event must not continue."""
         error = context.get("exception")
         if not self._ended.done():
             self._ended.set_exception(error if isinstance(error, Exception) else RuntimeError(str(context["message"])))
@@ -287,7 +287,7 @@ class Runner:
             due = self._policy.wake_at()
             delay_s = None if due is None else max(0.0, due - time.monotonic())
             try:
-                # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the result.
+                # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the result.
                 async with asyncio.timeout(delay_s):
                     await self._changed.wait()
             except TimeoutError:

@@ -59,7 +59,8 @@ class TemplateBudget:
             raise TemplateLimitExceeded(f"it writes more than {self.most} characters")
 
     def charge_result(self, value: object) -> None:
-        """Count the result of a filter or a method: many texts of the allowed size are too much as well."""
+        """Charge the length of a text that a filter or a method has returned. Each text may be within the size limit
+        and all together still exceed the budget."""
         if isinstance(value, str):
             self._made -= len(value)
             if self._made < 0:

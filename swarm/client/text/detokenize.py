@@ -60,7 +60,7 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class StopMatcher:
-    """Finds stop strings in text that comes in pieces, and releases the text that is certain to come before them.
+    """Finds stop strings in text that arrives in pieces, and releases the text that certainly precedes them.
 
     The first stop string to be complete ends the text, no matter how the pieces were cut; if several are complete with
     the same character, the longest one counts. ``found_at`` is then its offset in the whole text, and ``found_stop``

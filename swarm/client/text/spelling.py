@@ -49,9 +49,10 @@ def is_control(text: str, *, special: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """Secret words for the control tokens of one model."""
+    """Replacement of a model's control tokens by secret words, which no message can contain."""
 
-    tokens: tuple[str, ...]  # begins each secret word; random, so that no message can contain it
+    tokens: tuple[str, ...]  # texts of the control tokens
+    # Beginning of every secret word; random, so that no message can contain it.
     nonce: str = field(default_factory=lambda: "swarm" + secrets.token_hex(16), repr=False)
     _plain: re.Pattern[str] = field(init=False, repr=False)
     _numbers: Mapping[str, int] = field(init=False, repr=False)
@@ -72,11 +73,11 @@ class Spelling:
         return f"{self.nonce}ce"
 
     def secret_word(self, token: str) -> str:
-        """Return the secret word for a control token."""
+        """Return the secret word that replaces a control token in a rendered chat template."""
         return f"{self.nonce}{self._numbers[token]:06}e"
 
     def spell(self, literal: str) -> str:
-        """Return a template's literal with secret words in place of its control tokens."""
+        """Return a literal of a chat template with secret words in place of its control tokens."""
         if not self.tokens:
             return literal
         parts: list[str] = []

@@ -124,7 +124,12 @@ def _too_long(count: str, most: int) -> InvalidRequest:
 
 
 class _SpelledTokenizer:
-    """A second tokenizer of the same model in which the texts of control tokens are secret words."""
+    """A second tokenizer of the same model, in which each control token has a secret word instead of its usual text.
+
+    A secret word contains a random string, which is created when the model is loaded (see ``Spelling``). The rendered
+    chat template contains secret words for its own control tokens. A message that contains the usual text of a control
+    token is therefore encoded as plain text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
         control = set(spelling.tokens)
@@ -144,8 +149,10 @@ class _SpelledTokenizer:
         self._forbidden = {token: text for token, text in self._forbidden.items() if text != unknown}
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text in which secret words stand for control tokens. Raises InvalidRequest if the model's
-        vocabulary turns plain text into a control token."""
+        """Return the token ids of a text in which each control token is replaced by its secret word.
+
+        Raises InvalidRequest if the model's vocabulary would turn plain text into a control token.
+        """
         ids = _encode(self._tokenizer, text)
         forged_token = next((token for token in ids if token not in self._originals and token in self._forbidden), None)
         if forged_token is not None:  # its id may be 0
@@ -182,7 +189,7 @@ def release_memory() -> None:
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
-    """Return the largest number of bytes of a text that one token can stand for; None if there is no proven bound."""
+    """Return the maximum number of bytes of text that one token can represent; None if there is no proven bound."""
     factor = _shrink_factor(_describe_part(tokenizer.normalizer))
     if factor is None or not _keeps_all(_describe_part(tokenizer.pre_tokenizer)):
         return None

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from swarm.ctl.top.keys import TopCommand
     from swarm.ctl.top.view import TopData
 
-AWAY_S: Final = 1.0  # Without an answer, until the broker is reported as away.
-_ORDERS: Final = 8
+AWAY_S: Final = 1.0  # Seconds without an answer after which the broker is shown as away.
+_ORDERS: Final = 8  # Maximum number of commands in the queue.
 
 
 def query_data(client: Client) -> TopData:
@@ -26,8 +26,10 @@ def query_data(client: Client) -> TopData:
 
 
 class TopPoller:
-    """Poller: refreshes the data at an interval and sends commands, in its thread. ``data`` is the latest data;
-    ``take_result`` returns the result of the last command, once."""
+    """Background thread that refreshes the data at an interval and sends commands.
+
+    ``data`` is the latest data; ``take_result`` returns the result of the last command, once.
+    """
 
     def __init__(self, client: Client, known: TopData, every_s: float) -> None:
         self.data = known

@@ -86,7 +86,7 @@ class AnswerStream:
 
 
 class MergedAnswers:
-    """The answers to several prompts merged into one: the choices of each prompt follow those of the previous one."""
+    """The answers to several prompts merged into one, whose choices are numbered prompt by prompt."""
 
     def __init__(self, answers: Sequence[AnswerStream]) -> None:
         self._answers = answers

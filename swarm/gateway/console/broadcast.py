@@ -18,7 +18,7 @@ import msgspec
 
 from swarm.gateway.console.patch import Tree, diff
 
-MAX_UPDATES: Final = 600  # updates in the buffer, at most those of a minute
+MAX_UPDATES: Final = 600  # updates in the buffer, enough for a minute
 MAX_UPDATE_BYTES: Final = 1 << 19
 MAX_WAITING: Final = 64  # unread updates of one reader
 KEPT_EVENTS: Final = 200  # recent events sent with a snapshot
@@ -29,8 +29,11 @@ _ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,12})")
 
 @dataclass(slots=True)
 class Broadcast:
-    """Broadcast to the readers with one permission. ``tenant``: the owner of the requests they see; None: all requests.
-    ``broadcast_id``: a random id that no other broadcast has. ``read_at``: time at which it last had a reader."""
+    """Stream of updates to all readers with the same permission.
+
+    ``tenant``: the readers see only requests of this tenant; None: all requests. ``broadcast_id``: a random, unique id.
+    ``read_at``: time at which the broadcast last had a reader.
+    """
 
     broadcast_id: str
     tenant: str | None = None

@@ -112,8 +112,11 @@ class CompletionHandler:
         return close
 
     async def look_up(self, request_id: str, caller: Caller, is_allowed: Callable[[ResumeState], bool]) -> Response:
-        """Return an answer's current state if ``is_allowed`` allows it, without replacing its reader. Raises ApiError.
-        An answer that has ended is recorded as if it had been read."""
+        """Return an answer's current state, without replacing its reader. The usage of an answer that has ended is
+        recorded as if the answer had been read.
+
+        ``is_allowed``: decides whether the caller may see the answer. Raises ApiError.
+        """
         snapshot = await self._service.look_up(request_id, caller, is_allowed)
         served = await self._service.served_model()
         writer = self._writers[snapshot.memo.api](snapshot.memo, served, request_id)

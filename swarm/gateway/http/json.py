@@ -13,7 +13,7 @@ ANTHROPIC_ID = "request-id"  # the header that Anthropic's clients read
 
 
 def request_id_headers(request_id: str) -> dict[str, str]:
-    """Return the headers in which clients look for their request's id."""
+    """Return the response headers with the request's id, under the names that the clients of each API expect."""
     return {REQUEST_ID: request_id, ANTHROPIC_ID: request_id}
 
 

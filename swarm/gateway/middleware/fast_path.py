@@ -1,6 +1,6 @@
 """Fast path for the most frequent requests: bypasses route matching and framework layers.
 
-It handles completion requests whose bodies are valid. Everything else goes through the application, which has the same
+It handles completion requests whose bodies are valid. Everything else is passed to the application, which has the same
 routes and reports what is wrong. So answers are identical, only sooner.
 
 A POST that resumes a stream is handled here, too: its body is not read, whatever it contains.

@@ -91,7 +91,7 @@ class GatewayApp:
         await self._fast_path(scope, receive, send)
 
     def end_streams(self) -> None:
-        """End the streams without an end of their own, those of open consoles."""
+        """End the streams of open consoles, which would not end by themselves."""
         if self.console is not None:
             self.console.poller.end_streams()
 

@@ -222,7 +222,7 @@ def argument_sink(reader: BaseToolCallParser, name: str) -> TextSink:
 
 
 def finish_call(reader: BaseToolCallParser, name: str) -> None:
-    """End a tool call. A function's arguments are an object even if the model wrote none."""
+    """End a tool call. If the model wrote no arguments for a function, its arguments become an empty object."""
     tool = reader.find_tool(name.strip(SPACE))
     if not reader.has_arguments and not (tool is not None and tool.custom):
         reader.add_arguments("{}")

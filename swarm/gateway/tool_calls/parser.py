@@ -50,8 +50,11 @@ class CharacterSource:
 
 
 class BaseToolCallParser(CharacterSource):
-    """Base class of all formats' parsers. A subclass implements what follows a mark (``parse_calls``), and what may
-    begin an answer without one (``parse_opening``)."""
+    """Base class of the parsers of all tool-call formats.
+
+    A subclass implements ``parse_calls``, which parses the text after a mark, and ``parse_opening``, which parses the
+    beginning of an answer without a mark.
+    """
 
     starts: Sequence[str] = ()  # marks that begin calls
     ends: Sequence[str] = ()  # marks that end calls; the rest of a broken call is skipped up to one

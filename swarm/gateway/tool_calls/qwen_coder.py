@@ -81,7 +81,7 @@ class CoderParser(BaseToolCallParser):
         return True
 
     def _value(self, schema: Mapping[str, Any]) -> ParseSteps[None]:
-        """Convert a parameter's value. Text is passed on as it comes. Any other value is held until its end, which
+        """Convert a parameter's value. Text is passed on as it arrives. Any other value is held until its end, which
         shows whether it is JSON."""
         if is_bare_text(schema):
             self.add_arguments('"')

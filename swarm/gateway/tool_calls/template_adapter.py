@@ -115,7 +115,7 @@ def _renders(text: TextModel, messages: Sequence[Json], *wanted: str, **variable
 def adapt_conversation(
     messages: Sequence[Json], options: ToolOptions, tool_format: ToolCallFormat, features: TemplateFeatures
 ) -> AdaptedChat:
-    """Return the conversation in a form that this template can render. Raises ApiError that names what is wrong."""
+    """Return the conversation in a form that this chat template can render. Raises ApiError if that is impossible."""
     instructions = tool_format.instructions(options) if options.are_offered else ""
     adapted = [_normalize_message(message, number) for number, message in enumerate(messages)]
     adapted = _add_tool_names([message for message in adapted if not _is_empty(message)])

@@ -1,8 +1,8 @@
 """Upstream pool: chooses the server that takes a request. Pure: the time is passed in.
 
-A request for a model that only other servers have goes to those servers, in their order. A request for the swarm's own
-model goes to them when the swarm cannot answer: to servers with ``busy`` when the swarm is full or down, to servers
-with ``down`` when it is down. A server that has just failed is tried last for a while.
+A request for a model that only other servers have is sent to those servers, in their order. A request for the swarm's
+own model is sent to them when the swarm cannot answer: to servers with ``busy`` when the swarm is full or down, to
+servers with ``down`` when it is down. A server that has just failed is tried last for a while.
 """
 
 from __future__ import annotations

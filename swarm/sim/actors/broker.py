@@ -103,7 +103,7 @@ class BrokerNode:
         return self._listeners[door].accepts(key)
 
     def relays(self, ticket: str) -> bool:
-        """Whether the relay, which lives in the broker's process, accepts this ticket."""
+        """Whether the relay accepts this ticket. The relay runs in the broker's process, so it needs a live broker."""
         return self.is_alive and ticket in self._tickets
 
     def close_listener(self, door: str, for_s: float) -> None:

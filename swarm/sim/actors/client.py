@@ -175,7 +175,7 @@ class ClientNode:
 
     def _on_failed(self, request_id: str, error: ClientError) -> None:
         if self.may_be_unanswered(request_id, error):
-            self._cluster.audit.abandoned.add(request_id)  # its caller goes elsewhere
+            self._cluster.audit.abandoned.add(request_id)  # its caller uses another server
         submit = self._submits.get(request_id)
         retry_after_s = self._retry_after_s(request_id, error)
         if retry_after_s is None or submit is None or request_id in self._cluster.audit.abandoned:

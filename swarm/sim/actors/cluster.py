@@ -111,7 +111,7 @@ class Cluster:
     def revoke(self, incarnation: str) -> None:
         """Revoke a worker's key: the broker closes its connection.
 
-        The process runs on for a moment and ends; a supervisor starts another one, which has a key of its own.
+        The worker's process runs for another moment and ends. A supervisor then starts a new process with a new key.
         """
         node = self.workers[incarnation]
         if node.key is None:
@@ -329,7 +329,7 @@ class Cluster:
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def check_after_broker(self, snapshot: effects.BrokerSnapshot | None) -> None:
-        """Run the checks after an event on which the broker's core has acted."""
+        """Run the simulation's checks after the broker's core has handled an event."""
         if self._is_ready:
             if self.audit.check_broker(self.broker.core.state):
                 self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))

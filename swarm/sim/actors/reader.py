@@ -16,7 +16,7 @@ ATTACH_RETRY_S = 0.3  # until it tries again to read a request that is not accep
 
 
 class AttachedReader(ClientNode):
-    """Client that attaches to one request. Its stream is held to the same checks as the submitter's."""
+    """Client that attaches to a request of another client. Its stream must pass the same checks as the submitter's."""
 
     def __init__(self, cluster: Environment, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
         self._submit = submit
@@ -74,9 +74,10 @@ class AttachedReader(ClientNode):
         self.error = RequestFailed(problem)
 
     def check_end(self) -> None:
-        """Demand that it has read everything, unless it lost its place to another reader or the request may fail.
+        """Raise Violation unless the client has read the whole answer, or the read failed for a permitted reason.
 
-        It may also fail if the request had ended and was only in a journal that was lost.
+        Permitted reasons: another client took over the reading, faults allow the request to fail, or the request had
+        ended and was stored only in a journal that was lost.
         """
         audit, request_id = self._cluster.audit, self._submit.request_id
         if not self.is_done:

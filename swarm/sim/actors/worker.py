@@ -79,7 +79,7 @@ class WorkerNode:
         self._machines = cluster.machines
         self.device = SimDevice(cluster, self.executor, _slowness(name, self._machines))
         self.is_alive = True
-        # frozen: stopped as by SIGSTOP; hung: only the compute thread stands still
+        # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
         self.is_frozen = self.is_hung = self._is_leaving = False
         self._frozen_until = self._hung_until = 0.0
         self.num_garbled = 0  # tensors still to be sent with a flipped bit
@@ -106,7 +106,7 @@ class WorkerNode:
             self.post(stage_event.BrokerConnected())
 
     def receive_order(self, order: Order) -> None:
-        """Receive an order, unless it is to be lost."""
+        """Deliver an order to the worker, unless the schedule loses it."""
         if self.num_lost_orders and isinstance(order, Prepare | Activate):
             self.num_lost_orders -= 1
             return

@@ -1,17 +1,17 @@
 """The invariants: checked at every event, and once more at the end.
 
 I1  every accepted request reaches exactly one end;
-I2  its tokens are those of an undisturbed run;
+I2  its tokens are the same as in an undisturbed run;
 I3  its stream is contiguous: nothing lost, nothing twice, nothing held back from a client that reads;
-I4  verdicts come in time, and none is false (``verdict_check``);
+I4  verdicts are given in time, and none is false (``verdict_check``);
 I5  messages of an older epoch have no effect;
 I6  the state that processes keep is bounded;
 I7  corrupt data is refused and never used;
 I8  stages hold exactly the keys and values that they report; survivors keep theirs, and replays go through the lost
     layers only, where a log makes that possible;
-I9  capacity comes back: after all faults every worker is a member, and at the end nothing is left in any stage;
+I9  capacity is restored: after all faults every worker is a member, and at the end nothing is left in any stage;
 I10 everything that arrives at a listener that checks keys was sent by the plan's sender (``sender_check``);
-I11 no plan comes into force with an unreachable listener on its route (``actors.routes``);
+I11 no plan is activated with an unreachable listener on its route (``actors.routes``);
 I12 a look-up changes nothing about any request (``fates``);
 I13 a request kept without a reader is given up neither early nor late (``fates``);
 I14 no process connects to an address that a worker reported without coming from there (``actors.routes``);

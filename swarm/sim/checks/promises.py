@@ -1,9 +1,9 @@
-"""Whatever the broker sends must be in its journal first, and hold for every later broker.
+"""Checks that the broker journals every promise before it sends it, and that every later broker keeps it.
 
-* An epoch is announced after it is synced, and no broker announces one that is not above all earlier ones.
-* A client receives an acceptance after it is synced, a token or an end after it is written.
-* Positions that all stages hold of a sequence count when a broker restarts: none is computed again (I8).
-* Deadlines are those of the acceptance, however often the broker restarts (I1).
+* An epoch is announced after it is synced, and every epoch that a broker announces is above all earlier ones.
+* A client receives an acceptance after it is synced, and a token or an end after it is written.
+* Positions of a sequence that all stages hold survive a restart of the broker: none is computed again (I8).
+* A request's deadline counts from its acceptance, however often the broker restarts (I1).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SenderCheck:
             self._senders[state.lineage, plan.epoch, stage.incarnation] = sender
 
     def check_step(self, sender: str, node: WorkerView) -> None:
-        """Check the sender of a step that arrived at a stage."""
+        """Raise Violation if a step that arrived at a stage came from a sender that the stage may not accept."""
         core, wanted = node.core, node.core.pending_plan.wanted
         allowed = set()
         if core.active is not None:
@@ -48,7 +48,7 @@ class SenderCheck:
 
     @staticmethod
     def check_step_done(sender: str, state: State) -> None:
-        """Check the sender of a finished step that arrived at the broker."""
+        """Raise Violation if a finished step that arrived at the broker was not sent by the last stage of its plan."""
         plan = state.plans.current
         last = None if plan is None else plan.stages[-1].incarnation
         if sender != last:

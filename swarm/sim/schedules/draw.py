@@ -55,7 +55,7 @@ BY_OWN_CHANCE: tuple[FaultKind, ...] = (
 )
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in BY_OWN_CHANCE)
 READ_ELSEWHERE = 0.1  # share of schedules in which requests are detached, and read by other clients
-FROZEN_CLIENT = 0.05  # share of schedules in which a client stands still
+FROZEN_CLIENT = 0.05  # share of schedules in which a client is paused
 FROZEN_S = (46.0, 55.0)  # longer than clients wait for a broker, shorter than ended requests are kept
 CHANGED_JOURNAL = 0.05  # share of schedules in which another journal, or an older state of it, replaces the journal
 AT_ONCE = 0.3  # share of faults that strike together with the previous one

@@ -19,7 +19,7 @@ FaultKind = Literal[
     "blackout",  # all workers die
     "shrink",  # it dies, and returns with less memory
     "freeze",  # SIGSTOP, SIGCONT
-    "hang",  # the compute thread stands still while the process sends heartbeats
+    "hang",  # the compute thread stops while the process still sends heartbeats
     "crawl",  # every computation takes long, and shows progress
     "freeze_broker",
     "leave",

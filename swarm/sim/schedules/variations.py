@@ -36,7 +36,7 @@ KEY_REVOKED = 0.1  # share of schedules with keys in which workers' keys are rev
 LATE_DRAWS = 0.2  # share of schedules in which the last stage delays draws
 LOOKED_UP = 0.3  # share of schedules in which a client looks answers up while others read them
 KEPT = 0.15  # share of schedules in which some requests are kept when their readers leave
-BROKER_SLEEPS = 0.04  # share of schedules in which the broker stands still for long
+BROKER_SLEEPS = 0.04  # share of schedules in which the broker is paused for long
 SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 

@@ -270,8 +270,11 @@ def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights, in place of the scores if possible. ``column`` is one more score per row: it takes weight and
-    gives nothing."""
+    """Return the attention weights of the scores, in place if possible.
+
+    ``column``: one additional score per row (an attention sink). It takes part in the normalisation, but its weight is
+    dropped.
+    """
     if column is None:
         return torch.softmax(scores, dim=-1, out=scores)
     return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]

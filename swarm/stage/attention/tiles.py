@@ -52,7 +52,7 @@ class TokenWrites:
 
 @dataclass(frozen=True, slots=True)
 class SpanWrite:
-    """Several new positions of one sequence, which are written at a time."""
+    """Several consecutive new positions of one sequence, which are written together."""
 
     rack: Rack
     slot: int

@@ -120,7 +120,7 @@ def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
 
 
 # torch computes the remainder of a tensor with other instructions than the rest. Activations that are modules are
-# padded to avoid that (``elementwise``); one that a module calls as a function is not.
+# padded to avoid that (``elementwise``); an activation that a module calls as a function is not.
 _ELEMENTWISE = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
 
 

@@ -6,13 +6,13 @@ of a step. The head and the embedding are timed on a part of the vocabulary. Eac
 because other work on the machine only ever makes a run slower.
 
 Workers that start together on one machine would disturb each other, so they take turns by a lock on a file of the host.
-A worker that has waited too long for the lock measures without it. A worker that was forked from the same process as
-another one uses that one's result (``shared_cache``).
+A worker that has waited too long for the lock measures without it. Workers that were forked from the same process share
+one result (``shared_cache``).
 
 - If a model is larger than the processor's cache, its weights come from memory in every step. The cache is therefore
   emptied before each run; otherwise the one layer here might stay in it and be faster than among others.
-- If a step goes through all stages before the next one begins, each stage has been idle when it comes. Its code and the
-  cores are then cold, which costs a millisecond or two, and is measured after such pauses.
+- If only one step is in flight, each stage has been idle before the step arrives. Its code and the cores are then cold,
+  which costs a millisecond or two. This is measured after such pauses.
 - If a container limits the processor's time (``cpu_quota``), a run at full speed is followed by a stop that may or may
   not fall into the timed part. There the processor's time is measured and scaled to the average.
 """
@@ -77,7 +77,8 @@ class ConstantSource:
 
 
 def measure_layer_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    """Measure this device with the threads of a step among others and, if they differ, with those of a lone step."""
+    """Measure this device with the number of threads that a step uses among other steps. If a lone step uses another
+    number, measure with that as well."""
 
     def measure() -> tuple[LayerCost, ...]:
         with _host_lock(), torch.inference_mode():

@@ -1,10 +1,10 @@
 """Comparison of cut and whole models: whether a kind of model is computed correctly when it is cut into stages.
 
-Before weights are read, a tiny random model of the same class goes through three stages, in ragged batches with chunks
-and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that this
-engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is refused
-instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes a
-fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
+Before weights are read, a tiny random model of the same class is computed in three stages, in ragged batches with
+chunks and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that
+this engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is
+refused instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes
+a fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ def _cut_logits(
     *,
     cut: bool = True,
 ) -> list[torch.Tensor]:
-    """Compute logits in three stages and several steps; with ``cut=False``, in one of each."""
+    """Return the logits of the test sequences, computed in three stages and several steps; with ``cut=False``, in one
+    stage and one step."""
     skeleton = ModelSkeleton(config, torch.device("cpu"), dtype)
     weights = WeightLoader(skeleton, MemorySource(state), lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
@@ -274,7 +275,7 @@ def _cut_logits(
 
 
 def _next_chunks(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
-    """Yield the next chunk of every unfinished sequence. Its last token comes alone, as in a decode."""
+    """Yield the next chunk of every unfinished sequence. The last token is a chunk by itself, as in a decode."""
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
         count = min(_CHUNK, max(1, rest - 1)) if cut else rest

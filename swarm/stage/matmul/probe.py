@@ -31,7 +31,7 @@ _OUTLIER_FACTOR = 1000.0
 _ALIGNMENT = 64  # bytes; alignment of torch's own tensors
 
 Product = Callable[..., torch.Tensor]
-"""Some rows, one or several tensors ``[rows, …]``, to as many rows of results."""
+"""A function that computes one row of results per row of its arguments: one or several tensors ``[rows, …]``."""
 
 Rows = tuple[torch.Tensor, ...]
 
@@ -55,10 +55,12 @@ class Proof:
 def prove(
     product: Product, widths: tuple[int, ...], outputs: int, *, dtype: torch.dtype, work: int, numbers: tuple[int, ...]
 ) -> Proof:
-    """Try the product on rows of these ``widths`` (one for each tensor that it takes) with these numbers of threads.
+    """Compare a product's results for different tile sizes and numbers of threads, and return the settings with equal
+    bits.
 
-    ``work`` is the number of multiplications for one row. The same kernel on the same machine always gets the same
-    proof.
+    ``widths``: width of each tensor that the product takes. ``outputs``: values in a row of the result. ``work``:
+    number of multiplications for one row. ``numbers``: numbers of threads to try, ascending. The same kernel on the
+    same machine always gets the same proof.
     """
     sizes = [size for size in SIZES if size <= FEW_ROWS or size * work <= _MAX_WORK]
     common = min(_MAX_ROWS, max(FEW_ROWS, -(-_NUM_COMPARED // outputs)))
@@ -107,10 +109,11 @@ def _stable_bits(product: Product, rows: Rows, size: int, common: int) -> torch.
 
 
 def _choose_sizes(bits_by_setting: dict[tuple[int, int], torch.Tensor], numbers: tuple[int, ...]) -> Proof:
-    """Return the tile sizes that give the same bits for all numbers of threads; if there are none, for the largest
-    number.
+    """Return the tile sizes for which a row has the same bits, with all numbers of threads if possible, else with the
+    largest number only.
 
-    Of several such sets, prefer one with a tile for a few rows, and among these the one with the largest tile.
+    Several groups of sizes may qualify, each with its own bits. Prefer a group with a tile for few rows, then the group
+    with the largest tile.
     """
     classes: list[tuple[torch.Tensor, set[tuple[int, int]]]] = []
     for setting, bits in bits_by_setting.items():

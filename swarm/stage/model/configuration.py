@@ -1,6 +1,6 @@
 """A model's ``config.json``, read as transformers reads it and checked for features that a stage can serve.
 
-Python code that comes with a model never runs: transformers' own classes build the model, or it is refused.
+Python code in a model's folder never runs: transformers' own classes build the model, or it is refused.
 """
 
 from __future__ import annotations

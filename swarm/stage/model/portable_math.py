@@ -151,7 +151,10 @@ def _angle_function(function: Callable[[Doubles], Doubles]) -> Callable[..., tor
 
 
 def _elementwise(function: Callable[[float], float], least: float) -> Callable[..., torch.Tensor | None]:
-    """Compute arguments above ``least`` one by one. Others are left to torch, which handles special values."""
+    """Return a function that applies ``function`` to each element of a tensor.
+
+    It returns None, so that torch computes the tensor instead, if an element is not above ``least`` or not finite.
+    """
 
     def compute(x: torch.Tensor) -> torch.Tensor | None:
         if not x.is_floating_point() or not bool(((x > least) & x.isfinite()).all()):

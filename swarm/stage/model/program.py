@@ -86,7 +86,7 @@ _refusals: list[str] = []  # at most one entry: why this process computes module
 
 
 def disabled_reason() -> str:
-    """Return why this process computes module by module; empty if it uses programs."""
+    """Return why this process computes layers module by module instead of by programs; empty if it uses programs."""
     return _refusals[0] if _refusals else ""
 
 

@@ -194,7 +194,7 @@ def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
 
 
 def _read_matrices(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor:
-    """Return the matrices as ``[expert, output, input]``."""
+    """Return the experts' weight matrices as one tensor ``[expert, output, input]``."""
     whole = read(name, getattr(part, name))
     return whole.transpose(1, 2) if part.is_transposed else whole
 

@@ -105,7 +105,8 @@ def disable(reason: str) -> None:
 
 @cache
 def open_library() -> tuple[ctypes.CDLL | None, str]:
-    """Open the library that was built from our C sources, even if this processor can't run it; else a reason."""
+    """Open the library that was built from our C sources, even if this processor can't run its kernels. If there is
+    none, return the reason."""
     paths = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not paths:
         return None, "they were not built: install Swarm where there is a C compiler"

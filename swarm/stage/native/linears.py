@@ -113,7 +113,8 @@ def pack_gated(packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> No
 
 
 def gated_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return the biases ``[matrices, outputs]`` of gates and ups in the order of a gated matrix's outputs."""
+    """Return the biases ``[matrices, outputs]`` of the gate and up projections, in the order of a gated matrix's
+    outputs."""
     half = _BLOCK // 2
     count, outputs = gate.shape
     blocks = -(-outputs // half)

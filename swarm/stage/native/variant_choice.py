@@ -42,8 +42,8 @@ def select_kernels(kernels: str, bits: str) -> None:
 
 
 def _is_wanted(name: str, kernels: str, bits: str) -> bool:
-    """Whether a setting allows this variant. Portable C is used only on request or for its bits: it is many times
-    slower than torch's kernels."""
+    """Whether a setting allows this variant of the kernels. Portable C is many times slower than torch's kernels, so it
+    is used only if it or its portable bits are requested."""
     if kernels == "auto" and bits != "portable":
         return name != "portable"
     return kernels in ("auto", name) and (bits != "portable" or name in PORTABLE)

@@ -60,7 +60,8 @@ class LoaderOwner(Protocol):
 
 @dataclass(slots=True)
 class StepActivity:
-    """Detector of steps that loading would slow down: of this worker, or of other processes that use the cores."""
+    """Detector of computation that background loading would slow down: this worker's steps, or other processes that use
+    the cores."""
 
     num_computed: Callable[[], int]  # layers computed by this worker's steps so far
     busy_s: Callable[[], float]  # processor time of all other processes of this machine so far
@@ -106,7 +107,7 @@ class Throttle:
         self.steps.start(self._piece_began_at)
 
     def rest(self) -> None:
-        """End a piece of work, rest for its share, and start the next piece."""
+        """End a piece of work, pause in proportion to its duration, and start the next piece."""
         now = self.clock.now()
         piece_s = now - self._piece_began_at
         self.worked_s += piece_s

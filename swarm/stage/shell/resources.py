@@ -61,7 +61,8 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
 
 
 def _memory_budget(limit: int | None, log_bytes: int) -> MemoryBudget:
-    """Divide the limit or, without one, the free memory, from the current size of this process, with nothing loaded."""
+    """Return the division of the memory limit; without a limit, of the free memory. Call it before any weights are
+    loaded: the current size of the process counts as its base."""
     base = psutil.Process().memory_info().rss
     return split_memory(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
 

@@ -267,7 +267,7 @@ class WorkerService:
     # --- control -----------------------------------------------------------------------------------------------------
 
     def on_connected(self) -> None:
-        """Have the core send Hello."""
+        """Start the join: the core sends Hello over the new connection."""
         self._compute.post(BrokerConnected())
 
     def on_lost(self) -> None:

@@ -163,7 +163,7 @@ class Probed(Message, frozen=True):
 
 
 class Rejoin(Message, frozen=True):
-    """The worker was declared out but is alive: it shall send Hello with everything it holds."""
+    """Request to a worker that was declared out but is alive: send Hello again, with everything that it holds."""
 
     reason: Text
 

@@ -3,9 +3,10 @@
 The last ``RESERVE`` file descriptors are not used for new connections. A process without free descriptors can neither
 write its files nor open its own connections. When only those are left, accepting pauses until it is resumed.
 
-At the limit of concurrent handshakes, the oldest one of the source with most of them is dropped. A client that opens a
-thousand connections therefore displaces its own, and others complete their handshakes meanwhile, even over slow links.
-A source is an IP address; for IPv6 its network half, because a machine there can use all addresses of its network.
+At the limit of concurrent handshakes, the source with the most handshakes loses its oldest one. A client that opens a
+thousand connections therefore displaces its own connections, and other clients complete their handshakes meanwhile,
+even over slow links. A source is an IP address; for IPv6 its network half, because a machine there can use all
+addresses of its network.
 
 Connections from a source whose handshakes fail again and again are closed right after accept, which costs little. Its
 count of failures decreases over time, and is reset as soon as one handshake from there succeeds. Connections from this
@@ -25,15 +26,15 @@ from swarm.wire.transport.io_loop import IoLoop
 from swarm.wire.transport.server_handshake import Mechanism
 
 C = TypeVar("C", bound=Hashable)
-RESERVE: Final = 16  # File descriptors.
+RESERVE: Final = 16  # File descriptors that are not used for new connections.
 _STARTS_PER_TURN: Final = 8  # Takes about a millisecond; a burst of connections must not delay a step for longer.
-_ACCEPTS_PER_TURN: Final = 64  # Including connections that are closed immediately because of their source.
+_ACCEPTS_PER_TURN: Final = 64  # Includes connections that are closed immediately because of their source.
 # Errors that concern this process; any other failure of accept concerns only that peer.
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_NETWORK_BITS: Final = 64  # Of an IPv6 address.
+_NETWORK_BITS: Final = 64  # Prefix length of an IPv6 source; all addresses in it count as one source.
 _MAX_FAILURES: Final = 64  # Failed handshakes of one source before its connections are refused.
-_FAILURES_FORGIVEN_PER_S: Final = 8  # By which a source's count of failures decreases.
-_MAX_SOURCES: Final = 4096  # Sources with failures that are remembered; beyond that, the first one is dropped.
+_FAILURES_FORGIVEN_PER_S: Final = 8  # Rate at which a source's count of failures decreases.
+_MAX_SOURCES: Final = 4096  # Sources with failures that are remembered; at the limit, the first source is dropped.
 LOCAL: Final = ""
 
 
@@ -156,8 +157,8 @@ class HandshakeLimiter(Generic[C]):
         return source == LOCAL or self._num_failures(source, now) < _MAX_FAILURES
 
     def add(self, connection: C, source: str, now: float) -> C | None:
-        """Add a connection. Return the one that must be dropped for it, which is already removed here; it may be the
-        same one."""
+        """Add a connection. Return the connection that must be closed because of the limit, which is already removed
+        from this object; it may be the new connection itself."""
         self._source[connection] = source
         self._by_source.setdefault(source, {})[connection] = None
         if len(self._source) <= self._limit:

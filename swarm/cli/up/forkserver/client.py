@@ -49,7 +49,8 @@ class ForkedProcess:
             self._send(signal.SIGKILL)
 
     def start_separately(self) -> None:
-        """Start it as a separate process, since it will not be forked. If that fails, it ends with ``problem``."""
+        """Start the process directly, because the fork server cannot fork it. On failure, set ``problem`` and the exit
+        code."""
         if self._exit_code is None:
             try:
                 self._process = self._start_process()
@@ -170,7 +171,7 @@ class ForkServer:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether another version was installed after it was started, so that its imports are those of the old one."""
+        """Whether another version was installed after the fork server's start, so that its imports are outdated."""
         return self._version_id != _installed_version_id()
 
     @property
