@@ -432,7 +432,9 @@ def test_fused_products_are_taken_where_they_are_as_exact(
         pytest.skip("torch has no oneDNN on this machine")
     for spoilt, fused in (("nothing", True), ("swish", False), ("times", False), ("oneDNN", False)):
         monkeypatch.setattr(
-            proofs, "get_proof", lambda name, make, what=spoilt: NOTHING if what in str(name[0]) else Proof((16,), (1, 2))
+            proofs,
+            "get_proof",
+            lambda name, make, what=spoilt: NOTHING if what in str(name[0]) else Proof((16,), (1, 2)),
         )
         _, stage = stage_of("llama")
         kinds = {type(module).__name__ for root in stage.modules.values() for module in root.modules()}
@@ -451,7 +453,9 @@ def test_sequences_share_a_product_only_where_that_was_shown(monkeypatch: pytest
     parts = torch.randn(3, 4, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16)
     for spoilt, exact, together in (("nothing", True, True), ("of 3", True, False), ("attention", False, False)):
         monkeypatch.setattr(
-            proofs, "get_proof", lambda name, make, what=spoilt: NOTHING if what in str(name[0]) else Proof((16,), (1, 2))
+            proofs,
+            "get_proof",
+            lambda name, make, what=spoilt: NOTHING if what in str(name[0]) else Proof((16,), (1, 2)),
         )
         proof, shared = attention.prove_attention(*parts)
         assert (proof.exact, shared) == (exact, together)
