@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(NO_COMPILER, reason="no C compiler")
 TRY = """
 import json, torch
 from swarm.stage import native
-told = {"file": native.__file__, "built": native.built()[0] is not None, "reason": native.unavailable_reason()}
+told = {"file": native.__file__, "built": native.open_library()[0] is not None, "reason": native.unavailable_reason()}
 if native.library() is not None:
     from swarm.stage.native.linears import NativeLinear
     torch.manual_seed(1)

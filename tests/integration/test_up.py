@@ -168,13 +168,13 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
     own = [before[name].memory_full_info().uss >> 20 for name in ("w0", "w1")]
     assert max(own) < 80, "what all workers import is shared: one that started by itself has some 290 MiB"
     before["w1"].kill()
-    swarm.wait_for("w1 was ended by SIGKILL; starting it again in 0.05 s")
+    swarm.wait_for("w1 was ended by SIGKILL; restarting it in 0.05 s")
     swarm.wait_for("serving with a new plan")
     swarm.wait_for("  w1 ")  # its row in the plan's table
     assert swarm.run("generate", "Once", "--max-tokens", "3").returncode == 0
 
     swarm.children()["w1"].terminate()  # by hand: nobody told the swarm to do without it
-    swarm.wait_for("w1 ended after SIGTERM; starting it again in 0.1 s")
+    swarm.wait_for("w1 ended after SIGTERM; restarting it in 0.1 s")
     swarm.wait_for("serving with a new plan")
     swarm.wait_for("  w1 ")
 
