@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import date
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import durations, quarantine
+from tests import durations, quarantine, untested
 from tests.conftest import FAST, FOLDER_MARKERS, pytest_cmdline_main
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,8 @@ quarantine.FILE = Path(__file__).with_name("quarantine.toml")
 
 def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != untested.VARIABLE}  # it reports nothing
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env=environment)
 
 
 def test_every_quarantined_test_exists_and_has_a_cause() -> None:
