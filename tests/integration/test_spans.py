@@ -132,7 +132,8 @@ async def test_a_request_is_a_tree_with_the_times_that_it_took(client: AsyncClie
         stages = below(collector.spans, step)
         assert [s.name for s in stages] == ["swarm.stage"] * 2
         assert [attributes(s)["swarm.worker"] for s in stages] == [stage["worker"] for stage in token["stages"]]
-        assert [attributes(s)["swarm.layers"] for s in stages] == ["0-3", "4-7"]
+        first, second = (attributes(s)["swarm.layers"].split("-") for s in stages)  # the split follows measured speeds
+        assert (first[0], int(first[1]) + 1, second[1]) == ("0", int(second[0]), "7")
         assert all(within(stage, step) for stage in stages)
         assert stages[0].end_time_unix_nano <= stages[1].start_time_unix_nano
         for span, stage in zip(stages, token["stages"], strict=True):
