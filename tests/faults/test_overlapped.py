@@ -24,10 +24,10 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_same_answers(bench: Bench) -> None:
     """Drawn, with penalties, continuations, beginnings in common. Steps did go out while others were under way, and
-    every stage had some of them. How many depends on how busy the machine is."""
+    every stage had some of them."""
     await bench.right()
     pipeline = await bench.figures()
-    assert pipeline["overlapped_calls"] > pipeline["calls"] / 10
+    assert pipeline["overlapped_calls"] > pipeline["calls"] / 2
     await bench.swarm.until(
         bench.client, "stats", lambda report: all(s.get("overlapped_calls", 0) > 10 for s in report["stages"].values())
     )
