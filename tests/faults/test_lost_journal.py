@@ -16,7 +16,7 @@ from swarm.broker.journal.store import JournalStore
 from tests.faults.bench import Bench, Swarm
 
 NOTICED_S = 1.0
-SLACK_S = 20.0  # a machine that is busy with other tests
+SLACK_S = 2.0  # a machine that is busy with other tests
 
 
 @pytest.fixture(scope="module")
