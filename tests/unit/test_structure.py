@@ -27,7 +27,7 @@ BROKER = (
     "admin",
     "auth",
 )
-STAGE = ("native", "matmul", "attention", "modules", "model", "engine", "shell")
+STAGE = ("quantization", "native", "matmul", "attention", "modules", "model", "engine", "shell")
 VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
 
 # By package, which others it imports: those below it. Take out what is not used any more.

@@ -38,6 +38,16 @@ FLOAT32, BFLOAT16 = 0, 1  # number formats, as in kernels.h
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
+class NativeFormat(ctypes.Structure):
+    """Format of quantized weights: ``SwarmFormat`` of kernels.h."""
+
+    _fields_ = [
+        *((name, _count) for name in ("codes", "scales", "minima", "group", "offset", "int8_rows")),
+        ("order", _pointer),
+        ("table", ctypes.c_uint16 * 16),
+    ]
+
+
 class NativeMatrix(ctypes.Structure):
     """A packed matrix: ``SwarmMatrix`` of kernels.h."""
 
@@ -50,6 +60,7 @@ class NativeMatrix(ctypes.Structure):
         ("kind", _count),
         ("alpha", ctypes.c_float),
         ("limit", ctypes.c_float),
+        ("format", _pointer),
     ]
 
 

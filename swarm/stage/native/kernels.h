@@ -28,6 +28,38 @@ enum {
 };
 
 /*
+ * Weights of a few bits: for each output and group of inputs, scale * value(code) - minimum. The value of a code of four
+ * bits is table[code]; of a FLOATS8 code, the E4M3 number; of all others, code - offset. All are exact in bfloat16.
+ */
+enum { SWARM_CODES4, SWARM_CODES5, SWARM_CODES6, SWARM_CODES8, SWARM_FLOATS8 };
+enum { SWARM_SCALES_FLOAT16, SWARM_SCALES_BFLOAT16, SWARM_SCALES_FLOAT32, SWARM_SCALES_NESTED };
+enum { SWARM_NO_MINIMA, SWARM_MINIMA_FLOAT16, SWARM_ZERO_POINTS, SWARM_MINIMA_NESTED };
+
+/*
+ * How a quantized matrix is packed. It consists of blocks of 64 outputs, one after the other; outputs and inputs that are
+ * missing of a last block or group have code `offset`, scale 0 and minimum 0.
+ *
+ * A block begins with its nested numbers, if it has any: for each super-group of 256 inputs, 64 float16 scales, then, with
+ * nested minima, 64 float16 minima. The groups follow in the order of their inputs. A group: its codes; 64 scales (nested:
+ * 64 int8 that multiply the super-group's); with minima, 64 of them (float16; zero points and nested: uint8).
+ *
+ * Codes of a group come eight inputs at a time, in lines of 64 bytes. A line has sixteen outputs side by side, four bytes
+ * for each: inputs 0, 2, 1 and 3 of a quad. So the even bytes are the quad's first pair, and the odd ones its second pair.
+ *   CODES8, FLOATS8: for each of the two quads four lines, of outputs 0-15, 16-31, 32-47 and 48-63.
+ *   CODES4: for each quad two lines: low halves of outputs 0-15, high halves of 16-31; then 32-47 and 48-63.
+ *   CODES5: as CODES4; then one line with the fifth bits of both quads: bit 4 * quad + v is of outputs 16 v up to 16 v + 15.
+ *   CODES6: as CODES4; then for each quad one line with two bits more: bits 2 v and 2 v + 1 are of outputs 16 v and on.
+ */
+typedef struct {
+  int64_t codes, scales, minima;
+  int64_t group;        /* inputs that share a scale: 16, 32, 64 or 128 */
+  int64_t offset;
+  int64_t int8_rows;    /* multiply rows that are rounded to int8, with one scale for each row and group */
+  const int32_t *order; /* packed input i multiplies a row's element order[i]; NULL: element i */
+  uint16_t table[16];   /* bfloat16 values of codes of four bits */
+} SwarmFormat;
+
+/*
  * A packed matrix, in blocks of 64 outputs; within a block, by pairs of inputs. bfloat16: [block][pair][64][2];
  * float32: [block][pair][2][64]. What is missing of a last block or pair is 0. With a function: 32 outputs of the gate
  * and the same 32 of what it gates in each block.
@@ -40,6 +72,7 @@ typedef struct {
   int64_t function;
   int64_t kind;
   float alpha, limit; /* for functions that have them */
+  const SwarmFormat *format; /* of the packed weights; NULL: numbers of `kind`, as above */
 } SwarmMatrix;
 
 /* Rows, `stride` elements apart, of the matrix's kind. */
