@@ -19,6 +19,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
 from swarm.stage import native
+from swarm.stage.modules.reading import WeightReader
 from swarm.stage.modules.recognition import find_activation, same_code, same_function
 from swarm.stage.native import cores
 from swarm.stage.native.linears import (
@@ -150,15 +151,15 @@ def _mixture_kind(part: Any) -> _MixtureKind | None:
     return None
 
 
-def replace_mixture(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_mixture(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module with the same router and experts; None if they are of an unknown kind."""
     kind = _mixture_kind(part)
     if kind is None:
         return None
     router, name = getattr(part, kind.name), kind.name
-    bias = getattr(router, "bias", None)
-    product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
-    experts = replace_experts(part.experts, native.prefix_reader("experts", read))
+    bias = None if getattr(router, "bias", None) is None else read.tensor(f"{name}.bias", router.bias)
+    product = NativeLinear(read.tensor(f"{name}.weight", router.weight), bias)
+    experts = replace_experts(part.experts, read.under("experts"))
     assert isinstance(experts, NativeExperts), "_mixture_kind() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
@@ -178,7 +179,7 @@ def gate_function(part: Any) -> tuple[int, float, float] | None:
     return FUNCTIONS[function] + (0 if part.has_gate else UNGATED), 0.0, 0.0
 
 
-def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_experts(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module with the same experts; None if they are of an unknown kind.
 
     The two tensors are read and packed one after the other, so that only one of them exists twice at any time.
@@ -193,14 +194,14 @@ def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
     return NativeExperts(inner, _pack_plain(part, "down_proj", read), *gate)
 
 
-def _read_matrices(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor:
+def _read_matrices(part: Any, name: str, read: WeightReader) -> torch.Tensor:
     """Return the experts' weight matrices as one tensor ``[expert, output, input]``."""
-    whole = read(name, getattr(part, name))
+    whole = read.tensor(name, getattr(part, name))
     return whole.transpose(1, 2) if part.is_transposed else whole
 
 
-def _read_bias(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor | None:
-    return read(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
+def _read_bias(part: Any, name: str, read: WeightReader) -> torch.Tensor | None:
+    return read.tensor(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
 
 
 def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
@@ -208,7 +209,7 @@ def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
     return allocate_packed(count, outputs, inputs, whole.dtype)
 
 
-def _pack_plain(part: Any, name: str, read: native.ReadTensor) -> ExpertMatrices:
+def _pack_plain(part: Any, name: str, read: WeightReader) -> ExpertMatrices:
     whole = _read_matrices(part, name, read)
     packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
@@ -216,7 +217,7 @@ def _pack_plain(part: Any, name: str, read: native.ReadTensor) -> ExpertMatrices
     return ExpertMatrices(packed, _read_bias(part, name, read), *whole.shape[1:])
 
 
-def _pack_gated(part: Any, read: native.ReadTensor, interleaved: bool) -> ExpertMatrices:
+def _pack_gated(part: Any, read: WeightReader, interleaved: bool) -> ExpertMatrices:
     """Read and pack gate and up, which are in one tensor: one after the other, or interleaved."""
     whole = _read_matrices(part, "gate_up_proj", read)
     packed = _allocate_packed(whole)
