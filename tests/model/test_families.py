@@ -60,7 +60,7 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> to
 
 def held_by(part: nn.Module) -> WeightReader:
     """Reads a part's own weights."""
-    dtype = next(part.parameters()).dtype
+    dtype = next((each.dtype for each in part.parameters()), torch.float32)
     return WeightReader(lambda name, _: part.get_parameter(name).data.clone(), dtype)
 
 
