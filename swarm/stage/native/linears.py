@@ -56,7 +56,7 @@ class NativeLinear(NativeModule):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         number = FUNCTIONS[function] + (UNGATED if function != ("none", "") else 0)
-        self._set_matrix(_pack(weight), bias, len(weight), number, limit)
+        self._set_matrix(_pack(weight), bias, len(weight), number, limit=limit)
 
     def _set_matrix(
         self,
@@ -64,6 +64,7 @@ class NativeLinear(NativeModule):
         bias: torch.Tensor | None,
         outputs: int,
         function: int,
+        *,
         limit: float = 0.0,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -176,7 +176,7 @@ class QuantizedLinear(NativeLinear):
         self, matrices: QuantizedMatrices, bias: torch.Tensor | None, dtype: torch.dtype, function: int, limit: float
     ) -> None:
         self.matrices = matrices
-        self._set_matrix(matrices.packed, bias, matrices.outputs, function, limit, dtype=dtype)
+        self._set_matrix(matrices.packed, bias, matrices.outputs, function, limit=limit, dtype=dtype)
         self.matrix.format = ctypes.addressof(matrices.format)
 
 
