@@ -234,6 +234,10 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_activate.restype = None
     opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(NativeRows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
+    opened.swarm_pack.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
+    opened.swarm_pack.restype = None
+    opened.swarm_lookup.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
+    opened.swarm_lookup.restype = None
     opened.swarm_run.argtypes = [_pointer, _count, _pointer]
     opened.swarm_run.restype = ctypes.c_int
 

@@ -56,15 +56,23 @@ class NativeLinear(NativeModule):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         number = FUNCTIONS[function] + (UNGATED if function != ("none", "") else 0)
-        self._set_matrix(_pack(weight), bias, len(weight), number, limit)
+        self._set_matrix(_pack(weight), bias, len(weight), number, limit=limit)
 
     def _set_matrix(
-        self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: int, limit: float = 0.0
+        self,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        outputs: int,
+        function: int,
+        *,
+        limit: float = 0.0,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        """Set the matrix that rows are multiplied by. ``dtype`` is that of the rows, if it is not the matrix's."""
         self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
-        self.dtype = packed.dtype
+        self.dtype = dtype or packed.dtype
         address = None if self._bias is None else self._bias.data_ptr()
-        kind = native.KINDS[packed.dtype]
+        kind = native.KINDS[self.dtype]
         self.matrix = native.NativeMatrix(
             packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit
         )
