@@ -34,6 +34,7 @@ from swarm.hub.headers import (
     remote_header,
 )
 from swarm.stage.model.identity import compute_digest, compute_xxh3
+from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
@@ -119,10 +120,9 @@ class Checkpoint:
         self.folder = folder
         self._remote = remote
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        if "quantization_config" in self.config:
-            raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
-        self.tensors = dict(_read_tensors(folder, remote))
-        self.quantized: dict[str, StoredWeight] = {}  # quantized matrices, by the names of a plain checkpoint
+        settings = read_quantization(folder, self.config)
+        # quantized matrices, by the names of a plain checkpoint, and all other tensors
+        self.quantized, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
 

@@ -6,15 +6,16 @@ Each kind of file has a module with decoders, which are listed here by the encod
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.float_decoders import decode_fp8
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
+from swarm.stage.quantization.word_decoders import decode_gptq, gptq_order_key
 
 
 def _own_order(weight: StoredWeight) -> str:
@@ -33,7 +34,11 @@ class Decoder:
     order_key: Callable[[StoredWeight], str] = _own_order
 
 
-DECODERS: dict[str, Decoder] = {}  # by encoding
+DECODERS: dict[str, Decoder] = {  # by encoding
+    "gptq": Decoder(decode_gptq, gptq_order_key),
+    "gptq_v2": Decoder(decode_gptq, gptq_order_key),
+    "fp8": Decoder(decode_fp8),
+}
 
 
 def read_stored(weight: StoredWeight) -> QuantizedTensor:
@@ -50,11 +55,6 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )
-
-
-def digest_order(order: torch.Tensor) -> str:
-    """Return an order's key; matrices with the same order of inputs have the same key."""
-    return hashlib.sha256(order.to(torch.int32).contiguous().numpy().tobytes()).hexdigest()
 
 
 def _decoder(weight: StoredWeight) -> Decoder:

@@ -1,0 +1,17 @@
+"""Decoders of floating-point codes: FP8."""
+
+from __future__ import annotations
+
+from swarm.stage.quantization.blocks import read_scales, spread
+from swarm.stage.quantization.reading import read_tensor
+from swarm.stage.quantization.stored import StoredWeight
+from swarm.stage.quantization.tensors import QuantizedTensor
+
+
+def decode_fp8(weight: StoredWeight) -> QuantizedTensor:
+    """Return the numbers of an FP8 matrix."""
+    return QuantizedTensor(
+        format=weight.format,
+        codes=read_tensor(weight.parts["codes"]),
+        scales=spread(read_scales(weight), weight),
+    )
