@@ -12,10 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ModelError
-from swarm.stage.quantization.float_decoders import decode_fp8
+from swarm.stage.quantization.float_decoders import decode_fp8, decode_mxfp4
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
-from swarm.stage.quantization.word_decoders import decode_gptq, gptq_order_key
+from swarm.stage.quantization.word_decoders import (
+    decode_awq,
+    decode_compressed_int8,
+    decode_compressed_packed,
+    decode_gptq,
+    order_key,
+)
 
 
 def _own_order(weight: StoredWeight) -> str:
@@ -35,9 +41,13 @@ class Decoder:
 
 
 DECODERS: dict[str, Decoder] = {  # by encoding
-    "gptq": Decoder(decode_gptq, gptq_order_key),
-    "gptq_v2": Decoder(decode_gptq, gptq_order_key),
+    "gptq": Decoder(decode_gptq, order_key),
+    "gptq_v2": Decoder(decode_gptq, order_key),
+    "awq": Decoder(decode_awq),
+    "compressed_packed": Decoder(decode_compressed_packed, order_key),
+    "compressed_int8": Decoder(decode_compressed_int8, order_key),
     "fp8": Decoder(decode_fp8),
+    "mxfp4": Decoder(decode_mxfp4),
 }
 
 

@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from swarm.errors import ModelError
-from swarm.hub.headers import StoredTensor
 from swarm.stage.quantization.formats import Codes, WeightFormat
 from swarm.stage.quantization.parts import SCALES, Shape, TensorPool, count_blocks, kernel_group
-from swarm.stage.quantization.settings import Settings, read_text
+from swarm.stage.quantization.settings import Settings, read_block, read_text
 from swarm.stage.quantization.stored import StoredWeight
 
 DTYPE = "F8_E4M3"
 DEFAULT_BLOCK = (128, 128)
+_MX_BLOCK = (1, 32)
 _SCALES = ("_scale_inv", "_scale")
-_ACTIVATIONS = (".input_scale", ".activation_scale", ".activation_scale_inv")
+_ACTIVATIONS = (
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".output_zero_point",
+    ".activation_scale",
+    ".activation_scale_inv",
+)
 
 
 def find_fp8(settings: Settings, pool: TensorPool) -> Iterator[StoredWeight]:
@@ -27,7 +35,8 @@ def find_fp8(settings: Settings, pool: TensorPool) -> Iterator[StoredWeight]:
         raise ModelError("FP8 files with experts of 4 bits are not supported; use files with FP8 experts")
     if read_text(settings, "fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ModelError(f"FP8 {settings['fmt']} is not supported; use files in E4M3, or the original")
-    block = _block_size(settings)
+    default = _MX_BLOCK if read_text(settings, "quant_method", "") == "mxfp8" else DEFAULT_BLOCK
+    block = read_block(settings, "weight_block_size", default)
     for name in [name for name, tensor in pool.rest.items() if tensor.dtype == DTYPE]:
         yield describe_fp8(name, block, "FP8", pool)
 
@@ -39,8 +48,7 @@ def describe_fp8(name: str, block: tuple[int, int], format_name: str, pool: Tens
     scale_name = next((name + ending for ending in _SCALES if name + ending in pool.rest), name + _SCALES[0])
     choices = _scale_shapes(tuple(experts), outputs, inputs, block)
     scales = pool.take(scale_name, SCALES, *choices, beside=codes)
-    for ending in _ACTIVATIONS:
-        pool.discard(name.removesuffix(".weight") + ending)
+    drop_activation_scales(name.removesuffix(".weight"), pool)
     used = choices[scales.shape]
     return StoredWeight(
         name=name,
@@ -57,6 +65,12 @@ def describe_fp8(name: str, block: tuple[int, int], format_name: str, pool: Tens
     )
 
 
+def drop_activation_scales(module: str, pool: TensorPool) -> None:
+    """Remove the scales of a module's activations, which stay as they are."""
+    for ending in _ACTIVATIONS:
+        pool.discard(module + ending)
+
+
 def _scale_shapes(experts: Shape, outputs: int, inputs: int, block: tuple[int, int]) -> dict[Shape, tuple[int, int]]:
     """Return the shapes that the scales may have, with the outputs and inputs that share one; 0 means all."""
     per_tensor, per_output = (0, 0), (1, 0)
@@ -64,18 +78,3 @@ def _scale_shapes(experts: Shape, outputs: int, inputs: int, block: tuple[int, i
     shapes |= {(*experts, 1): per_tensor, (*experts, 1, 1): per_tensor, experts: per_tensor}
     shapes[(*experts, count_blocks(outputs, block[0]), count_blocks(inputs, block[1]))] = block
     return shapes
-
-
-def _block_size(settings: Settings) -> tuple[int, int]:
-    match settings.get("weight_block_size"):
-        case None:
-            return DEFAULT_BLOCK
-        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
-            return outputs, inputs
-        case other:
-            raise ModelError(f"quantization_config has weight_block_size = {other!r} instead of two positive integers")
-
-
-def is_unsupported(tensor: StoredTensor) -> bool:
-    """Whether a tensor has numbers of 8 bits or fewer that are not E4M3."""
-    return tensor.dtype.startswith(("F8_E5M2", "F4", "F6"))

@@ -52,25 +52,35 @@ class TensorPool:
                 "its quantization_config"
             )
         if shapes and tensor.shape not in shapes:
-            raise ModelError(
-                f"{tensor.path} stores {name} with shape {show(tensor.shape)} instead of "
-                f"{' or '.join(map(show, dict.fromkeys(shapes)))}; the file contradicts its quantization_config"
-            )
+            raise contradiction(tensor, *shapes)
         return tensor
 
     def take_matrix(self, name: str, dtypes: Collection[str], *num_dimensions: int) -> StoredTensor:
         """Remove a tensor with these numbers of dimensions, none of which is empty, and return it."""
         tensor = self.take(name, dtypes)
         if len(tensor.shape) not in num_dimensions or 0 in tensor.shape:
-            raise ModelError(f"{tensor.path} stores {name} with shape {show(tensor.shape)}, which is not a matrix")
+            raise ModelError(f"{tensor.path} stores {name} with shape {_show(tensor.shape)}, which is not a matrix")
         return tensor
+
+    def dtype(self, name: str) -> str | None:
+        """Return the dtype of a tensor; None if there is no such tensor."""
+        tensor = self.rest.get(name)
+        return None if tensor is None else tensor.dtype
 
     def discard(self, name: str) -> None:
         """Remove a tensor that is not used."""
         self.rest.pop(name, None)
 
 
-def show(shape: Shape) -> str:
+def contradiction(tensor: StoredTensor, *shapes: Shape) -> ModelError:
+    """Return the error for a tensor that has none of the shapes that the configuration requires."""
+    return ModelError(
+        f"{tensor.path} stores {tensor.name} with shape {_show(tensor.shape)} instead of "
+        f"{' or '.join(map(_show, dict.fromkeys(shapes)))}; the file contradicts its quantization_config"
+    )
+
+
+def _show(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 

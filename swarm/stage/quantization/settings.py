@@ -56,3 +56,24 @@ def read_group_size(settings: Settings, name: str = "group_size", default: int |
     if size == -1 or size > 0:
         return max(size, 0)
     raise ModelError(f"quantization_config has {name} = {size}, which is not a number of inputs")
+
+
+def read_texts(settings: Settings, name: str) -> list[str]:
+    """Return a list of texts; empty if there is none. Raises ``ModelError`` if it is something else."""
+    value = settings.get(name)
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return value
+    raise ModelError(f"quantization_config has a {name} that is not a list of texts; download config.json again")
+
+
+def read_block(settings: Settings, name: str, default: tuple[int, int]) -> tuple[int, int]:
+    """Return the outputs and inputs of the blocks that share a scale. Raises ``ModelError``."""
+    match settings.get(name):
+        case None:
+            return default
+        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
+            return outputs, inputs
+        case other:
+            raise ModelError(f"quantization_config has {name} = {other!r} instead of two positive integers")
