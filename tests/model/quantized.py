@@ -63,10 +63,8 @@ def random_tensor(form: WeightFormat, *shape: int, seed: int = 1, ordered: bool 
     return replace(tensor, order=order)
 
 
-def weight_of(tensor: QuantizedTensor, key: str = "test") -> QuantizedWeight:
-    return QuantizedWeight(
-        tensor.format, tensor.shape, key, lambda: tensor, "" if tensor.order is None else f"order of {key}"
-    )
+def weight_of(tensor: QuantizedTensor, key: str = "") -> QuantizedWeight:
+    return QuantizedWeight(tensor.format, tensor.shape, key, lambda: tensor, "" if tensor.order is None else "order")
 
 
 def exact_weights(tensor: QuantizedTensor) -> torch.Tensor:

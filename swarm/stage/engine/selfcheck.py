@@ -78,7 +78,7 @@ class MemorySource:
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         tensor = self._quantized.get(name)
-        return None if tensor is None else QuantizedWeight(tensor.format, tensor.shape, name, lambda: tensor)
+        return None if tensor is None else QuantizedWeight(tensor.format, tensor.shape, "", lambda: tensor)
 
 
 def check_cut(config: Any) -> None:

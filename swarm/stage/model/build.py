@@ -36,7 +36,7 @@ from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused
 from swarm.stage.modules.matrices import make_linear
-from swarm.stage.modules.reading import Matrix, WeightReader
+from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.formats import packed_bytes
@@ -79,13 +79,22 @@ class ModelParts:
 class ModelSkeleton:
     """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut.
 
-    ``dense``: dequantize quantized matrices when they are loaded.
+    ``dense``: dequantize quantized matrices when they are loaded. ``int8_rows``: round rows to int8 before they are
+    multiplied by quantized matrices.
     """
 
-    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype, *, dense: bool = False) -> None:
+    def __init__(
+        self,
+        config: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        dense: bool = False,
+        int8_rows: bool = False,
+    ) -> None:
         attention.register()
         experts.register()
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config)
         self.parts = find_parts(self.model)
@@ -99,9 +108,15 @@ class ModelSkeleton:
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, dense: bool = False
+        cls,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        dense: bool = False,
+        int8_rows: bool = False,
     ) -> ModelSkeleton:
-        return cls(read_config(checkpoint.folder), device, dtype, dense=dense)
+        return cls(read_config(checkpoint.folder), device, dtype, dense=dense, int8_rows=int8_rows)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
         """Return the source of the model's tensors in the folder."""
@@ -241,7 +256,7 @@ class WeightLoader:
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.dtype)
+            return make_linear(matrix, bias, self._skeleton.rows)
         return linears.build_linear(self._skeleton.kernel, matrix, bias)
 
     def _read_own(self, path: str, part: nn.Module) -> None:
@@ -272,8 +287,8 @@ class WeightLoader:
     def _reader(self, path: str) -> WeightReader:
         """Return the reader of a module's weights."""
         if self._skeleton.has_quantized_products:
-            return WeightReader(self._read_tensor, self._skeleton.dtype, self._read_quantized, f"{path}.")
-        return WeightReader(self._read_tensor, self._skeleton.dtype, prefix=f"{path}.")
+            return WeightReader(self._read_tensor, self._skeleton.rows, self._read_quantized, f"{path}.")
+        return WeightReader(self._read_tensor, self._skeleton.rows, prefix=f"{path}.")
 
     def _read_quantized(self, name: str, like: torch.Tensor) -> QuantizedWeight | None:
         weight = self._source.quantized(self._stored_name(name))

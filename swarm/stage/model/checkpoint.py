@@ -12,6 +12,7 @@ The folder of a model on a hub may lack weight files. Their contents are describ
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from swarm.hub.headers import (
     remote_header,
 )
 from swarm.stage.model.identity import compute_digest, compute_xxh3
+from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
@@ -57,8 +59,6 @@ _ASSETS = (
 
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
-
-_LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
 class RemoteWeights(Protocol):
@@ -114,17 +114,30 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
 
 
 class Checkpoint:
-    """Description of a model folder. Raises ``ModelError`` with the file and the problem."""
+    """Description of a model folder. Raises ``ModelError`` with the file and the problem.
 
-    def __init__(self, folder: Path, remote: RemoteWeights | None = None) -> None:
+    ``quantization``: how weights are quantized at load.
+    """
+
+    def __init__(
+        self, folder: Path, remote: RemoteWeights | None = None, quantization: Quantization = AS_STORED
+    ) -> None:
         self.folder = folder
         self._remote = remote
         self.config = _read_json(folder / "config.json", "a model folder needs it")
         settings = read_quantization(folder, self.config)
-        # quantized matrices, by the names of a plain checkpoint, and all other tensors
-        self.quantized, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
+        self.quantization = quantization
+        stored, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
+        at_load = quantization.choose_matrices(
+            self.tensors.values(), str(self.text_config.get("model_type")), self.vocab_size
+        )
+        self._weights = quantization.describe(at_load.values())
+        # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
+        self.quantized: dict[str, StoredWeight] = {**stored, **at_load}
+        for name in at_load:
+            del self.tensors[name]
 
     @property
     def architecture(self) -> str:
@@ -163,7 +176,7 @@ class Checkpoint:
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
         weight = dict.fromkeys(FLOAT_DTYPES, 0)
-        for tensor in self.tensors.values():
+        for tensor in self._stored_tensors():
             if tensor.is_float:
                 weight[tensor.dtype] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
@@ -198,6 +211,8 @@ class Checkpoint:
             kv_bytes_per_token=(per_token,) * self.num_layers,
             files=self._files,
             assets=self.assets,
+            weights=self._weights,
+            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
         )
 
     @cached_property
@@ -258,27 +273,25 @@ class Checkpoint:
         if self._remote is None or not files:
             return
         self._remote.fetch(files, progress, report)
+        described = {tensor.name: tensor for tensor in self._stored_tensors()}
         for file in files:
             for tensor in read_header(self.folder / file):
-                if self.tensors.get(tensor.name, tensor) != tensor:
+                if described.get(tensor.name, tensor) != tensor:
                     raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
         head = 0
-        tables: list[int] = []
-        for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
-            size = tensor.num_elements * element_bytes
-            match = _LAYER_NAME.search(tensor.name)
+        tables: list[tuple[bool, int]] = []  # whether it is the head, and its size
+        for name, shape, size in self._memory_sizes(element_bytes):
+            match = LAYER.search(name)
             if match:
                 index = int(match[1])
                 if index >= self.num_layers:
-                    raise ModelError(
-                        f"{tensor.path.name} has {tensor.name}, but config.json has {self.num_layers} layers"
-                    )
+                    raise ModelError(f"{self.folder} has {name}, but config.json has {self.num_layers} layers")
                 layers[index] += size
-            elif tensor.shape[:1] == (self.vocab_size,) and len(tensor.shape) == 2:
-                tables.append(size)
+            elif shape[:1] == (self.vocab_size,) and len(shape) == 2:
+                tables.append((HEAD.search(name) is not None, size))
             else:
                 head += size
         for index, size in enumerate(layers):
@@ -287,8 +300,17 @@ class Checkpoint:
         if tables:
             # A tied table is loaded twice even by a stage with both ends: once for lookups, and once packed for its
             # kernel.
-            return _PartSizes(tuple(layers), tables[0], head + tables[-1])
+            tables.sort()
+            return _PartSizes(tuple(layers), tables[0][1], head + tables[-1][1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
+
+    def _memory_sizes(self, element_bytes: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Yield the names, shapes and sizes in memory of all weights."""
+        for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
+            yield tensor.name, tensor.shape, tensor.num_elements * element_bytes
+        for weight in self.quantized.values():
+            dense = math.prod(weight.shape) * element_bytes
+            yield weight.name, weight.shape, dense if self.quantization.is_dense else weight.packed_bytes
 
     def _positive_setting(self, *names: str, most: int = _MAX_SIZE) -> int:
         """Return the first of these settings that the configuration has, as a positive integer."""

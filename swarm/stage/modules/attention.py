@@ -194,7 +194,7 @@ def _join_qkv(part: Any, read: WeightReader) -> NativeLinear | JoinedProducts:
         None if each.bias is None else read.tensor(f"{name}.bias", each.bias)
         for name, each in zip(_QKV, parts, strict=True)
     ]
-    return make_joined(matrices, biases, read.dtype)
+    return make_joined(matrices, biases, read.rows)
 
 
 def _reorder_qkv(part: Any, read: WeightReader, heads: int, size: int) -> NativeLinear:
@@ -207,4 +207,4 @@ def _reorder_qkv(part: Any, read: WeightReader, heads: int, size: int) -> Native
     else:
         matrix = matrix[order]
     bias = None if whole.bias is None else read.tensor("query_key_value.bias", whole.bias)[order]
-    return make_linear(matrix, bias, read.dtype)
+    return make_linear(matrix, bias, read.rows)

@@ -8,6 +8,7 @@ experts' numbers.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ from swarm.stage.native.linears import (
     pack_gated,
     pack_rows,
 )
+from swarm.stage.native.quantized import QuantizedExperts
+from swarm.stage.quantization.tensors import QuantizedWeight
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
@@ -51,6 +54,7 @@ class ExpertMatrices:
     def __init__(self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, inputs: int) -> None:
         self.packed, self.bias = packed, None if bias is None else bias.float().contiguous()
         self._outputs, self.inputs = outputs, inputs
+        self.dtype, self.num_experts = packed.dtype, len(packed)
 
     def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.NativeMatrix]:
         """Return the table of addresses by which the kernel reads the matrices."""
@@ -64,16 +68,19 @@ class ExpertMatrices:
         )
 
 
+AnyExperts = ExpertMatrices | QuantizedExperts
+
+
 class NativeExperts(NativeModule):
     """A layer's experts, for rows whose experts are already chosen."""
 
     def __init__(
-        self, inner: ExpertMatrices, down: ExpertMatrices, function: int, alpha: float = 0.0, limit: float = 0.0
+        self, inner: AnyExperts, down: AnyExperts, function: int, alpha: float = 0.0, limit: float = 0.0
     ) -> None:
         super().__init__()
         library = native.library()
         assert library is not None, "the caller has checked that there is a library"
-        self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
+        self._mix, self.dtype, self.num_experts = library.swarm_mix, down.dtype, down.num_experts
         self.hidden = inner.inputs
         self._kept = inner, down  # the tables hold their addresses
         self.inner, self.down = inner.table(function, alpha, limit), down.table()
@@ -209,7 +216,16 @@ def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
     return allocate_packed(count, outputs, inputs, whole.dtype)
 
 
-def _pack_plain(part: Any, name: str, read: WeightReader) -> ExpertMatrices:
+def _read_quantized(part: Any, name: str, read: WeightReader) -> QuantizedWeight | None:
+    """Return the experts' quantized matrices ``[expert, output, input]``; None if they are plain."""
+    like = getattr(part, name)
+    return read.quantized(name, like.transpose(1, 2) if part.is_transposed else like)
+
+
+def _pack_plain(part: Any, name: str, read: WeightReader) -> AnyExperts:
+    quantized = _read_quantized(part, name, read)
+    if quantized is not None:
+        return _pack_quantized([quantized], _read_bias(part, name, read), read)
     whole = _read_matrices(part, name, read)
     packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
@@ -217,15 +233,29 @@ def _pack_plain(part: Any, name: str, read: WeightReader) -> ExpertMatrices:
     return ExpertMatrices(packed, _read_bias(part, name, read), *whole.shape[1:])
 
 
-def _pack_gated(part: Any, read: WeightReader, interleaved: bool) -> ExpertMatrices:
+def _pack_quantized(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None, read: WeightReader) -> AnyExperts:
+    return QuantizedExperts(weights, bias, read.rows.dtype, int8_rows=read.rows.int8)
+
+
+def _pack_gated(part: Any, read: WeightReader, interleaved: bool) -> AnyExperts:
     """Read and pack gate and up, which are in one tensor: one after the other, or interleaved."""
+    quantized = _read_quantized(part, "gate_up_proj", read)
+    if quantized is not None:
+        outputs = quantized.shape[-2]
+        parts = ((0, outputs, 2), (1, outputs, 2)) if interleaved else ((0, outputs // 2), (outputs // 2, outputs))
+        halves = [quantized.rows(*each) for each in parts]
+        return _pack_quantized(halves, _read_gated_bias(part, read, interleaved), read)
     whole = _read_matrices(part, "gate_up_proj", read)
     packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
         pack_gated(room, *_split_gate_up(weight, interleaved))
+    return ExpertMatrices(packed, _read_gated_bias(part, read, interleaved), *whole.shape[1:])
+
+
+def _read_gated_bias(part: Any, read: WeightReader, interleaved: bool) -> torch.Tensor | None:
+    """Return the biases of gate and up in the order of a gated matrix's outputs."""
     bias = _read_bias(part, "gate_up_proj", read)
-    joint = None if bias is None else gated_bias(*(half.T for half in _split_gate_up(bias.T, interleaved)))
-    return ExpertMatrices(packed, joint, *whole.shape[1:])
+    return None if bias is None else gated_bias(*(half.T for half in _split_gate_up(bias.T, interleaved)))
 
 
 def _split_gate_up(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:

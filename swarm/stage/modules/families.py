@@ -16,6 +16,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 
 from swarm.stage.modules import experts
 from swarm.stage.modules.attention import replace_attention
+from swarm.stage.modules.embeddings import replace_embedding
 from swarm.stage.modules.mlps import load_linear, replace_activation, replace_dropout, replace_mlp
 from swarm.stage.modules.norms import replace_norm
 from swarm.stage.modules.reading import WeightReader
@@ -41,6 +42,7 @@ _RULES = (
     replace_mlp,
     experts.replace_mixture,
     experts.replace_experts,
+    replace_embedding,
     _replace_head,
 )
 

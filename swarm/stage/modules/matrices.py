@@ -7,9 +7,10 @@ from itertools import accumulate
 
 import torch
 
-from swarm.stage.modules.reading import Matrix
+from swarm.stage.modules.reading import Matrix, RowKind
 from swarm.stage.modules.recognition import Function
 from swarm.stage.native.linears import NativeGated, NativeLinear, NativeModule
+from swarm.stage.native.quantized import QuantizedGated, QuantizedLinear
 from swarm.stage.quantization.tensors import QuantizedWeight, can_join, join_rows
 
 
@@ -37,17 +38,21 @@ class JoinedProducts(NativeModule):
 def make_linear(
     matrix: Matrix,
     bias: torch.Tensor | None,
-    dtype: torch.dtype,
+    rows: RowKind,
     function: Function = ("none", ""),
     limit: float = 0.0,
 ) -> NativeLinear:
-    """Return the product with this matrix for rows of ``dtype``."""
-    return NativeLinear(to_tensor(matrix, dtype), bias, function, limit)
+    """Return the product with this matrix."""
+    if isinstance(matrix, QuantizedWeight):
+        return QuantizedLinear(matrix, bias, rows.dtype, function, limit, int8_rows=rows.int8)
+    return NativeLinear(matrix, bias, function, limit)
 
 
-def make_gated(gate: Matrix, up: Matrix, dtype: torch.dtype, function: Function) -> NativeLinear:
+def make_gated(gate: Matrix, up: Matrix, rows: RowKind, function: Function) -> NativeLinear:
     """Return the gated product. Matrices that are quantized differently are dequantized."""
-    return NativeGated(to_tensor(gate, dtype), to_tensor(up, dtype), function)
+    if isinstance(gate, QuantizedWeight) and isinstance(up, QuantizedWeight) and can_join((gate, up)):
+        return QuantizedGated(gate, up, function, rows.dtype, int8_rows=rows.int8)
+    return NativeGated(to_tensor(gate, rows.dtype), to_tensor(up, rows.dtype), function)
 
 
 def to_tensor(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
@@ -65,12 +70,12 @@ def split_halves(matrix: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def make_joined(
-    matrices: Sequence[Matrix], biases: Sequence[torch.Tensor | None], dtype: torch.dtype
+    matrices: Sequence[Matrix], biases: Sequence[torch.Tensor | None], rows: RowKind
 ) -> NativeLinear | JoinedProducts:
     """Return the product with all of these matrices: with as few joint ones as their formats allow."""
     ranges = [slice(first, stop) for first, stop in _joint_ranges(matrices)]
     products = [
-        make_linear(join_matrices(matrices[some]), join_biases(matrices[some], biases[some]), dtype) for some in ranges
+        make_linear(join_matrices(matrices[some]), join_biases(matrices[some], biases[some]), rows) for some in ranges
     ]
     return products[0] if len(products) == 1 else JoinedProducts(products)
 

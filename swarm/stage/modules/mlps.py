@@ -80,7 +80,7 @@ def load_linear(
 ) -> NativeLinear:
     """Return the product of a linear part, and a function applied to its result."""
     bias = None if part.bias is None else read.tensor("bias", part.bias)
-    return make_linear(read.matrix("weight", part.weight), bias, read.dtype, function, limit)
+    return make_linear(read.matrix("weight", part.weight), bias, read.rows, function, limit)
 
 
 def _are_plain(*parts: nn.Module) -> bool:
@@ -93,7 +93,7 @@ def _make_gated(
     function = find_activation(act)
     if function is None or type(down) is not nn.Linear:
         return None
-    first = make_gated(*weights(), read.dtype, function)
+    first = make_gated(*weights(), read.rows, function)
     return NativeMlp(first, load_linear(down, read.under("down_proj")))
 
 

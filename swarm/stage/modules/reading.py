@@ -17,6 +17,14 @@ def _no_quantized(name: str, like: torch.Tensor) -> QuantizedWeight | None:
 
 
 @dataclass(frozen=True, slots=True)
+class RowKind:
+    """What the rows of a stage are: numbers of ``dtype``, rounded to int8 before quantized products if ``int8``."""
+
+    dtype: torch.dtype
+    int8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WeightReader:
     """Reader of one module's weights, under names relative to the module.
 
@@ -25,7 +33,7 @@ class WeightReader:
     """
 
     read_tensor: Callable[[str, torch.Tensor], torch.Tensor]
-    dtype: torch.dtype  # of the tensors, and of the rows that the module computes
+    rows: RowKind  # what the module computes; tensors have its dtype
     read_quantized: Callable[[str, torch.Tensor], QuantizedWeight | None] = _no_quantized
     prefix: str = ""
 

@@ -15,7 +15,7 @@ from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
 from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
-from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values
+from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
 
 # Encodings, as in kernels.h.
 _CODES = {Codes.INT4: 0, Codes.INT5: 1, Codes.INT6: 2, Codes.INT8: 3, Codes.FP8: 4}
@@ -59,7 +59,7 @@ class QuantizedMatrices:
         rows = -(-shape[-2] // (_BLOCK // len(weights))) * _BLOCK  # whole blocks
         self._size = packed_bytes(self.form, rows, self.inputs)
         order_bytes = 4 * self.inputs if first.order_key else 0
-        key = first.key if len(weights) == 1 else f"gate and up ({', '.join(each.key for each in weights)})"
+        key = first.key if len(weights) == 1 else join_keys("gate and up", weights)
         self.packed = packed_cache.load_or_pack(
             key, self.num_experts * self._size + order_bytes, lambda packed: self._pack(weights, packed)
         )

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED
 from swarm.stage.quantization.float_decoders import decode_fp8, decode_mxfp4
+from swarm.stage.quantization.quantize import read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
 from swarm.stage.quantization.word_decoders import (
@@ -48,6 +50,8 @@ DECODERS: dict[str, Decoder] = {  # by encoding
     "compressed_int8": Decoder(decode_compressed_int8, order_key),
     "fp8": Decoder(decode_fp8),
     "mxfp4": Decoder(decode_mxfp4),
+    PLAIN: Decoder(read_and_quantize),
+    TRANSPOSED: Decoder(read_and_quantize),
 }
 
 
@@ -61,7 +65,7 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name}",
+        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}/{QUANTIZER}",
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )
