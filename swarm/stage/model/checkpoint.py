@@ -36,6 +36,7 @@ from swarm.hub.headers import (
 )
 from swarm.stage.model.identity import compute_digest, compute_xxh3
 from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
+from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
@@ -124,18 +125,18 @@ class Checkpoint:
         self.folder = folder
         self._remote = remote
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        if "quantization_config" in self.config:
-            raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
+        settings = read_quantization(folder, self.config)
         self.quantization = quantization
-        self.tensors = dict(_read_tensors(folder, remote))
+        stored, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
-        # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
-        self.quantized: dict[str, StoredWeight] = quantization.choose_matrices(
+        at_load = quantization.choose_matrices(
             self.tensors.values(), str(self.text_config.get("model_type")), self.vocab_size
         )
-        self._weights = quantization.describe(self.quantized.values())
-        for name in self.quantized:
+        self._weights = quantization.describe(at_load.values())
+        # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
+        self.quantized: dict[str, StoredWeight] = {**stored, **at_load}
+        for name in at_load:
             del self.tensors[name]
 
     @property
