@@ -22,9 +22,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen2": {},
     "qwen3": {},
-    "qwen3_moe": {},
-    "gemma": {},
-    "gemma2": {},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gemma": {"tie_word_embeddings": True, "head_dim": 16},
+    "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {},
     "phi3": {},
     "gpt_oss": {},
@@ -57,7 +57,7 @@ def load(checkpoint: Checkpoint) -> Any:
         if weight is not None:
             values = weight.read().dequantize(torch.float32)
             is_transposed = config.model_type == "gpt_oss" and ".experts." in name
-            assert torch.equal(values.transpose(-1, -2) if is_transposed else values, tensor)
+            assert torch.equal(values.transpose(-1, -2) if is_transposed else values, tensor), name
     model.tie_weights()
     return model.eval().requires_grad_(False)
 
