@@ -272,14 +272,8 @@ class Checkpoint:
     @cached_property
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
-        paths = {tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"}
-        paths |= {part.path for weight in self.quantized.values() for part in weight.parts.values()}
-        return tuple(self._describe_file(path) for path in sorted(paths))
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """Digests of the files that define the model, by their names."""
-        return {file.name: file.digest for file in self._files}
+        paths = sorted({tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"})
+        return tuple(self._describe_file(path) for path in paths)
 
     def _describe_file(self, path: Path) -> Asset:
         described = self._remote.describe(path.name) if self._remote is not None else None
@@ -289,9 +283,26 @@ class Checkpoint:
             raise ModelError(f"{path} is missing; it was there before: download it again, and start again")
         return Asset(path.name, path.stat().st_size, compute_digest(path))
 
+    def digest_files(self, weight: StoredWeight) -> str:
+        """Return the digests of the files that hold a quantized matrix."""
+        digests = {file.name: file.digest for file in self._files}
+        return " ".join(sorted({digests[part.path.name] for part in weight.parts.values()}))
+
+    def _stored_tensors(self) -> Iterator[StoredTensor]:
+        """Yield all tensors of the files: plain ones and the parts of quantized matrices."""
+        yield from self.tensors.values()
+        for weight in self.quantized.values():
+            yield from weight.parts.values()
+
+    def _stored_parts(self, name: str) -> Collection[StoredTensor]:
+        """Return the stored tensors of this name: a plain one, or the parts of a quantized matrix."""
+        if name in self.quantized:
+            return self.quantized[name].parts.values()
+        return [self.tensors[name]] if name in self.tensors else []
+
     def missing(self, names: Collection[str]) -> dict[str, int]:
         """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
-        files = {self.tensors[name].path for name in names if name in self.tensors}
+        files = {part.path for name in names for part in self._stored_parts(name)}
         absent = sorted(path for path in files if not path.is_file())
         return {path.name: self._describe_file(path).num_bytes for path in absent}
 
