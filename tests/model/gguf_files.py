@@ -176,6 +176,9 @@ def add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3", "mistral", "starcoder2") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
+    every = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}.get(kind)  # what llama.cpp assumes
+    if every and slides(config) != [(layer + 1) % every != 0 for layer in range(config.num_hidden_layers)]:
+        writer.add_array(f"{ARCHITECTURES.get(kind, kind)}.attention.sliding_window_pattern", slides(config))
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -184,6 +187,10 @@ def add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+
+
+def slides(config: Any) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config.layer_types]
 
 
 def add_rope(writer: gguf.GGUFWriter, config: Any, head_size: int) -> None:
