@@ -20,6 +20,10 @@ DOWNLOAD_FAILED = (
     "the cache {cache} lacks {files} of {name}, and fetching from the hub at {endpoint} failed ({reason}); check the "
     "network or HF_ENDPOINT, or name a local directory; whole files are kept"
 )
+RANGES_FAILED = (
+    "the cache {cache} lacks parts of {files} of {name}, and fetching them from the hub at {endpoint} failed ({reason}); "
+    "check the network or HF_ENDPOINT, or name a local file; what was fetched is kept"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,12 @@ class HubErrors:
         return ModelError(
             f"{self.name} needs {gigabytes(num_bytes)} more in the cache {constants.HF_HUB_CACHE}, but only "
             f"{gigabytes(free)} are free there; make room, or have HF_HUB_CACHE name another disk"
+        )
+
+    def wrong_content(self, file: str, sha256: str) -> ModelError:
+        return ModelError(
+            f"{file} of {self.name} was fetched in parts, and the whole does not have its sha256 {sha256}: the hub at "
+            f"{constants.ENDPOINT} or a proxy sent wrong bytes; the file was removed: start again to fetch it anew"
         )
 
     def missing_shard(self, file: str) -> ModelError:

@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 from swarm.errors import ModelError
+from swarm.hub import cache as cache_module
+from swarm.hub import download as download_module
 from swarm.hub import errors as hub_errors
 from swarm.hub import lookup as hub_module
 from swarm.hub.headers import RemoteFile
@@ -408,7 +410,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", full)
+    monkeypatch.setattr(download_module, "hf_hub_download", full)
     monkeypatch.setattr(hub_errors.constants, "HF_HUB_CACHE", "/no/such/cache")
     with pytest.raises(ModelError, match="the disk is full: the cache /no/such/cache has no room for somebody/tiny@"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
@@ -433,8 +435,8 @@ def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
             assert waited_long.wait(30)
         return ""
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", slow)
-    monkeypatch.setattr(hub_module, "PROGRESS_INTERVAL_S", 0.001)
+    monkeypatch.setattr(download_module, "hf_hub_download", slow)
+    monkeypatch.setattr(download_module, "PROGRESS_INTERVAL_S", 0.001)
     snapshot_in(tmp_path).fetch(["model.safetensors"], progress)
     assert (40, 100) in said
     assert said[-1] == (100, 100)
@@ -446,7 +448,7 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
     def broken(*_: object, **__: object) -> str:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", broken)
+    monkeypatch.setattr(download_module, "hf_hub_download", broken)
     with pytest.raises(ModelError, match="failed \\(out of luck\\)"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
 
@@ -454,15 +456,15 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
 def test_weights_are_of_the_commit_that_was_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the name stands for meanwhile."""
     asked: list[object] = []
-    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision)))
+    monkeypatch.setattr(download_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision)))
     snapshot_in(tmp_path).fetch(["model.safetensors"])
     assert asked == [(NAME, "model.safetensors", tmp_path.name)]
 
 
 def test_a_disk_without_room_is_not_begun_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is asked of the hub then."""
-    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *_, **__: pytest.fail("it was begun"))
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
+    monkeypatch.setattr(download_module, "hf_hub_download", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr(download_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
     with pytest.raises(ModelError, match="more in the cache"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
 
@@ -472,9 +474,9 @@ def test_descriptions_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     first, second = RemoteFile(1, "0" * 64, "{}"), RemoteFile(2, "1" * 64, "{}")
-    hub_module._store_descriptions(folder, {"a.safetensors": first})
-    hub_module._store_descriptions(folder, {"b.safetensors": second})
-    assert hub_module._read_descriptions(folder) == {"a.safetensors": first, "b.safetensors": second}
+    cache_module.store_descriptions(folder, {"a.safetensors": first})
+    cache_module.store_descriptions(folder, {"b.safetensors": second})
+    assert cache_module.read_descriptions(folder) == {"a.safetensors": first, "b.safetensors": second}
     assert [path.suffix for path in (tmp_path / "swarm").iterdir()] == [".json"]
 
 
