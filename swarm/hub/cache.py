@@ -22,7 +22,7 @@ OUR_FOLDER = "swarm"
 
 def model_folder(repository: str) -> Path:
     """Return the folder of a repository in the cache."""
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repository, repo_type="model"))
 
 
 def find_snapshot(repository: str, revision: str | None) -> Path | None:

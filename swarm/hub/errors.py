@@ -21,8 +21,8 @@ DOWNLOAD_FAILED = (
     "network or HF_ENDPOINT, or name a local directory; whole files are kept"
 )
 RANGES_FAILED = (
-    "the cache {cache} lacks parts of {files} of {name}, and fetching them from the hub at {endpoint} failed ({reason}); "
-    "check the network or HF_ENDPOINT, or name a local file; what was fetched is kept"
+    "the cache {cache} lacks parts of {files} of {name}, and fetching them from the hub at {endpoint} failed "
+    "({reason}); check the network or HF_ENDPOINT, or name a local file; what was fetched is kept"
 )
 
 
@@ -53,6 +53,12 @@ class HubErrors:
 
     def invalid_name(self, error: ValueError) -> ModelError:
         return ModelError(f"{self.name} is no name of a model on a hub: {first_line(error)}")
+
+    def no_commit(self, commit: str) -> ModelError:
+        return ModelError(
+            f"the hub at {constants.ENDPOINT} reports {commit[:80]!r} as the commit of {self.name}, which is none; "
+            "correct HF_ENDPOINT"
+        )
 
     def no_space(self, num_bytes: int, free: int) -> ModelError:
         return ModelError(

@@ -10,7 +10,7 @@ From a hub without range requests, or without sha256, files are downloaded whole
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from swarm.hub.cache import OUR_FOLDER, disk_space, model_folder
+from swarm.hub.cache import OUR_FOLDER, model_folder
 from swarm.hub.download import TIMEOUT_S, Download, in_background, wait_with_progress
 from swarm.hub.errors import RANGES_FAILED, HubErrors, gigabytes
 from swarm.hub.gguf import parse_gguf
@@ -150,7 +150,7 @@ class GgufSnapshot:
 
 
 class _HeaderReader:
-    """Reader of a header that fetches what it reads, and more each time."""
+    """Reader of a header that fetches what it reads, and at the start of the file as much again."""
 
     def __init__(self, file: HubFile, partial: PartialFile, writer: RangeWriter) -> None:
         self._file, self._partial, self._writer = file, partial, writer
@@ -161,11 +161,11 @@ class _HeaderReader:
         missing = Ranges.of([(offset, stop)]) - self._present
         if missing:
             first = missing.pairs[0][0]
-            is_next = self._present.pairs[:1] in ((), ((0, first),))
-            ahead = first + max(first, FIRST_READ_BYTES) if is_next else stop
-            _fetch_range(self._file, first, min(max(stop, ahead), self._file.num_bytes), self._writer, lambda _: None)
-            self._present |= Ranges.of(self._writer.written)
-        return self._writer.read(offset, stop - offset)
+            if self._present.pairs[:1] in ((), ((0, first),)):
+                stop = max(stop, min(2 * first + FIRST_READ_BYTES, self._file.num_bytes))
+            _fetch_range(self._file, first, stop, self._writer, lambda _: None)
+            self._present |= Ranges.of([(first, stop)])
+        return self._writer.read(offset, length)
 
 
 @dataclass(slots=True)
@@ -190,3 +190,82 @@ class _Fetch:
                 finished += sizes[file]
                 self.num_received = finished  # Another process may have fetched some of it.
                 self.progress(finished, total)
+
+    def _fetch(self, file: HubFile, wanted: Ranges, total: int) -> None:
+        future = in_background(lambda: self._fetch_file(file, wanted))
+        wait_with_progress(future, lambda: self.progress(min(self.num_received, total), total))
+
+    def _fetch_file(self, file: HubFile, wanted: Ranges) -> None:
+        """Fetch piece by piece, so that other processes can fetch theirs in between."""
+        partial = self.snapshot._partial(file)
+        try:
+            while self._fetch_piece(file, partial, wanted):
+                pass
+        except NoRangesError:
+            self._fetch_whole(file)
+            with partial.locked():
+                partial.adopt_blob()
+
+    def _fetch_piece(self, file: HubFile, partial: PartialFile, wanted: Ranges) -> bool:
+        """Fetch the next missing piece. False if there is none."""
+        with partial.locked():
+            piece = Ranges()
+            if not partial.adopt_blob():
+                piece = plan_fetch(wanted, partial.present(), file.num_bytes).first_bytes(PIECE_BYTES)
+            if piece:
+                with partial.writer() as writer:
+                    _fetch_range(file, *piece.pairs[0], writer, self._count)
+            else:
+                self._finish(file, partial)
+            return bool(piece)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_received += num_bytes
+
+    def _fetch_whole(self, file: HubFile) -> None:
+        """Download the whole file from a hub that supported range requests at lookup, but does no longer."""
+        self._check_space(file.num_bytes)
+        before = self.num_received
+
+        def on_bytes(num_bytes: int) -> None:
+            self.num_received = max(self.num_received, before + num_bytes)
+
+        hf_hub_download(
+            file.repository,
+            file.path,
+            revision=file.commit,
+            etag_timeout=TIMEOUT_S,
+            tqdm_class=counting_bar(on_bytes),
+        )
+
+    def _finish(self, file: HubFile, partial: PartialFile) -> None:
+        """If all of the file is present, verify it, and make it the hub's own copy."""
+        if not partial.is_whole:
+            if partial.present().num_bytes < file.num_bytes:
+                return
+            if not partial.is_verified and not partial.verify():
+                raise self.snapshot.errors.wrong_content(file.path, file.sha256)
+            partial.promote()
+        whole = self.snapshot._whole_path(file)
+        if partial.is_whole and not whole.exists():
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            replace_by_link(whole, partial.blob)
+
+    def _check_space(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(model_folder(self.snapshot.repository)).free
+        if num_bytes > free:
+            raise self.snapshot.errors.no_space(num_bytes, free)
+
+
+def _fetch_range(file: HubFile, first: int, stop: int, writer: RangeWriter, on_bytes: Callable[[int], None]) -> None:
+    """Fetch a range; a broken connection is resumed where it broke."""
+    position, num_failures = first, 0
+    while position < stop:
+        before = position
+        for data in stream_range(file, position, stop):
+            writer.write(position, data)
+            position += len(data)
+            on_bytes(len(data))
+        num_failures = 0 if position > before else num_failures + 1
+        if num_failures == MAX_FAILURES:
+            raise ConnectionError("the connection breaks off before a byte is received")

@@ -1,5 +1,5 @@
-"""Models by name (``owner/name`` or ``owner/name@revision``): described before they are downloaded, downloaded file by
-file.
+"""Models by name (``names``): described before they are downloaded, downloaded file by file, or by ranges of a file
+(``gguf_lookup``).
 
 The environment variables of huggingface_hub apply: ``HF_ENDPOINT`` (address of the hub), ``HF_HUB_CACHE`` or
 ``HF_HOME`` (location of the cache), ``HF_TOKEN`` (credentials), ``HF_HUB_OFFLINE`` (no requests). This module does not
@@ -24,16 +24,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelInfo, constants, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub import try_to_load_from_cache as find_in_cache
 from huggingface_hub.hf_api import RepoSibling
 
 from swarm.errors import ModelError
 from swarm.hub.cache import TOKENIZER, is_complete, read_descriptions, store_descriptions
-from swarm.hub.download import TIMEOUT_S, Download
-from swarm.hub.errors import INTERRUPTED, UNREACHABLE, HubErrors
-from swarm.hub.headers import INDEX, LENGTH_BYTES, MAX_HEADER_BYTES, SINGLE, Progress, RemoteFile, Report, remote_header
+from swarm.hub.download import Download
+from swarm.hub.errors import INTERRUPTED, HubErrors
+from swarm.hub.gguf_choice import list_models
+from swarm.hub.gguf_lookup import GgufLookup
+from swarm.hub.gguf_snapshot import GgufSnapshot
+from swarm.hub.headers import (
+    INDEX,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    SINGLE,
+    Progress,
+    RemoteFile,
+    Report,
+    StoredTensor,
+    read_header,
+    remote_header,
+)
 from swarm.hub.http import read_range, silence_package
+from swarm.hub.listing import list_files
+from swarm.hub.names import HubName
 
 CONFIG = "config.json"
 
@@ -56,13 +72,14 @@ FIRST_READ_BYTES = 128 << 10  # Of a file: nearly always the whole header, in on
 MAX_PARALLEL_HEADERS = 8
 
 
-def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> ModelSnapshot:
-    """Return a model's small files, in the cache's folder, and descriptions of its weights.
+def look_up(name: HubName, report: Report | None = None) -> ModelSnapshot | GgufSnapshot:
+    """Return a model's small files, in the cache's folder, and descriptions of its weights; of a GGUF model its header.
 
     The cache has priority: if it has all of that, whichever weights are present, no request is made. ``report`` gets a
     line before each file of weights that must be downloaded now. Raises ModelError.
     """
-    return _Lookup(repository, revision, report or (lambda _: None)).snapshot()
+    report = report or (lambda _: None)
+    return GgufLookup(name, report).snapshot() if name.has_choice else _Lookup(name, report).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,22 @@ class ModelSnapshot:
     def describe(self, file: str) -> RemoteFile | None:
         return self.descriptions.get(file)
 
+    def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
+        """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
+        absent = sorted({tensor.path for tensor in tensors if not tensor.path.is_file()})
+        return {path.name: self.descriptions[path.name].num_bytes for path in absent}
+
+    def fetch_tensors(
+        self, tensors: Collection[StoredTensor], progress: Progress | None = None, report: Report | None = None
+    ) -> None:
+        """Download the missing files that hold these tensors, and compare them with their descriptions."""
+        files = self.missing(tensors)
+        self.fetch(files, progress, report)
+        described = {tensor.name: tensor for tensor in tensors}
+        for tensor in (tensor for file in files for tensor in read_header(self.folder / file)):
+            if described.get(tensor.name, tensor) != tensor:
+                raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
+
     def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
         """Download the missing ones of these files of weights, one after the other.
 
@@ -105,21 +138,35 @@ class ModelSnapshot:
 class _Lookup:
     """One lookup. All exceptions of huggingface_hub become ModelErrors here."""
 
-    repository: str
-    revision: str | None
+    hub_name: HubName
     report: Report
+
+    @property
+    def repository(self) -> str:
+        return self.hub_name.repository
+
+    @property
+    def revision(self) -> str | None:
+        return self.hub_name.revision
 
     @property
     def errors(self) -> HubErrors:
         return HubErrors(self.repository, self.revision)
 
-    def snapshot(self) -> ModelSnapshot:
+    def snapshot(self) -> ModelSnapshot | GgufSnapshot:
         cached = self._read_cache()
         if cached is not None and is_complete(cached.folder):
             return cached
+        gguf = GgufLookup(self.hub_name, self.report)
+        if cached is None and (cached_gguf := gguf.cached()) is not None:
+            return cached_gguf
         try:
             with silence_package():
-                return self._query_hub(self._list_files())
+                listing = list_files(self.repository, self.revision)
+                if INDEX not in listing.files and SINGLE not in listing.files and list_models(listing.files):
+                    return gguf.listed(listing)
+                self._check_usable(listing.files)
+                return self._query_hub(listing.files)
         except ModelError:
             # Weights without a tokenizer: use them, because the hub can't be asked whether there is one.
             if cached is not None:
@@ -139,26 +186,15 @@ class _Lookup:
         known = ((folder / file).is_file() or file in snapshot.descriptions for file in snapshot.files)
         return snapshot if all(known) else None
 
-    def _list_files(self) -> dict[str, RepoSibling]:
-        """Return the files of the repository. Rejects an unusable repository before anything is downloaded."""
-        files = {file.rfilename: file for file in self._model_info().siblings or []}
+    def _check_usable(self, files: Collection[str]) -> None:
+        """Reject an unusable repository before anything is downloaded."""
         if CONFIG not in files:
             raise ModelError(f"{self.errors.name} has no {CONFIG}; is it a language model in Hugging Face form?")
         if INDEX not in files and SINGLE not in files:
             raise ModelError(
                 f"{self.errors.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: "
-                "choose a repository that has safetensors, or convert it and name the local directory"
+                "choose a repository that has safetensors or GGUF files, or convert it and name the local directory"
             )
-        return files
-
-    def _model_info(self) -> ModelInfo:
-        with self.errors.converted(UNREACHABLE):
-            try:
-                return HfApi().model_info(
-                    self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
-                )
-            except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
-                raise ModelError(f"{constants.ENDPOINT} is not a model hub; correct HF_ENDPOINT") from None
 
     def _query_hub(self, files: dict[str, RepoSibling]) -> ModelSnapshot:
         with self.errors.converted(INTERRUPTED):

@@ -190,6 +190,10 @@ class RangeWriter:
         if self._num_unrecorded >= RECORD_BYTES:
             self.record()
 
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes that are present, recorded or not; fewer at the end of the file."""
+        return os.pread(self._descriptor, length, offset)
+
     def record(self) -> None:
         """Synchronise what was written since the last record, then record it."""
         if not self._unrecorded:

@@ -36,6 +36,7 @@ PROGRAM = """
 import sys
 from swarm.errors import ModelError
 from swarm.hub.lookup import look_up
+from swarm.hub.names import parse_name
 from swarm.stage.model.checkpoint import Checkpoint
 import msgspec
 
@@ -45,12 +46,12 @@ def show(snapshot):
 def report(line):
     print(line, file=sys.stderr)
 
-repository, _, revision = sys.argv[1].partition("@")
+name = parse_name(sys.argv[1])
 try:
-    snapshot = look_up(repository, revision or None, report)
+    snapshot = look_up(name, report)
     before = show(snapshot)
     snapshot.fetch([] if sys.argv[2:] == ["-"] else sys.argv[2:] or snapshot.files, None, report)
-    print(snapshot.folder, before, show(look_up(repository, revision or None)), sep="\\n")
+    print(snapshot.folder, before, show(look_up(name)), sep="\\n")
 except ModelError as error:
     sys.exit(f"error: {error}")
 finally:
@@ -246,29 +247,18 @@ def test_a_file_that_is_not_as_described(hub: Hub, run: Run) -> None:
     """A description is held against the file that comes."""
     process = run(NAME, "-", endpoint=hub.endpoint)
     folder = folder_of(process)
-    described = ModelLocation(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
-    checkpoint = Checkpoint(described.folder, described.remote)
+    described = Swapped(NAME, folder, cache_module.read_descriptions(folder))
+    checkpoint = Checkpoint(folder, described)
     with pytest.raises(ModelError, match=r"has another .* than the hub describes; remove the file"):
         checkpoint.fetch(["head.weight"])
 
 
-class Described:
-    """A remote whose file of weights has its tensors in another order than it says."""
-
-    name = f"{NAME}@{COMMIT}"
-
-    def __init__(self, folder: Path, content: bytes) -> None:
-        self._folder, self._content = folder, content
-
-    def describe(self, file: str) -> RemoteFile:
-        names = ("embed.weight", "model.layers.0.q") if file == SHARDS[0] else ("head.weight", "model.layers.1.q")
-        content = safetensors(*names)
-        length = int.from_bytes(content[:8], "little")
-        return RemoteFile(len(content), "0" * 64, content[8 : 8 + length].decode())
+class Swapped(hub_module.ModelSnapshot):
+    """A model of which a file has its tensors in another order than it says."""
 
     def fetch(self, files: Collection[str], *_: object) -> None:
         assert list(files) == [SHARDS[1]]
-        (self._folder / SHARDS[1]).write_bytes(self._content)
+        (self.folder / SHARDS[1]).write_bytes(safetensors("head.weight", "model.layers.1.q"))
 
 
 # --- which models are the same ---------------------------------------------------------------------------------------
@@ -456,7 +446,9 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
 def test_weights_are_of_the_commit_that_was_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the name stands for meanwhile."""
     asked: list[object] = []
-    monkeypatch.setattr(download_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision)))
+    monkeypatch.setattr(
+        download_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision))
+    )
     snapshot_in(tmp_path).fetch(["model.safetensors"])
     assert asked == [(NAME, "model.safetensors", tmp_path.name)]
 
