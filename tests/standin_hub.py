@@ -27,7 +27,8 @@ class Hub:
     cut_once: set[str] = field(default_factory=set)  # files that are cut in the middle, the first time only
     answers_ranges: bool = True
     has_other_sizes: bool = False  # ranges are of a file of another size than was reported
-    has_other_etags: bool = False  # and of another content
+    has_other_etags: bool = False  # of another content
+    has_other_commits: bool = False  # of another commit
     cut_ranges: dict[str, int] = field(default_factory=dict)  # bytes of a range's answer after which it breaks off
     tells_sha256: bool = True
     asked: list[str] = field(default_factory=list)  # method and path, of files with the range that was asked for
@@ -113,7 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         whole = self.hub.files[name]
         etag = "0" * 64 if self.hub.has_other_etags else self.etag(name)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
+        commit = COMMIT[::-1] if self.hub.has_other_commits else COMMIT
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         asked = self.headers.get("Range") if self.hub.answers_ranges else None
         start, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
         content = whole[int(start) : int(last) + 1 if last else self.hub.cut.get(name, len(whole))]

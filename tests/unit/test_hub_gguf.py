@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -10,17 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 
 from swarm.errors import ModelError
 from swarm.hub import gguf_snapshot as snapshot_module
 from swarm.hub import partial_file
-from swarm.hub.gguf import read_gguf
+from swarm.hub.gguf import parse_gguf, read_gguf
 from swarm.hub.gguf_snapshot import GgufSnapshot
 from swarm.hub.headers import StoredTensor
-from swarm.hub.lookup import look_up
+from swarm.hub.lookup import ModelSnapshot, look_up
 from swarm.hub.names import parse_name
-from tests.files_of_models import gguf
+from tests.files_of_models import TINY_CONFIG, gguf, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
 
 MiB = 1 << 20
@@ -44,6 +45,8 @@ def repository() -> dict[str, bytes]:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with standin(repository()) as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+        template = f"{served.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield served
@@ -68,9 +71,13 @@ def paths_of(snapshot: GgufSnapshot) -> list[Path]:
 
 
 def read_file(path: Path) -> tuple[StoredTensor, ...]:
-    from swarm.hub.gguf import _read_file
+    with path.open("rb") as file:
 
-    return _read_file(path).tensors
+        def read(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        return parse_gguf(path, path.stat().st_size, read).tensors
 
 
 def assert_right(hub: Hub, snapshot: GgufSnapshot, *layers: int) -> None:
@@ -130,15 +137,35 @@ def test_a_quantization_that_is_not_there_names_those_that_are(hub: Hub) -> None
 
 def test_a_file_that_another_program_has_downloaded_is_used(hub: Hub) -> None:
     """Also if no hub can be reached."""
-    from huggingface_hub import hf_hub_download
-
-    path = Path(hf_hub_download(NAME, FILE))
+    path = Path(snapshot_download(NAME, allow_patterns=[FILE]), FILE)
     hub.refusal = (500, "")
     hub.asked.clear()
     snapshot = open_model()
     assert snapshot.path == path
     assert snapshot.missing(tensors_in(snapshot, 0)) == {}
     assert hub.asked == []
+
+
+def test_a_hub_that_is_gone_leaves_what_was_described(hub: Hub) -> None:
+    """One model is known, another can't be looked up."""
+    snapshot = open_model()
+    hub.refusal = (503, "")
+    assert open_model() == snapshot
+    with pytest.raises(ModelError, match="it answers 503; try again later"):
+        open_model(f"{NAME}:Q8_0")
+    hub.refusal = None
+    assert [file.path for file in open_model(f"{NAME}:Q8_0").files] == [OTHER]
+
+
+def test_safetensors_come_first_unless_a_gguf_model_is_chosen(hub: Hub) -> None:
+    """Also when the cache has the GGUF model only."""
+    weights = safetensors("embed.weight", "model.layers.0.q", "model.layers.1.q")
+    hub.files |= {"config.json": json.dumps(TINY_CONFIG).encode(), "model.safetensors": weights}
+    assert open_model().files[0].path == FILE
+    name = parse_name(NAME)
+    assert name is not None
+    assert isinstance(look_up(name), ModelSnapshot)
+    assert open_model().files[0].path == FILE
 
 
 # --- what is fetched -------------------------------------------------------------------------------------------------
@@ -239,7 +266,7 @@ def test_without_ranges_or_sha256_the_file_is_downloaded_whole(hub: Hub, lack: s
     setattr(hub, lack, False)
     report: list[str] = []
     snapshot = open_model(report=report)
-    assert hub.fetched() == ([FILE, FILE] if lack == "never" else [FILE])
+    assert hub.fetched() == [FILE]
     assert report == [f"fetching {NAME}: {FILE} (1 of 1, 4.8 MB)"]
     assert snapshot.path.read_bytes() == hub.files[FILE]
     assert snapshot.missing(tensors_in(snapshot, *range(6))) == {}
@@ -257,7 +284,7 @@ def test_a_hub_that_stops_supporting_ranges(hub: Hub) -> None:
     assert open_model().path.read_bytes() == hub.files[FILE]
 
 
-@pytest.mark.parametrize("difference", ["has_other_sizes", "has_other_etags"])
+@pytest.mark.parametrize("difference", ["has_other_sizes", "has_other_etags", "has_other_commits"])
 def test_a_file_that_changed_is_refused(hub: Hub, difference: str) -> None:
     snapshot = open_model()
     setattr(hub, difference, True)
