@@ -105,6 +105,9 @@ class ModelSnapshot:
     def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
         """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
         absent = sorted({tensor.path for tensor in tensors if not tensor.path.is_file()})
+        for path in absent:
+            if path.name not in self.descriptions:
+                raise ModelError(f"{path} is missing; it was there before: start again, and it is downloaded again")
         return {path.name: self.descriptions[path.name].num_bytes for path in absent}
 
     def fetch_tensors(
