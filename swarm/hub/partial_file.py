@@ -26,16 +26,10 @@ import msgspec
 from huggingface_hub.utils import WeakFileLock
 
 from swarm.hub.cache import OUR_FOLDER, write_atomically
+from swarm.hub.presence import PARTS_FOLDER, Record, read_record
 from swarm.hub.ranges import Ranges
 
 RECORD_BYTES = 32 << 20  # written between two records
-
-
-class _Record(msgspec.Struct, frozen=True):
-    num_bytes: int  # of the whole file
-    ranges: tuple[tuple[int, int], ...] = ()
-    is_described: bool = False  # the header is present, and valid
-    is_verified: bool = False  # all is present, and has the sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class PartialFile:
     @property
     def path(self) -> Path:
         """The path from which the ranges that are present can be read; it stays the same when the file is whole."""
-        return self.model_folder / OUR_FOLDER / "parts" / self.sha256
+        return self.model_folder / OUR_FOLDER / PARTS_FOLDER / self.sha256
 
     @property
     def blob(self) -> Path:
@@ -156,17 +150,10 @@ class PartialFile:
         except OSError:
             return False
 
-    def _read_record(self) -> _Record:
-        nothing = _Record(self.num_bytes)
-        if not self._has_data():
-            return nothing
-        try:
-            record = msgspec.json.decode(self._record_path.read_bytes(), type=_Record)
-        except (OSError, msgspec.DecodeError):
-            return nothing  # The ranges are fetched again.
-        return record if record.num_bytes == self.num_bytes else nothing
+    def _read_record(self) -> Record:
+        return read_record(self.path, self.num_bytes)
 
-    def _write_record(self, record: _Record) -> None:
+    def _write_record(self, record: Record) -> None:
         write_atomically(self._record_path, msgspec.json.encode(record))
 
 

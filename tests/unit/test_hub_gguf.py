@@ -21,6 +21,7 @@ from swarm.hub.gguf_snapshot import GgufSnapshot
 from swarm.hub.headers import StoredTensor
 from swarm.hub.lookup import ModelSnapshot, look_up
 from swarm.hub.names import parse_name
+from swarm.hub.presence import check_present
 from tests.files_of_models import TINY_CONFIG, gguf, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
 
@@ -226,6 +227,17 @@ def test_wrong_bytes_are_found_when_the_file_is_whole(hub: Hub) -> None:
     again = open_model()
     again.fetch_tensors(tensors_in(again, *range(6)))
     assert again.path.read_bytes() == right
+
+
+def test_a_tensor_that_was_not_fetched_is_not_read_as_zeros(hub: Hub) -> None:
+    snapshot = open_model()
+    tensors = tensors_in(snapshot, 4, 5)
+    snapshot.fetch_tensors(tensors[:1])
+    check_present(tensors[0])
+    with pytest.raises(ModelError, match=rf"{FILE} lacks 8000\d\d bytes of blk.5.weight; start again to fetch them"):
+        check_present(tensors[1])
+    snapshot.fetch_tensors(tensors_in(snapshot, *range(6)))
+    check_present(tensors[1])
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
