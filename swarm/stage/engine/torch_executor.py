@@ -107,7 +107,7 @@ class TorchExecutor:
         kv_share: float = KV_SHARE,
     ) -> None:
         place = locate_model(path, log_fetching)
-        self._checkpoint = Checkpoint(place.folder, place.remote)
+        self._checkpoint = Checkpoint.at(place)
         self._device = parse_device(device)
         self._dtype_name = choose_dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()

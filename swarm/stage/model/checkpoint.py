@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import xxhash
 
 from swarm.errors import ModelError
+from swarm.hub.gguf import GgufModel, part_names, read_gguf
 from swarm.hub.headers import (
     FLOAT_DTYPES,
     INDEX,
@@ -33,7 +34,11 @@ from swarm.hub.headers import (
     read_header,
     remote_header,
 )
+from swarm.stage.model.gguf_folder import derive_folder
+from swarm.stage.model.gguf_names import GgufTensor, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
+from swarm.stage.quantization.gguf_formats import FORMATS
+from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
 
@@ -76,19 +81,25 @@ class RemoteWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Location of a model. Without ``remote``, the folder is complete."""
+    """Location of a model. Without ``remote``, the folder is complete.
+
+    The weights of a model of GGUF files are in these, and the folder has what is derived from their header.
+    """
 
     folder: Path
     remote: RemoteWeights | None = None
+    gguf: GgufModel | None = None
 
     @property
     def name(self) -> str:
         """A name for other processes instead of the user's input: it always means the same files."""
+        if self.gguf is not None and self.remote is None:
+            return str(self.gguf.files[0].path)
         return str(self.folder) if self.remote is None else self.remote.name
 
 
 def locate_model(model: str, report: Report | None = None) -> ModelLocation:
-    """Return the location of ``model``: a local folder or, for a name such as owner/model, the folder in the hub's
+    """Return the location of ``model``: a local folder, a GGUF file (one of its parts is enough) or, for a name such as owner/model, the folder in the hub's
     cache.
 
     For a name, missing small files are fetched from the hub; of the weights, only the descriptions. ``report`` is
@@ -96,9 +107,15 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelLocation(path.resolve())
+        file = _find_gguf(path)
+        return ModelLocation(path.resolve()) if file is None else _locate_gguf(file)
+    if path.suffix == ".gguf":
+        return _locate_gguf(path)
     if path.exists():
-        raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
+        raise ModelError(
+            f"{model} is neither a directory nor a .gguf file; name the directory that holds config.json and the "
+            "safetensors files, or a GGUF file"
+        )
     named = _HUB_NAME.fullmatch(model)
     if named is None:
         raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
@@ -111,18 +128,58 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
     return ModelLocation(snapshot.folder, snapshot)
 
 
-class Checkpoint:
-    """Description of a model folder. Raises ``ModelError`` with the file and the problem."""
+def _locate_gguf(file: Path) -> ModelLocation:
+    gguf = read_gguf(file.resolve())
+    return ModelLocation(derive_folder(gguf), gguf=gguf)
 
-    def __init__(self, folder: Path, remote: RemoteWeights | None = None) -> None:
+
+def _find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file, or the first part, in a folder that has no configuration of its own.
+
+    Raises ``ModelError`` if there is a choice.
+    """
+    files = sorted(folder.glob("*.gguf"))
+    if not files or (folder / "config.json").is_file():
+        return None
+    if {file.name for file in files} != set(part_names(files[0].name)):
+        raise ModelError(f"{folder} has several GGUF models; name one of them: {', '.join(f.name for f in files[:9])}")
+    return files[0]
+
+
+class Checkpoint:
+    """Description of a model folder, or of a model of GGUF files and the folder that was derived from it.
+
+    ``tensors`` are the plain tensors and ``quantized`` the quantized matrices. ``gguf`` has, by the same names, what
+    must be undone when they are read. Raises ``ModelError`` with the file and the problem."""
+
+    def __init__(
+        self, folder: Path, remote: RemoteWeights | None = None, gguf: GgufModel | None = None
+    ) -> None:
         self.folder = folder
         self._remote = remote
+        self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
         if "quantization_config" in self.config:
             raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
-        self.tensors = dict(_read_tensors(folder, remote))
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
+        self.quantized: dict[str, StoredWeight] = {}
+        self.gguf: dict[str, GgufTensor] | None = None
+        if gguf is None:
+            self.tensors = dict(_read_tensors(folder, remote))
+        else:
+            self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
+            stored = {name: tensor.stored for name, tensor in self.gguf.items()}
+            self.tensors = {name: each for name, each in stored.items() if each.dtype not in FORMATS}
+            self.quantized = {
+                name: StoredWeight(name, FORMATS[each.dtype], each.shape, each.dtype, {"codes": each})
+                for name, each in stored.items()
+                if each.dtype in FORMATS
+            }
+
+    @classmethod
+    def at(cls, location: ModelLocation) -> Checkpoint:
+        return cls(location.folder, location.remote, location.gguf)
 
     @property
     def architecture(self) -> str:
@@ -160,6 +217,8 @@ class Checkpoint:
     @cached_property
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
+        if self.quantized:
+            return "bfloat16"
         weight = dict.fromkeys(FLOAT_DTYPES, 0)
         for tensor in self.tensors.values():
             if tensor.is_float:
@@ -182,7 +241,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=shorten_name(_model_name(self.folder)),
+            name=shorten_name(self._gguf.name if self._gguf is not None else _model_name(self.folder)),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -213,7 +272,7 @@ class Checkpoint:
     @cached_property
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
-        paths = sorted({tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"})
+        paths = sorted({tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"})
         return tuple(self._describe_file(path) for path in paths)
 
     def _describe_file(self, path: Path) -> Asset:
@@ -224,9 +283,26 @@ class Checkpoint:
             raise ModelError(f"{path} is missing; it was there before: download it again, and start again")
         return Asset(path.name, path.stat().st_size, compute_digest(path))
 
+    def digest_files(self, weight: StoredWeight) -> str:
+        """Return the digests of the files that hold a quantized matrix."""
+        digests = {file.name: file.digest for file in self._files}
+        return " ".join(sorted({digests[part.path.name] for part in weight.parts.values()}))
+
+    def _stored_tensors(self) -> Iterator[StoredTensor]:
+        """Yield all tensors of the files: plain ones and the parts of quantized matrices."""
+        yield from self.tensors.values()
+        for weight in self.quantized.values():
+            yield from weight.parts.values()
+
+    def _stored_parts(self, name: str) -> Collection[StoredTensor]:
+        """Return the stored tensors of this name: a plain one, or the parts of a quantized matrix."""
+        if name in self.quantized:
+            return self.quantized[name].parts.values()
+        return [self.tensors[name]] if name in self.tensors else []
+
     def missing(self, names: Collection[str]) -> dict[str, int]:
         """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
-        files = {self.tensors[name].path for name in names if name in self.tensors}
+        files = {part.path for name in names for part in self._stored_parts(name)}
         absent = sorted(path for path in files if not path.is_file())
         return {path.name: self._describe_file(path).num_bytes for path in absent}
 
