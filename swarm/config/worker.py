@@ -25,6 +25,32 @@ class WorkerSettings(Section):
         description="Type of the weights in memory. auto: the type of the model's files where the device is fast at it,"
         " otherwise float32; if the swarm computes in another type (broker.dtype), that type.",
     )
+    weights: Literal["auto", "int8", "int4", "dense"] = Field(
+        default="auto",
+        description="How the weights are stored in memory, the same for all workers of the swarm. auto: as in the "
+        "model's files. int8, int4: quantized when they are loaded from a plain checkpoint, to a half or a quarter of "
+        "bfloat16. dense: quantized files are unpacked to worker.dtype.",
+    )
+    weight_group: Literal[32, 128] = Field(
+        default=32,
+        description="Weights that share a scale where worker.weights quantizes them. 128 saves a twelfth of int4's "
+        "memory, at the cost of precision.",
+    )
+    embedding: Literal["auto", "int8", "int6", "int4", "dense"] = Field(
+        default="auto",
+        description="How the embedding of a plain checkpoint is stored. auto: as worker.weights has it.",
+    )
+    head: Literal["auto", "int8", "int6", "int4", "dense"] = Field(
+        default="auto",
+        description="How the head of a plain checkpoint is stored, or the table that serves as embedding and head. auto: "
+        "as worker.weights has it; int6 with int4, because errors of the head change tokens the most.",
+    )
+    activations: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="Numbers that products with quantized weights read, the same for all workers of the swarm. auto: "
+        "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
+        "precise, and with the same bits on every processor.",
+    )
     memory_limit: ByteSize | None = Field(
         default=None,
         examples=["8GiB"],

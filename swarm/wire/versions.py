@@ -44,6 +44,12 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "submit.keep_s": False,
         "trouble.failed": True,
     },
+    4: {
+        "description.manifest.activations": True,
+        "description.manifest.weights": True,
+        "hello.manifest.activations": False,
+        "hello.manifest.weights": False,
+    },
 }
 
 

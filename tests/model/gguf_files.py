@@ -46,9 +46,9 @@ def write_model(path: Path, model: Any, choose: ChooseType | Type = Type.F32, **
     for name, tensor in state.items():
         back = []
         for stored_name, array, order in converted(name, tensor.float().numpy(), config, names):
-            wanted = choose if isinstance(choose, Type) else choose(stored_name, array)
-            data, values = encode(array if order is None else array[order], allowed(wanted, array))
-            writer.add_tensor(stored_name, data, raw_dtype=allowed(wanted, array))
+            type_ = allowed(choose if isinstance(choose, Type) else choose(stored_name, array), stored_name, array)
+            data, values = encode(array if order is None else array[order], type_)
+            writer.add_tensor(stored_name, data, raw_dtype=type_)
             if order is not None:
                 unordered = np.empty_like(values)
                 unordered[order] = values
@@ -64,9 +64,9 @@ def write_model(path: Path, model: Any, choose: ChooseType | Type = Type.F32, **
 ARCH = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
-def allowed(wanted: Type, array: np.ndarray) -> Type:
-    """As in llama.cpp: vectors are float32, and matrices whose rows are no whole blocks aren't quantized."""
-    if array.ndim < 2:
+def allowed(wanted: Type, name: str, array: np.ndarray) -> Type:
+    """As in llama.cpp: vectors, biases and routers are float32, and rows that are no whole blocks aren't quantized."""
+    if array.ndim < 2 or name.endswith(".bias") or "ffn_gate_inp" in name:
         return Type.F32
     return wanted if array.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0 else Type.F16
 
@@ -176,6 +176,9 @@ def add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3", "mistral", "starcoder2") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
+    every = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}.get(kind)  # what llama.cpp assumes
+    if every and slides(config) != [(layer + 1) % every != 0 for layer in range(config.num_hidden_layers)]:
+        writer.add_array(f"{ARCHITECTURES.get(kind, kind)}.attention.sliding_window_pattern", slides(config))
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -184,6 +187,10 @@ def add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+
+
+def slides(config: Any) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config.layer_types]
 
 
 def add_rope(writer: gguf.GGUFWriter, config: Any, head_size: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -13,8 +16,11 @@ from transformers import AutoModelForCausalLM
 from swarm.stage.model.checkpoint import Checkpoint, locate_model
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.gguf_source import GgufSource
+from tests.model.cutting import Cutter
 from tests.model.gguf_files import write_model
-from tests.model.models import named_config, random_model
+from tests.model.models import ARCHITECTURES, named_config, random_model
+
+TOKENS = torch.arange(100) * 7
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -63,7 +69,7 @@ def load(checkpoint: Checkpoint) -> Any:
 
 
 def logits(model: Any) -> torch.Tensor:
-    ids = torch.arange(100).unsqueeze(0) * 7 % model.config.vocab_size
+    ids = TOKENS.unsqueeze(0) % model.config.vocab_size
     with torch.inference_mode():
         return model(ids).logits[0]
 
@@ -76,3 +82,30 @@ def test_a_file_has_the_logits_of_its_weights(tmp_path: Path, kind: str, type_: 
     write_model(tmp_path / "tiny.gguf", original, type_)
     loaded = load(open_model(tmp_path / "tiny.gguf"))
     torch.testing.assert_close(logits(loaded), logits(original), rtol=0, atol=1e-4)
+
+
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+
+
+def choose(name: str, array: np.ndarray) -> Type:
+    """Another type for each kind of tensor."""
+    kind = re.sub(r"\d+", "", name).replace("ffn_gate", "ffn_up")
+    return Type[TYPES[zlib.crc32(kind.encode()) % len(TYPES)]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_computes_with_a_files_weights(tmp_path: Path, kind: str) -> None:
+    """Whole and cut, with a type for each kind of tensor: rows of 256 make all of them possible."""
+    changes = KINDS[kind] | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if "layer_types" in ARCHITECTURES.get(kind, {}):
+        changes["layer_types"] = ["sliding_attention", "full_attention"]
+    original = random_model(named_config(kind, **changes))
+    original.config._attn_implementation = "eager"
+    write_model(tmp_path / "tiny.gguf", original, choose)
+    expected = logits(original)
+    tokens = (TOKENS % original.config.vocab_size).tolist()
+    for lines in ((0, 2), (0, 1, 2)):
+        pipeline = Cutter().cut(tmp_path / "tiny.gguf", lines)
+        pipeline.open(1)
+        result = pipeline.logits((1, 0, tokens))[0]
+        torch.testing.assert_close(result, expected, rtol=0, atol=2e-4 * expected.abs().max().item())

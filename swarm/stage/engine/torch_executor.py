@@ -35,6 +35,7 @@ from swarm.stage.model.loading import Modules, StageLoader, log_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import release_free_memory
+from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
 
 _MAX_KV_BYTES = 64 << 30  # upper bound of keys and values
@@ -89,7 +90,8 @@ class _Counters:
 class TorchExecutor:
     """Implementation of :class:`swarm.stage.executor.Executor` with torch.
 
-    ``dtype`` "auto" is the checkpoint's own dtype where the device computes fast in it, else float32. ``memory_limit``:
+    ``dtype`` "auto" is the checkpoint's own dtype where the device computes fast in it, else float32. ``quantization``:
+    how weights and activations are quantized. ``memory_limit``:
     bytes that this worker may use in total (default: the device's free memory). ``kv_share``: share of the memory left
     by the weights that keys and values may take. ``threads``: number of threads that compute while other steps are in
     flight (default: torch's choice), ``threads_alone``: when there is no other step (default: all available cores).
@@ -101,13 +103,14 @@ class TorchExecutor:
         *,
         device: str = "cpu",
         dtype: str = "auto",
+        quantization: Quantization = AS_STORED,
         memory_limit: int | None = None,
         threads: int | None = None,
         threads_alone: int | None = None,
         kv_share: float = KV_SHARE,
     ) -> None:
         place = locate_model(path, log_fetching)
-        self._checkpoint = Checkpoint.at(place)
+        self._checkpoint = Checkpoint.at(place, quantization)
         self._device = parse_device(device)
         self._dtype_name = choose_dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()

@@ -12,6 +12,7 @@ The folder of a model on a hub may lack weight files. Their contents are describ
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -35,9 +36,9 @@ from swarm.hub.headers import (
     remote_header,
 )
 from swarm.stage.model.gguf_folder import derive_folder
-from swarm.stage.model.gguf_names import GgufTensor, translate_names
+from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
-from swarm.stage.quantization.gguf_formats import FORMATS
+from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
@@ -60,8 +61,6 @@ _ASSETS = (
 
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
-
-_LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
 class RemoteWeights(Protocol):
@@ -149,11 +148,17 @@ def _find_gguf(folder: Path) -> Path | None:
 class Checkpoint:
     """Description of a model folder, or of a model of GGUF files and the folder that was derived from it.
 
-    ``tensors`` are the plain tensors and ``quantized`` the quantized matrices. ``gguf`` has, by the same names, what
-    must be undone when they are read. Raises ``ModelError`` with the file and the problem."""
+    ``tensors`` are the plain tensors and ``quantized`` the quantized matrices, by the names of a plain checkpoint;
+    ``gguf`` has, by the same names, what must be undone when they are read. ``quantization``: how weights are quantized
+    at load. Raises ``ModelError`` with the file and the problem.
+    """
 
     def __init__(
-        self, folder: Path, remote: RemoteWeights | None = None, gguf: GgufModel | None = None
+        self,
+        folder: Path,
+        remote: RemoteWeights | None = None,
+        quantization: Quantization = AS_STORED,
+        gguf: GgufModel | None = None,
     ) -> None:
         self.folder = folder
         self._remote = remote
@@ -161,25 +166,27 @@ class Checkpoint:
         self.config = _read_json(folder / "config.json", "a model folder needs it")
         if "quantization_config" in self.config:
             raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
+        self.quantization = quantization
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
-        self.quantized: dict[str, StoredWeight] = {}
         self.gguf: dict[str, GgufTensor] | None = None
+        self.quantized: dict[str, StoredWeight] = {}
         if gguf is None:
+            kind = str(self.text_config.get("model_type"))
             self.tensors = dict(_read_tensors(folder, remote))
         else:
+            kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
-            stored = {name: tensor.stored for name, tensor in self.gguf.items()}
-            self.tensors = {name: each for name, each in stored.items() if each.dtype not in FORMATS}
-            self.quantized = {
-                name: StoredWeight(name, FORMATS[each.dtype], each.shape, each.dtype, {"codes": each})
-                for name, each in stored.items()
-                if each.dtype in FORMATS
-            }
+            self.tensors, self.quantized = sort_tensors(self.gguf)
+        chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
+        self._weights = quantization.describe(chosen.values())
+        for name in chosen:
+            del self.tensors[name]
+        self.quantized |= chosen
 
     @classmethod
-    def at(cls, location: ModelLocation) -> Checkpoint:
-        return cls(location.folder, location.remote, location.gguf)
+    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
+        return cls(location.folder, location.remote, quantization, location.gguf)
 
     @property
     def architecture(self) -> str:
@@ -216,13 +223,10 @@ class Checkpoint:
 
     @cached_property
     def stored_dtype(self) -> str:
-        """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
-        if self.quantized:
-            return "bfloat16"
+        """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``. Codes count as bfloat16."""
         weight = dict.fromkeys(FLOAT_DTYPES, 0)
-        for tensor in self.tensors.values():
-            if tensor.is_float:
-                weight[tensor.dtype] += tensor.num_bytes
+        for tensor in self._stored_tensors():
+            weight[tensor.dtype if tensor.is_float else "BF16"] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
 
     @cached_property
@@ -255,6 +259,8 @@ class Checkpoint:
             kv_bytes_per_token=(per_token,) * self.num_layers,
             files=self._files,
             assets=self.assets,
+            weights=self._weights,
+            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
         )
 
     @cached_property
@@ -315,27 +321,25 @@ class Checkpoint:
         if self._remote is None or not files:
             return
         self._remote.fetch(files, progress, report)
+        described = {tensor.name: tensor for tensor in self._stored_tensors()}
         for file in files:
             for tensor in read_header(self.folder / file):
-                if self.tensors.get(tensor.name, tensor) != tensor:
+                if described.get(tensor.name, tensor) != tensor:
                     raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
         head = 0
-        tables: list[int] = []
-        for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
-            size = tensor.num_elements * element_bytes
-            match = _LAYER_NAME.search(tensor.name)
+        tables: list[tuple[bool, int]] = []  # whether it is the head, and its size
+        for name, shape, size in self._memory_sizes(element_bytes):
+            match = LAYER.search(name)
             if match:
                 index = int(match[1])
                 if index >= self.num_layers:
-                    raise ModelError(
-                        f"{tensor.path.name} has {tensor.name}, but config.json has {self.num_layers} layers"
-                    )
+                    raise ModelError(f"{self.folder} has {name}, but config.json has {self.num_layers} layers")
                 layers[index] += size
-            elif tensor.shape[:1] == (self.vocab_size,) and len(tensor.shape) == 2:
-                tables.append(size)
+            elif shape[:1] == (self.vocab_size,) and len(shape) == 2:
+                tables.append((HEAD.search(name) is not None, size))
             else:
                 head += size
         for index, size in enumerate(layers):
@@ -344,8 +348,17 @@ class Checkpoint:
         if tables:
             # A tied table is loaded twice even by a stage with both ends: once for lookups, and once packed for its
             # kernel.
-            return _PartSizes(tuple(layers), tables[0], head + tables[-1])
+            tables.sort()
+            return _PartSizes(tuple(layers), tables[0][1], head + tables[-1][1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
+
+    def _memory_sizes(self, element_bytes: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Yield the names, shapes and sizes in memory of all weights."""
+        for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
+            yield tensor.name, tensor.shape, tensor.num_elements * element_bytes
+        for weight in self.quantized.values():
+            dense = math.prod(weight.shape) * element_bytes
+            yield weight.name, weight.shape, dense if self.quantization.is_dense else weight.packed_bytes
 
     def _positive_setting(self, *names: str, most: int = _MAX_SIZE) -> int:
         """Return the first of these settings that the configuration has, as a positive integer."""

@@ -49,6 +49,13 @@ class WeightSource(Protocol):
         """
 
 
+class ModelSource(WeightSource, Protocol):
+    """Source that has the tensors under the names of the model's modules."""
+
+    def stored_names(self, name: str) -> list[str]:
+        """Return the names of the stored tensors that this tensor is made of; empty if the source does not have it."""
+
+
 class FolderSource:
     """Source that reads tensors of a folder into their own memory."""
 

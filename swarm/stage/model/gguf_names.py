@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel
 from swarm.hub.headers import StoredTensor
-from swarm.stage.quantization.gguf_formats import check_type
+from swarm.stage.quantization.gguf_formats import FORMATS, PLAIN, check_type
+from swarm.stage.quantization.stored import StoredWeight
 
 
 class Change(enum.Enum):
@@ -24,12 +25,11 @@ class Change(enum.Enum):
     QUERY_ROWS = "pairs of query rows"  # each head's rows in the order 0, n/2, 1, n/2 + 1, …
     KEY_ROWS = "pairs of key rows"
     PLUS_ONE = "plus one"
-    FLAT = "flat"  # a matrix of one row that is stored as a vector
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of a file, and what has to be undone to make it the model's."""
+    """A tensor of a file under the model's name for it, and what has to be undone to make it the model's."""
 
     stored: StoredTensor
     change: Change = Change.NONE
@@ -124,6 +124,18 @@ def translate_names(model: GgufModel, model_type: str, num_layers: int) -> dict[
     return dict(_translate(model, names, num_layers))
 
 
+def sort_tensors(tensors: Mapping[str, GgufTensor]) -> tuple[dict[str, StoredTensor], dict[str, StoredWeight]]:
+    """Return the plain tensors and the quantized matrices, by the same names."""
+    stored = {name: tensor.stored for name, tensor in tensors.items()}
+    plain = {name: each for name, each in stored.items() if each.dtype in PLAIN}
+    quantized = {
+        name: StoredWeight(name, FORMATS[each.dtype], each.shape, each.dtype, {"codes": each})
+        for name, each in stored.items()
+        if each.dtype in FORMATS
+    }
+    return plain, quantized
+
+
 def _translate(model: GgufModel, names: Names, num_layers: int) -> Iterator[tuple[str, GgufTensor]]:
     for tensor in model.tensors.values():
         if tensor.name in names.ignored:
@@ -135,7 +147,7 @@ def _translate(model: GgufModel, names: Names, num_layers: int) -> Iterator[tupl
                 f"{tensor.path} has the tensor {tensor.name}, which is not supported for the architecture "
                 f"{model.metadata['general.architecture']}; use the model's safetensors files"
             )
-        yield name, GgufTensor(tensor, _change_of(tensor.name, name, names))
+        yield name, GgufTensor(replace(tensor, name=name), _change_of(tensor.name, name, names))
 
 
 def _translate_name(name: str, names: Names, num_layers: int) -> str | None:

@@ -1,57 +1,29 @@
-"""Reading of tensors from GGUF files, in the names, shapes and order of rows of the model's modules.
-
-A stage reads the bytes of its own tensors and nothing else, through ``read_bytes``.
-"""
+"""Source of tensors from GGUF files, in the names, shapes and order of rows of the model's modules."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from swarm.errors import ModelError
-from swarm.hub.headers import StoredTensor
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.gguf_names import Change, GgufTensor
-from swarm.stage.quantization.gguf_decode import decode_gguf
-from swarm.stage.quantization.gguf_formats import FORMATS
-from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, can_join, join_rows
-
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-ReadBytes = Callable[[StoredTensor], torch.Tensor]
-
-
-def read_bytes(stored: StoredTensor) -> torch.Tensor:
-    """Return the bytes of a tensor, in memory of their own. Raises ``ModelError``."""
-    data = torch.empty(stored.num_bytes, dtype=torch.uint8)
-    rest = memoryview(data.numpy())  # type: ignore[arg-type]
-    try:
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.offset)
-            while len(rest):
-                count = file.readinto(rest)
-                if not count:
-                    raise ModelError(f"{stored.path} ends inside tensor {stored.name}; download it again")
-                rest = rest[count:]
-    except OSError as error:
-        raise ModelError(f"{stored.path} can't be read ({error}) at tensor {stored.name}") from None
-    return data
+from swarm.stage.quantization.decoding import open_stored
+from swarm.stage.quantization.formats import WeightFormat
+from swarm.stage.quantization.reading import read_tensor
+from swarm.stage.quantization.tensors import QuantizedWeight, can_join, join_rows
 
 
 class GgufSource:
-    """Source of a model's tensors in GGUF files; it implements ``WeightSource``.
+    """Implementation of ``WeightSource`` for GGUF files.
 
-    The experts' matrices ``gate_up_proj`` are made of two tensors. In gpt-oss their rows alternate, and the modules
-    hold them transposed; quantized, a matrix is ``[outputs, inputs]`` in every model.
+    The experts' matrices ``gate_up_proj`` are made of two tensors. In gpt-oss their rows alternate, and its modules
+    hold all of the experts' matrices transposed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, read: ReadBytes = read_bytes) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         assert checkpoint.gguf is not None, "the caller has checked"
+        self._checkpoint = checkpoint
         self._tensors: dict[str, GgufTensor] = checkpoint.gguf
-        self._digests = checkpoint.digests
-        self._read = read
         config = checkpoint.text_config
         self._heads = {
             Change.QUERY_ROWS: int(config["num_attention_heads"]),
@@ -70,12 +42,12 @@ class GgufSource:
         return pieces if all(piece in self._tensors for piece in pieces) else []
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """Return the tensor as the model's module holds it; a quantized one as float32. The caller checks the shape."""
-        pieces = [self._read_piece(self._tensors[piece]) for piece in self.stored_names(name)]
+        pieces = [self._read_piece(piece) for piece in self.stored_names(name)]
         is_bias = name.endswith("_bias")
         result = pieces[0]
-        if len(pieces) == 2 and pieces[0].shape == pieces[1].shape:
+        if len(pieces) == 2:
             rows = -1 if is_bias else -2
+            _check_pieces(name, pieces)
             result = torch.cat([piece.to(torch.float32) for piece in pieces], dim=rows)
             if self._alternates:
                 result = result.index_select(rows, _alternating(result.shape[rows]))
@@ -83,52 +55,52 @@ class GgufSource:
             result = result.transpose(-1, -2).contiguous()
         return result
 
+    def weight_format(self, name: str) -> WeightFormat | None:
+        weight = self.quantized(name)
+        return None if weight is None else weight.format
+
     def quantized(self, name: str) -> QuantizedWeight | None:
-        """Return the tensor if it is quantized; None if it is plain, or is made of tensors of different types."""
-        pieces = [self._tensors[piece] for piece in self.stored_names(name)]
-        if not pieces or any(piece.stored.dtype not in FORMATS for piece in pieces):
+        """Return a quantized matrix; None if the tensor is plain, or is made of tensors of different types."""
+        weights = [self._open_piece(piece) for piece in self.stored_names(name)]
+        known = [weight for weight in weights if weight is not None]
+        if not known or len(known) < len(weights) or not can_join(known):
             return None
-        weights = [self._describe_quantized(piece) for piece in pieces]
-        if not can_join(weights):
-            return None
-        result = join_rows(weights)
-        if len(weights) == 2 and self._alternates:
+        result = join_rows(known)
+        if len(known) == 2 and self._alternates:
             result = result.reordered("alternating", _alternating(result.shape[-2]))
         return result
 
-    def _describe_quantized(self, tensor: GgufTensor) -> QuantizedWeight:
-        stored = tensor.stored
-        weight = QuantizedWeight(
-            FORMATS[stored.dtype],
-            torch.Size(stored.shape),
-            f"{self._digests[stored.path.name]} {stored.name}",
-            partial(self._decode, stored),
-        )
-        if tensor.change in self._heads:
-            index = self._halves(stored, tensor.change)
-            weight = weight.reordered(f"halves of {self._heads[tensor.change]} heads", index)
+    def _open_piece(self, name: str) -> QuantizedWeight | None:
+        stored = self._checkpoint.quantized.get(name)
+        if stored is None:
+            return None
+        weight, change = open_stored(stored, self._checkpoint.digest_files(stored)), self._tensors[name].change
+        if change in self._heads:
+            return weight.reordered(f"halves of {self._heads[change]} heads", self._halves(name, stored.shape, change))
         return weight
 
-    def _decode(self, stored: StoredTensor) -> QuantizedTensor:
-        return decode_gguf(stored.dtype, self._read(stored), torch.Size(stored.shape))
+    def _read_piece(self, name: str) -> torch.Tensor:
+        weight = self._open_piece(name)
+        if weight is not None:
+            return weight.read().dequantize(torch.float32)
+        tensor, change = read_tensor(self._checkpoint.tensors[name]), self._tensors[name].change
+        if change in self._heads:
+            return tensor.index_select(0, self._halves(name, tuple(tensor.shape), change))
+        return tensor.to(torch.float32) - 1 if change is Change.PLUS_ONE else tensor
 
-    def _read_piece(self, tensor: GgufTensor) -> torch.Tensor:
-        stored = tensor.stored
-        if stored.dtype in FORMATS:
-            return self._describe_quantized(tensor).read().dequantize(torch.float32)
-        result = self._read(stored).view(_DTYPES[stored.dtype]).view(stored.shape)
-        if tensor.change in self._heads:
-            return result.index_select(0, self._halves(stored, tensor.change))
-        if tensor.change is Change.PLUS_ONE:
-            return result.to(torch.float32) - 1
-        return result
-
-    def _halves(self, stored: StoredTensor, change: Change) -> torch.Tensor:
+    def _halves(self, name: str, shape: tuple[int, ...], change: Change) -> torch.Tensor:
         """Return the rows in the order of the model: of each head first the even ones, then the odd ones."""
-        rows, heads = stored.shape[0], self._heads[change]
+        rows, heads = shape[0], self._heads[change]
         if rows % (2 * heads):
-            raise ModelError(f"{stored.path} has {stored.name} with {rows} rows for {heads} heads; download it again")
+            path = self._tensors[name].stored.path
+            raise ModelError(f"{path} has {name} with {rows} rows for {heads} heads; download it again")
         return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def _check_pieces(name: str, pieces: list[torch.Tensor]) -> None:
+    if pieces[0].shape != pieces[1].shape:
+        shapes = " and ".join(str(list(piece.shape)) for piece in pieces)
+        raise ModelError(f"{name} can't be made of tensors of shapes {shapes}; download the file again")
 
 
 def _alternating(rows: int) -> torch.Tensor:

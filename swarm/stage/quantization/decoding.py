@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED
+from swarm.stage.quantization.gguf_decode import read_gguf_matrix
+from swarm.stage.quantization.gguf_formats import FORMATS as GGUF_FORMATS
+from swarm.stage.quantization.quantize import read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
 
@@ -33,7 +37,11 @@ class Decoder:
     order_key: Callable[[StoredWeight], str] = _own_order
 
 
-DECODERS: dict[str, Decoder] = {}  # by encoding
+DECODERS: dict[str, Decoder] = {  # by encoding
+    PLAIN: Decoder(read_and_quantize),
+    TRANSPOSED: Decoder(read_and_quantize),
+    **dict.fromkeys(GGUF_FORMATS, Decoder(read_gguf_matrix)),
+}
 
 
 def read_stored(weight: StoredWeight) -> QuantizedTensor:
@@ -46,7 +54,7 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name}",
+        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}/{QUANTIZER}",
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )

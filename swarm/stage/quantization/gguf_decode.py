@@ -12,9 +12,17 @@ import torch
 
 from swarm.hub.gguf import TYPES
 from swarm.stage.quantization.gguf_formats import FORMATS
+from swarm.stage.quantization.reading import read_bytes
+from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor
 
 _PIECE_BYTES = 16 << 20  # decoded at once: the steps in between take several times the memory of the codes
+
+
+def read_gguf_matrix(weight: StoredWeight) -> QuantizedTensor:
+    """Read a matrix from its file. Raises ``ModelError``."""
+    part = weight.parts["codes"]
+    return decode_gguf(part.dtype, read_bytes(part), torch.Size(weight.shape))
 
 
 def decode_gguf(kind: str, data: torch.Tensor, shape: torch.Size) -> QuantizedTensor:

@@ -13,6 +13,7 @@ from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model import program
 from swarm.stage.model.build import possible_dtypes
 from swarm.stage.native import variant_choice
+from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.shell.budget import MemoryBudget, split_memory
 from swarm.wire.messages import LayerCost
 from swarm.wire.transport.keys import KeyPair
@@ -46,6 +47,9 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
         _model_path(settings),
         device=worker.device,
         dtype=dtype or worker.dtype,
+        quantization=Quantization(
+            worker.weights, worker.weight_group, worker.embedding, worker.head, worker.activations
+        ),
         memory_limit=limit,
         threads=worker.threads or None,
         kv_share=worker.kv_share,

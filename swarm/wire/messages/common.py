@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 OLDEST_VERSION: Final = 1  # The oldest supported version; ``wire.versions`` lists what each one added.
 
 # Limits. They are generous for any real use; their purpose is that sizes are checked before memory is allocated.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from swarm.wire.messages.common import MAX_LAYERS, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
+from swarm.wire.messages.common import MAX_LAYERS, MAX_NAME, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
 from swarm.wire.messages.records import LayerRange, PayloadSpec
 
 
@@ -24,7 +24,11 @@ _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts about the model that all processes must agree on; the broker has no other information about it."""
+    """The facts about the model that all processes must agree on; the broker has no other information about it.
+
+    ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
+    rounded; empty if they have the model's dtype. Other texts mean other numbers.
+    """
 
     name: Name
     architecture: Name
@@ -40,6 +44,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_bytes_per_token: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)]
     files: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=4096)]
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
+    weights: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    activations: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head

@@ -1,0 +1,126 @@
+"""Settings of quantization at load, and which matrices of a plain checkpoint they apply to. Does not import torch.
+
+Quantized at load are the matrices of linear layers, a layer's experts, the embedding and the head. Routers, biases,
+norms and small matrices keep the dtype of the computation: they are a thousandth of a model, and sensitive.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.errors import ModelError
+from swarm.hub.headers import StoredTensor
+from swarm.stage.quantization.formats import Codes, WeightFormat
+from swarm.stage.quantization.stored import StoredWeight
+
+AUTO, DENSE, INT4, INT6, INT8 = "auto", "dense", "int4", "int6", "int8"
+
+# Encodings of plain tensors that are quantized at load: as they are, and with the last two dimensions swapped.
+PLAIN, TRANSPOSED = "plain", "plain, transposed"
+
+# Parts of a model by the names of their tensors.
+LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|output_layer)\.weight$")
+
+# Version of the quantizer. Increase it when its codes or scales change: workers of unlike versions are no equals.
+QUANTIZER: Final = 1
+
+_ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
+_EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
+_TRANSPOSED_EXPERTS: Final = frozenset({"gpt_oss", "llama4", "llama4_text"})  # [experts, inputs, outputs]
+_TRANSPOSED_MATRICES: Final = frozenset({"gpt2", "openai-gpt"})  # [inputs, outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How weights and activations are quantized: the settings ``worker.weights`` and those beside it."""
+
+    weights: str = AUTO  # of the layers: auto, int8, int4 or dense
+    group: int = 32  # weights of an output that share a scale
+    embedding: str = AUTO  # auto follows ``weights``
+    head: str = AUTO  # of the head, and of a table that serves as embedding and head
+    activations: str = AUTO  # auto: in the dtype of the computation; int8: rounded to 8 bits before each product
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether quantized files are unpacked to the dtype of the computation."""
+        return self.weights == DENSE
+
+    def choose_matrices(
+        self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int
+    ) -> dict[str, StoredWeight]:
+        """Return the tensors of a plain checkpoint that are quantized at load. Raises ``ModelError`` if none can be."""
+        chosen = {
+            tensor.name: weight
+            for tensor in tensors
+            if tensor.is_float and (weight := self._describe(tensor, model_type, vocab_size)) is not None
+        }
+        if self.weights in (INT4, INT8) and not any(LAYER.search(name) for name in chosen):
+            raise ModelError(
+                f"the layers of a {model_type} model can't be quantized at load; start without --weights {self.weights}"
+            )
+        return chosen
+
+    def describe(self, chosen: Iterable[StoredWeight]) -> str:
+        """Return a text that is the same only for equal quantization at load; empty if nothing is quantized."""
+        names = sorted({weight.format.name for weight in chosen})
+        if not names:
+            return ""
+        ends = [
+            f"{part} {width}"
+            for part, width in (("embedding", self._width_of_embedding()), ("head", self._width_of_head()))
+            if width != self.weights
+        ]
+        layers = f"{self.weights} in groups of {self.group}" if self.weights in (INT4, INT8) else "plain"
+        return ", ".join([layers, *ends, f"quantizer {QUANTIZER}"])
+
+    def _describe(self, tensor: StoredTensor, model_type: str, vocab_size: int) -> StoredWeight | None:
+        width = self._width(tensor, model_type, vocab_size)
+        if width in (AUTO, DENSE):
+            return None
+        *experts, outputs, inputs = tensor.shape
+        is_transposed = bool(experts) and model_type in _TRANSPOSED_EXPERTS
+        if is_transposed:
+            outputs, inputs = inputs, outputs
+        weight = StoredWeight(
+            tensor.name,
+            own_format(width, self.group),
+            (*experts, outputs, inputs),
+            TRANSPOSED if is_transposed else PLAIN,
+            {"weight": tensor},
+        )
+        # a smaller matrix would grow to a whole block
+        return weight if weight.packed_bytes < 2 * math.prod(weight.shape) else None
+
+    def _width(self, tensor: StoredTensor, model_type: str, vocab_size: int) -> str:
+        """Return how this tensor is quantized: int4, int6 or int8, or dense."""
+        num_dimensions = len(tensor.shape)
+        if not LAYER.search(tensor.name):
+            if num_dimensions != 2 or tensor.shape[0] != vocab_size:
+                return DENSE
+            return self._width_of_head() if HEAD.search(tensor.name) else self._width_of_embedding()
+        if num_dimensions == 3:
+            return self.weights if _EXPERTS.search(tensor.name) else DENSE
+        is_matrix = num_dimensions == 2 and tensor.name.endswith(".weight") and not _ROUTER.search(tensor.name)
+        return self.weights if is_matrix and model_type not in _TRANSPOSED_MATRICES else DENSE
+
+    def _width_of_embedding(self) -> str:
+        return self.weights if self.embedding == AUTO else self.embedding
+
+    def _width_of_head(self) -> str:
+        if self.head != AUTO:
+            return self.head
+        return INT6 if self.weights == INT4 else self.weights
+
+
+AS_STORED: Final = Quantization()
+
+
+def own_format(width: str, group: int) -> WeightFormat:
+    """Return the format of matrices that are quantized at load."""
+    codes, offset = {INT4: (Codes.INT4, 8), INT6: (Codes.INT6, 32), INT8: (Codes.INT8, 128)}[width]
+    return WeightFormat(width, codes, group, offset=offset)
