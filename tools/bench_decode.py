@@ -38,7 +38,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from time import perf_counter
 
-import bench_quantized as quantized
+import bench_weights as weights
 from bench_cases import (
     OURS,
     TAIL,
@@ -297,10 +297,10 @@ MODES = {
     "time": time,
     "long": long,
     "sampled": sampled,
-    "quantized": quantized.gguf_files,
-    "int4": quantized.own,
-    "experts": quantized.experts,
-    "starts": quantized.starts,
+    "quantized": weights.gguf_files,
+    "int4": weights.own,
+    "experts": weights.experts,
+    "starts": weights.starts,
 }
 SHAPES = {"long": "long", "sampled": "words"}  # of the modes that want another model than the usual one
 QUICK_SHAPES = dict.fromkeys(("quantized", "int4", "starts"), "200m")  # the same with --quick
