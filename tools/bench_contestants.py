@@ -20,6 +20,7 @@ from bench_swarm import START_S
 TRANSFORMERS, LLAMA, LLAMA_RPC = "transformers", "llama", "llama-rpc"
 PEERS = (TRANSFORMERS, LLAMA, LLAMA_RPC)
 RPC_SERVERS = 2
+GGUF = ".gguf"
 ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not hang us for ever
 
 LLAMA_ADVICE = """Make an environment for it, in some minutes and with a C++ compiler, and name it:
@@ -113,15 +114,32 @@ def llama_version(python: str, *, rpc: bool) -> str:
 
 
 def gguf_of(model: Path) -> Path:
-    """Write the model's weights for llama.cpp, once."""
+    """Write the model's weights for llama.cpp, once. A GGUF file is taken as it is."""
+    if model.suffix == GGUF:
+        return model
     file = model.with_name(model.name + ".gguf")
     newest = max((path.stat().st_mtime for path in model.glob("*.safetensors")), default=0.0)
     if not file.is_file() or file.stat().st_mtime < newest:
-        note(f"writing {file} …")
-        command = [sys.executable, str(TOOLS / "bench_gguf.py"), str(model), str(file)]
-        if subprocess.run(command, check=False).returncode:
-            raise BenchError(f"{model} could not be written as a GGUF file; why stands above")
+        run_writer(file, [sys.executable, str(TOOLS / "bench_gguf.py"), str(model), str(file)])
     return file
+
+
+def quantized_gguf(model: Path, kind: str, llama_python: str) -> Path:
+    """Write the model's GGUF file in another type, such as Q4_K_M, with llama.cpp's own quantizer, once."""
+    source = gguf_of(model)
+    file = source.with_name(f"{source.stem}-{kind}{GGUF}")
+    if not file.is_file() or file.stat().st_mtime < source.stat().st_mtime:
+        script = str(TOOLS / "bench_llama.py")
+        run_writer(file, [llama_python, script, "--quantize", str(source), str(file), kind])
+    return file
+
+
+def run_writer(file: Path, command: Sequence[str]) -> None:
+    """Run the program that writes a model, in a process of its own: this one shall not keep the memory."""
+    note(f"writing {file} …")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if subprocess.run(command, check=False).returncode:
+        raise BenchError(f"{file} could not be written; why stands above")
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:

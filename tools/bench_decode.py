@@ -15,6 +15,10 @@ rounds of neighbouring turns. Weights are random: what is computed costs the sam
     --what time       where the time of one token goes, with one sequence
     --what long       prompts of 4,000 to 24,000 tokens and decoding behind them, against the peers (a smaller model)
     --what sampled    sampled as people chat, out of 151,936 words, against greedy
+    --what quantized  GGUF files (--kinds Q8_0,Q4_0,Q4_K_M) against llama.cpp, and shares of the memory's own speed
+    --what int4       our own int4 and GPTQ, also with int8 rows, against plain weights; memory of each worker
+    --what experts    a qwen3_moe in 4 bits (--kinds Q4_0,Q4_K_M) against llama.cpp
+    --what starts     from the packed cache, against first starts (--kinds int4,Q4_K_M)
 
 Peers (--peer A,B): transformers, its ``generate``; llama, llama.cpp in one process; llama-rpc, llama.cpp with its
 layers on two RPC servers. llama.cpp needs an interpreter that has it (--llama-python), and gets a GGUF file of the same
@@ -31,11 +35,23 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from bench_contestants import TRANSFORMERS, Peer, Peers, add_peer_options, peers_of
+import bench_weights as weights
+from bench_cases import (
+    OURS,
+    TAIL,
+    TIMEOUT_S,
+    Bench,
+    Case,
+    compared,
+    context_turns,
+    generate,
+    peer_turn,
+    swarm_turn,
+)
+from bench_contestants import TRANSFORMERS, Peer, add_peer_options, peers_of
 from bench_lib import (
     BenchError,
     Row,
@@ -49,31 +65,12 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
-from bench_swarm import Swarm
 
 from swarm import AsyncClient
 
-TIMEOUT_S = 3600.0
-OURS = "swarm"
-SHORT = (8, 16)  # tokens of the prompts where decoding is measured
-TAIL = 8  # tokens after the shared beginning, at a long context
 CONTEXT = 1000
 PREFIX = 1000
 BLOCK = 32  # what the prefix cache counts in
-
-
-@dataclass(frozen=True)
-class Case:
-    """``kind``: decode (short prompts), context (long ones; only what follows them counts), prompt (first token).
-
-    ``target``: the least ratio to transformers that we want.
-    """
-
-    name: str
-    kind: str
-    sequences: int
-    prompt: int = 0
-    target: float | None = None
 
 
 CASES = (
@@ -106,98 +103,6 @@ KV_CASES = (
     Case("prompt-128", "prompt", 1, 128),
 )
 BATCH = (10, 50)  # requests, tokens of each
-
-
-@dataclass
-class Bench:
-    """Hold what every mode needs to know."""
-
-    model: Path
-    vocabulary: int
-    stages: int
-    threads: int
-    rounds: int
-    new: int
-    cases: tuple[str, ...]
-    quick: bool
-    peers: Peers
-
-    def swarm(self, stages: int | None = None, settings: dict[str, str] | None = None) -> Swarm:
-        return Swarm(self.model, stages or self.stages, self.threads, settings)
-
-    def chosen(self, cases: Sequence[Case]) -> list[Case]:
-        unknown = set(self.cases) - {case.name for case in cases}
-        if unknown:
-            raise BenchError(f"there is no case {min(unknown)}; there are {', '.join(case.name for case in cases)}")
-        return [case for case in cases if case.name in self.cases or not self.cases]
-
-    def prompts(self, case: Case) -> list[list[int]]:
-        short, long = SHORT
-        lengths = [case.prompt or short + number % (long - short + 1) for number in range(case.sequences)]
-        return [random_prompt(length, self.vocabulary) for length in lengths]
-
-
-# --- turns of a swarm: each gives tokens per second, or seconds -------------------------------------------------------
-
-
-async def generate(client: AsyncClient, prompts: list[list[int]], new: int, **sampling: float) -> float:
-    """Generate; seconds from the prompts to the last token of the last of them."""
-    began = perf_counter()
-    await client.generate_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S, **sampling)  # type: ignore[arg-type]
-    return perf_counter() - began
-
-
-async def steady_rate(client: AsyncClient, prompts: list[list[int]], new: int) -> float:
-    """Tokens per second while all sequences are generating: from the last first token to the first last one."""
-    times: dict[int, list[float]] = {place: [] for place in range(len(prompts))}
-    stream = client.stream_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
-    async for place, token, _, _ in stream:
-        if token is not None:
-            times[place].append(perf_counter())
-    begin, end = max(seen[0] for seen in times.values()), min(seen[-1] for seen in times.values())
-    if end <= begin:
-        raise BenchError("sequences did not run side by side; measure with more --new-tokens")
-    return sum(begin < moment <= end for seen in times.values() for moment in seen) / (end - begin)
-
-
-def swarm_turn(bench: Bench, client: AsyncClient, case: Case, **sampling: float) -> Turn:
-    async def turn() -> float:
-        prompts = bench.prompts(case)
-        if case.kind == "prompt":
-            return case.prompt / await generate(client, prompts, 1)
-        return case.sequences * bench.new / await generate(client, prompts, bench.new, **sampling)
-
-    return turn
-
-
-def peer_turn(bench: Bench, peer: Peer, case: Case) -> Turn:
-    async def turn() -> float:
-        prompts = bench.prompts(case)
-        if case.kind == "prompt":
-            return case.prompt / await peer.ask("generate", prompts=prompts, new=1)
-        return case.sequences * bench.new / await peer.ask("generate", prompts=prompts, new=bench.new)
-
-    return turn
-
-
-async def context_turns(bench: Bench, client: AsyncClient, peers: dict[str, Peer], case: Case) -> dict[str, Turn]:
-    """Give everybody the long prompts' keys and values before measuring; the shared beginning is computed once."""
-    shared = random_prompt(case.prompt - TAIL, bench.vocabulary)
-    tails = [random_prompt(TAIL, bench.vocabulary) for _ in range(case.sequences)]
-    for peer in peers.values():
-        await peer.ask("prepare", shared=shared, tails=tails)
-    await generate(client, [[*shared, *tails[0]]], 1)
-
-    async def ours() -> float:
-        return await steady_rate(client, [[*shared, *tail] for tail in tails], bench.new)
-
-    def of(peer: Peer) -> Turn:
-        async def theirs() -> float:
-            return case.sequences * bench.new / await peer.ask("go on", new=bench.new)
-
-        return theirs
-
-    return {name: of(peer) for name, peer in peers.items()} | {OURS: ours}
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------
@@ -265,19 +170,6 @@ def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
             shares = {name: f"{100 * rate * read / bandwidth:.0f} %" for name, rate in row.medians.items()}
             facts["share of the floor"] = ", ".join(f"{name} {share}" for name, share in shares.items())
     return facts
-
-
-async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[Case]) -> list[Row]:
-    """Give several swarms the same work; the first is the baseline."""
-    rows: list[Row] = []
-    async with AsyncExitStack() as stack:
-        for swarm in swarms.values():
-            await stack.enter_async_context(swarm)
-        for case in bench.chosen(cases):
-            note(f"{case.name} …")
-            turns = {name: swarm_turn(bench, swarm.client, case) for name, swarm in swarms.items()}
-            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), next(iter(swarms))))
-    return rows
 
 
 async def pipeline(bench: Bench) -> tuple[list[Row], dict[str, object]]:
@@ -405,8 +297,13 @@ MODES = {
     "time": time,
     "long": long,
     "sampled": sampled,
+    "quantized": weights.gguf_files,
+    "int4": weights.own,
+    "experts": weights.experts,
+    "starts": weights.starts,
 }
 SHAPES = {"long": "long", "sampled": "words"}  # of the modes that want another model than the usual one
+QUICK_SHAPES = dict.fromkeys(("quantized", "int4", "starts"), "200m")  # the same with --quick
 
 
 def main() -> None:
@@ -415,6 +312,8 @@ def main() -> None:
     add_model_options(parser)
     add_peer_options(parser)
     parser.add_argument("--cases", default="", metavar="A,B", help=f"some of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("--kinds", default="", metavar="A,B", help="of quantized weights")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment of every swarm")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--stages", type=int, default=2)
@@ -423,7 +322,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    model = model_of(arguments, SHAPES.get(arguments.what, "1.1b"), wide=arguments.float32)
+    shapes = SHAPES | (QUICK_SHAPES if arguments.quick else {})
+    model = model_of(arguments, shapes.get(arguments.what, "1.1b"), wide=arguments.float32)
     bench = Bench(
         model,
         vocabulary_of(model),
@@ -434,6 +334,8 @@ def main() -> None:
         tuple(filter(None, arguments.cases.split(","))),
         arguments.quick,
         peers_of(arguments, model),
+        tuple(filter(None, arguments.kinds.split(","))),
+        dict(setting.split("=", 1) for setting in arguments.set),
     )
     rows, facts = run(MODES[arguments.what](bench))
     facts = {"model": str(model), "stages": bench.stages, **facts}

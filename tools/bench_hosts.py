@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_decode import Bench
+from bench_cases import Bench
 from bench_lib import ROOT, Row, add_model_options, model_of, numbers, run, tell
 from bench_overlap import SEQUENCES, Pinned, against_one, bench_of
 

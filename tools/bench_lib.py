@@ -114,7 +114,8 @@ class Row:
     """One case: what each contestant showed in each round, and each one's ratio to the baseline, if there is one.
 
     ``ratios`` are medians over rounds of neighbouring turns, above 1 where the contestant is better than the baseline.
-    With a ``subject`` there are no others than its ratios to everybody else. ``target`` is for the first one.
+    With a ``subject`` there are no others than its ratios to everybody else. ``target`` is for the first one; ``goals``
+    are the least ratios that are wanted, by the contestant that is compared with the subject or the baseline.
     """
 
     case: str
@@ -123,6 +124,7 @@ class Row:
     baseline: str | None = None
     target: float | None = None
     subject: str | None = None
+    goals: dict[str, float] = field(default_factory=dict)
     medians: dict[str, float] = field(init=False)
     ratios: dict[str, float] = field(init=False)
 
@@ -212,9 +214,15 @@ def table(rows: list[Row], title: str) -> Table:
         drawn.add_column("target", justify="right")
     for row in rows:
         figures = [f"{_short(figure)} {row.unit}" for figure in row.medians.values()]
-        ratios = [f"{ratio:.2f}×" for ratio in row.ratios.values()]
+        ratios = [f"{ratio:.2f}×{_goal(row, name)}" for name, ratio in row.ratios.items()]
         drawn.add_row(row.case, *figures, *ratios, *([f"{row.target:g}×" if row.target else ""] if has_targets else []))
     return drawn
+
+
+def _goal(row: Row, ratio: str) -> str:
+    mine, _, theirs = ratio.partition(" ÷ ")
+    goal = row.goals.get(mine if row.subject is None else theirs)
+    return f" (≥ {goal:.3g})" if goal else ""
 
 
 def _short(figure: float) -> str:

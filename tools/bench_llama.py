@@ -4,6 +4,7 @@
     bench_llama.py --about                          one line of JSON: versions, and whether it can RPC
     bench_llama.py FILE THREADS [--wide] [--rpc N]  answers bench_questions.py
     bench_llama.py --serve PORT THREADS             one of the N RPC servers, which --rpc starts; ends with its stdin
+    bench_llama.py --quantize FILE OUT TYPE         write FILE anew with llama.cpp's quantizer; TYPE such as Q4_K_M
 
 Runs with an interpreter of its own that has llama_cpp and no torch. llama.cpp's own defaults (16-bit keys and values,
 flash attention as it chooses, a buffer per sequence; --wide: float32 throughout), every sequence in one batch, greedy:
@@ -279,6 +280,16 @@ def about() -> dict[str, object]:
     return {"version": llama_cpp.__version__, "rpc": bool(api.llama_supports_rpc()), "system": system}
 
 
+def quantize(source: str, target: str, kind: str) -> None:
+    """Write a GGUF file in another type. It appears when it is complete."""
+    params = api.llama_model_quantize_default_params()
+    params.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    partial = f"{target}.part"
+    if api.llama_model_quantize(source.encode(), partial.encode(), ctypes.byref(params)):
+        raise LlamaError(f"{source} can't be quantized to {kind}")
+    os.replace(partial, target)
+
+
 def main() -> None:
     api.llama_log_set(remember, ctypes.c_void_p(0))
     api.llama_backend_init()
@@ -288,6 +299,8 @@ def main() -> None:
             return
         case ["--serve", port, threads]:
             serve(int(port), int(threads))
+        case ["--quantize", source, target, kind]:
+            quantize(source, target, kind)
         case [path, threads, *options]:
             cores = int(threads) or len(os.sched_getaffinity(0))
             servers = start_servers(int(options[-1]), cores) if "--rpc" in options else []

@@ -23,8 +23,8 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from bench_cases import Bench, Case, swarm_turn
 from bench_contestants import Peers
-from bench_decode import Bench, Case, swarm_turn
 from bench_lib import (
     BenchError,
     Row,
