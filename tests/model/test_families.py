@@ -33,6 +33,7 @@ from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.modules.experts import NativeMixture, replace_experts, replace_mixture
 from swarm.stage.modules.mlps import NativeActivation
 from swarm.stage.modules.norms import replace_norm
+from swarm.stage.modules.reading import RowKind, WeightReader
 from swarm.stage.modules.recognition import find_activation, same_function
 from swarm.stage.native import cores
 from swarm.stage.native.linears import FUNCTIONS, NativeLinear, NativeModule
@@ -57,9 +58,10 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def held_by(part: nn.Module) -> native.ReadTensor:
+def held_by(part: nn.Module) -> WeightReader:
     """Reads a part's own weights."""
-    return lambda name, _: part.get_parameter(name).data.clone()
+    dtype = next((each.dtype for each in part.parameters()), torch.float32)
+    return WeightReader(lambda name, _: part.get_parameter(name).data.clone(), RowKind(dtype))
 
 
 def in_every_variant(module: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
@@ -252,7 +254,7 @@ def test_a_layers_experts_exist_once() -> None:
         alive.append(weakref.ref(tensor))
         return tensor
 
-    assert replace_experts(part, read) is not None
+    assert replace_experts(part, WeightReader(read, RowKind(torch.float32))) is not None
     assert len(alive) == 2
 
 

@@ -39,6 +39,8 @@ from swarm.stage.executor import Batch
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.native import shared_cache
 from swarm.stage.native.cores import computing
+from swarm.stage.quantization.formats import WeightFormat
+from swarm.stage.quantization.tensors import QuantizedWeight
 from swarm.wire.messages import LayerCost, LayerRange, Row
 
 try:
@@ -74,6 +76,12 @@ class ConstantSource:
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         return torch.full(shape, 0.01)
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        return None
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        return None
 
 
 def measure_layer_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader
 from swarm.stage.native import shared_cache
+from swarm.stage.quantization.formats import WeightFormat
+from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
 from swarm.wire.messages import LayerRange, Row
 
 # Relative to the largest logit. Correct models differ by 1e-6; a wrong mask, rotation or scale by 1e-2 and more.
@@ -57,16 +60,25 @@ _SMALL = {  # Sizes of the tiny model, for settings that a configuration has.
 
 
 class MemorySource:
-    """Source of weights that are already in memory."""
+    """Source of weights that are already in memory. ``state`` also has the quantized ones, dequantized."""
 
-    def __init__(self, state: dict[str, torch.Tensor]) -> None:
-        self._state = state
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], quantized: Mapping[str, QuantizedTensor] = MappingProxyType({})
+    ) -> None:
+        self._state, self._quantized = state, quantized
 
     def __contains__(self, name: str) -> bool:
         return name in self._state
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         return self._state[name].clone()
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        return self._quantized[name].format if name in self._quantized else None
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        tensor = self._quantized.get(name)
+        return None if tensor is None else QuantizedWeight(tensor.format, tensor.shape, "", lambda: tensor)
 
 
 def check_cut(config: Any) -> None:

@@ -118,7 +118,7 @@ class TorchExecutor:
         torch.set_num_threads(self.threads)
         cores.expect_threads(self.threads, self.threads_alone)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
-        self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self._skeleton = self._build_skeleton()
         check_cut(self._skeleton.config)
         # whether cut and whole models of this kind have the same bits
         self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
@@ -137,13 +137,23 @@ class TorchExecutor:
         self._cache_stats = CacheStats()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
+    def _build_skeleton(self) -> ModelSkeleton:
+        wanted = self._checkpoint.quantization
+        return ModelSkeleton.from_checkpoint(
+            self._checkpoint,
+            self._device,
+            DTYPES[self._dtype_name],
+            dense=wanted.is_dense,
+            int8_rows=wanted.has_int8_rows,
+        )
+
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
         bits."""
         check_kernels(self._skeleton.config, self._dtype_name)
         if native.unavailable_reason():
             log.warning("own_kernels_unused", why=native.unavailable_reason())
-            self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
+            self._skeleton = self._build_skeleton()
         return same_bits(self._skeleton.config, self._dtype_name)
 
     @property

@@ -10,6 +10,7 @@ the state of a run from the calling thread's :class:`~swarm.stage.attention.pass
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from swarm.errors import ModelError
-from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
@@ -35,8 +35,12 @@ from swarm.stage.model.conversion import ConvertedSource, FolderSource, WeightSo
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused
+from swarm.stage.modules.matrices import make_linear
+from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
+from swarm.stage.quantization.formats import packed_bytes
+from swarm.stage.quantization.tensors import QuantizedWeight
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -73,28 +77,51 @@ class ModelParts:
 
 
 class ModelSkeleton:
-    """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut."""
+    """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut.
 
-    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
+    ``dense``: dequantize quantized matrices when they are loaded. ``int8_rows``: round rows to int8 before they are
+    multiplied by quantized matrices.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        dense: bool = False,
+        int8_rows: bool = False,
+    ) -> None:
         attention.register()
         experts.register()
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
+        # whether products read quantized matrices as they are
+        self.has_quantized_products = self.kernel is NativeLinear and not dense
         if self.kernel is NativeLinear:
             families.move_softcap(self.model)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
-        return cls(read_config(checkpoint.folder), device, dtype)
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        dense: bool = False,
+        int8_rows: bool = False,
+    ) -> ModelSkeleton:
+        return cls(read_config(checkpoint.folder), device, dtype, dense=dense, int8_rows=int8_rows)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
         """Return the source of the model's tensors in the folder."""
-        return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
+        names = checkpoint.tensors.keys() | checkpoint.quantized.keys()
+        return ConvertedSource(self.model, names, FolderSource(checkpoint))
 
 
 def _shorten(error: BaseException) -> str:
@@ -191,11 +218,11 @@ class WeightLoader:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
         if self._skeleton.kernel is NativeLinear:
-            families.replace_modules(model, name, self._read_tensor)
+            families.replace_modules(model, name, self._reader(name))
             module = model.get_submodule(name)
         for path, part in list(module.named_modules(prefix=name)):
             if fused.has_qkv(part):
-                fused.join_qkv(part, native.prefix_reader(path, self._read_tensor), self._build_linear)
+                fused.join_qkv(part, self._reader(path), self._build_linear)
         for path, part in list(module.named_modules(prefix=name)):
             if not isinstance(part, (fused.FusedColumns, fused.FusedLinear, NativeModule, *linears.KERNELS)):
                 self._rebuild_buffers(model, part)
@@ -223,12 +250,14 @@ class WeightLoader:
             model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
     def _load_linear(self, path: str, part: nn.Linear) -> nn.Module:
-        weight = self._read_tensor(f"{path}.weight", part.weight)
-        bias = None if part.bias is None else self._read_tensor(f"{path}.bias", part.bias)
-        return self._build_linear(weight, bias)
+        read = self._reader(path)
+        bias = None if part.bias is None else read.tensor("bias", part.bias)
+        return self._build_linear(read.matrix("weight", part.weight), bias)
 
-    def _build_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        return linears.build_linear(self._skeleton.kernel, weight, bias)
+    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+        if isinstance(matrix, QuantizedWeight):
+            return make_linear(matrix, bias, self._skeleton.rows)
+        return linears.build_linear(self._skeleton.kernel, matrix, bias)
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
@@ -255,13 +284,22 @@ class WeightLoader:
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
 
+    def _reader(self, path: str) -> WeightReader:
+        """Return the reader of a module's weights."""
+        if self._skeleton.has_quantized_products:
+            return WeightReader(self._read_tensor, self._skeleton.rows, self._read_quantized, f"{path}.")
+        return WeightReader(self._read_tensor, self._skeleton.rows, prefix=f"{path}.")
+
+    def _read_quantized(self, name: str, like: torch.Tensor) -> QuantizedWeight | None:
+        weight = self._source.quantized(self._stored_name(name))
+        if weight is not None:
+            _check_shape(name, weight.shape, like.shape)
+            self._on_loaded(math.prod(weight.shape[:-2]) * packed_bytes(weight.format, *weight.shape[-2:]))
+        return weight
+
     def _read_tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
         tensor = self._source.read(self._stored_name(name), like.shape)
-        if tensor.shape != like.shape:
-            raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(like.shape)}; "
-                "the folder's files don't belong together"
-            )
+        _check_shape(name, tensor.shape, like.shape)
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
         self._on_loaded(result.nbytes)
         return result
@@ -278,6 +316,14 @@ class WeightLoader:
         config = self._skeleton.config.get_text_config()
         if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
             yield f"{parts.input_embedding}.weight"
+
+
+def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
+    if shape != expected:
+        raise ModelError(
+            f"tensor {name} has shape {list(shape)}, but config.json requires {list(expected)}; "
+            "the folder's files don't belong together"
+        )
 
 
 class Stage:

@@ -35,7 +35,7 @@ from swarm.hub.headers import (
     remote_header,
 )
 from swarm.stage.model.identity import compute_digest, compute_xxh3
-from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
@@ -211,7 +211,7 @@ class Checkpoint:
             files=self._files,
             assets=self.assets,
             weights=self._weights,
-            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
+            activations=INT8 if self.quantization.has_int8_rows else "",
         )
 
     @cached_property

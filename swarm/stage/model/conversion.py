@@ -1,23 +1,33 @@
 """Reading of stored tensors, converted to the names and shapes of the model's modules by transformers' own table.
 
 Some models store separately what their modules hold as one tensor: one matrix per expert on disk, one of all experts in
-the module. A tensor of the model is made of one or several stored tensors, and only those are read.
+the module. A tensor of the model is made of one or several stored tensors, and only those are read. Quantized matrices
+stay quantized where all pieces of a tensor have the same format; else they are dequantized first.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from swarm.errors import ModelError
-from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
-
-_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.quantization.decoding import open_stored, read_stored
+from swarm.stage.quantization.formats import WeightFormat
+from swarm.stage.quantization.reading import read_tensor
+from swarm.stage.quantization.tensors import QuantizedWeight, can_join, join_rows, stack_experts
 
 
 class WeightSource(Protocol):
@@ -26,41 +36,47 @@ class WeightSource(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """Return the tensor. ``shape`` is the shape that the model expects; the caller checks it."""
+        """Return the tensor, dequantized to float32 if it is quantized. ``shape`` is the shape that the model expects;
+        the caller checks it."""
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        """Return the format of a quantized matrix, without reading anything; None if the tensor is plain."""
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """Return a quantized matrix; None if the tensor is plain.
+
+        Its shape is ``[outputs, inputs]`` or ``[experts, outputs, inputs]``, also where the model transposes it.
+        """
 
 
 class FolderSource:
     """Source that reads tensors of a folder into their own memory."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tensors = checkpoint.tensors
+        self._checkpoint = checkpoint
+        self._tensors, self._quantized = checkpoint.tensors, checkpoint.quantized
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or name in self._quantized
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        stored = self._quantized.get(name)
+        return None if stored is None else stored.format
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        stored = self._quantized.get(name)
+        return None if stored is None else open_stored(stored, self._checkpoint.digest_files(stored))
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        if name in self._quantized:
+            return read_stored(self._quantized[name]).dequantize(torch.float32)
         stored = self._tensors[name]
-        if stored.dtype not in _STORED:
+        if not stored.is_float:
             raise ModelError(
                 f"{stored.path} stores {name} as {stored.dtype}, which is not supported; "
                 "use a float32, bfloat16 or float16 checkpoint"
             )
-        tensor = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
-        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
-        return tensor
-
-
-def _read_into(stored: StoredTensor, target: memoryview) -> None:
-    try:
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.offset)
-            while len(target):
-                count = file.readinto(target)
-                if not count:
-                    raise ModelError(f"{stored.path} ends inside tensor {stored.name}; download it again")
-                target = target[count:]
-    except OSError as error:
-        raise ModelError(f"{stored.path} can't be read ({error}) at tensor {stored.name}") from None
+        return read_tensor(stored)
 
 
 class ConvertedSource:
@@ -80,6 +96,7 @@ class ConvertedSource:
             if target not in expected and name in expected:
                 target, pattern = name, None
             self._pieces.setdefault(target, []).append((name, pattern))
+        self._transposed = frozenset(_transposed_names(model))
 
     def __contains__(self, name: str) -> bool:
         return name in self._pieces
@@ -91,7 +108,9 @@ class ConvertedSource:
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         pieces = self._pieces[name]
         if pieces[0][1] is None:
-            return self._stored.read(pieces[0][0], shape)
+            tensor = self._stored.read(pieces[0][0], shape)
+            is_turned = name in self._transposed and self._stored.weight_format(pieces[0][0]) is not None
+            return tensor.transpose(1, 2) if is_turned else tensor
         converter = copy.deepcopy(self._by_pattern[pieces[0][1]])
         for stored, pattern in pieces:
             converter.add_tensor(name, stored, pattern, lambda stored=stored: self._stored.read(stored, shape))
@@ -102,3 +121,53 @@ class ConvertedSource:
         tensor = result[name]
         converted: torch.Tensor = tensor[0] if isinstance(tensor, list) else tensor
         return converted
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        pieces = self._pieces.get(name, ())
+        formats = {self._stored.weight_format(stored) for stored, _ in pieces}
+        return formats.pop() if len(formats) == 1 and self._can_stay_quantized(name) else None
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        if self.weight_format(name) is None:
+            return None
+        pieces = [(pattern, self._stored.quantized(stored)) for stored, pattern in self._pieces[name]]
+        weights: dict[str | None, list[QuantizedWeight]] = {}
+        for pattern, weight in pieces:
+            assert weight is not None, "it has a format"
+            weights.setdefault(pattern, []).append(weight)
+        if None in weights:
+            return weights[None][0]
+        return _join_pieces(self._by_pattern[str(pieces[0][0])], weights)
+
+    def _can_stay_quantized(self, name: str) -> bool:
+        pattern = self._pieces[name][0][1]
+        return pattern is None or _joins_outputs(self._by_pattern[pattern])
+
+
+def _transposed_names(model: Any) -> Iterator[str]:
+    """Yield the names of the experts' weights that the model holds as ``[experts, inputs, outputs]``."""
+    for path, module in model.named_modules():
+        if getattr(module, "is_transposed", False):
+            yield from (f"{path}.{leaf}" for leaf, part in module.named_parameters(recurse=False) if part.ndim == 3)
+
+
+def _joins_outputs(converter: WeightConverter) -> bool:
+    """Whether the converter only stacks the matrices of experts and joins their outputs."""
+    return (
+        all(
+            (type(operation) is MergeModulelist and operation.dim == 0)
+            or (type(operation) is Concatenate and operation.dim == 1)
+            for operation in converter.operations
+        )
+        and type(converter.operations[0]) is MergeModulelist
+    )
+
+
+def _join_pieces(
+    converter: WeightConverter, weights: dict[str | None, list[QuantizedWeight]]
+) -> QuantizedWeight | None:
+    """Return what a converter that :func:`_joins_outputs` makes of these matrices; None if they have unlike orders of
+    their inputs."""
+    if not can_join([weight for group in weights.values() for weight in group]):
+        return None
+    return join_rows([stack_experts(weights[pattern]) for pattern in converter.source_patterns if pattern in weights])

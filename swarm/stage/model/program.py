@@ -45,6 +45,10 @@ class NormArgs(ctypes.Structure):
     ]
 
 
+class ProductArgs(ctypes.Structure):
+    _fields_ = [("matrix", _pointer), ("first", _count), ("stride", _count)]
+
+
 class HeadArgs(ctypes.Structure):
     _fields_ = [("how", kernel_args.NativeOptions), *((name, _count) for name in ("size", "query_heads", "key_heads"))]
 

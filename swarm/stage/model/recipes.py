@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from swarm.stage.model.program import ADD, ATTEND, HIDDEN, MIX, MIXED, MULTIPLY,
 from swarm.stage.model.rope import RopeTable
 from swarm.stage.modules.attention import NativeAttention
 from swarm.stage.modules.experts import NativeMixture
+from swarm.stage.modules.matrices import JoinedProducts
 from swarm.stage.modules.mlps import NativeMlp
 from swarm.stage.modules.norms import NativeRmsNorm
 from swarm.stage.modules.recognition import same_code
@@ -118,14 +120,17 @@ class _ProgramWriter:
         what = program.NormArgs(address, size, count, first, stride, norm.rounded, norm.variance_epsilon)
         return self.op(NORM, source, target, what)
 
-    def product(self, part: Any, source: int, target: int) -> Op:
-        linear = self.check_type(part, NativeLinear)
-        self.owners.append(linear)
-        self.check_input(source, linear.in_features)
-        self.set_output(target, linear.out_features)
-        return self.op(MULTIPLY, source, target, linear.matrix)
+    def product(self, part: Any, source: int, target: int) -> Iterator[Op]:
+        """Yield the operation of each matrix, which writes its own columns of the result."""
+        products = self.check_type(part, NativeLinear | JoinedProducts)
+        self.check_input(source, products.in_features)
+        self.set_output(target, products.out_features)
+        for linear, first in products.columns():
+            self.owners.append(linear)
+            what = program.ProductArgs(ctypes.addressof(linear.matrix), first, products.out_features)
+            yield self.op(MULTIPLY, source, target, what)
 
-    def check_type(self, part: Any, kind: type[Any]) -> Any:
+    def check_type(self, part: Any, kind: type[Any] | UnionType) -> Any:
         if not isinstance(part, kind):
             raise UnsupportedModule(f"{type(part).__name__} is not supported")
         if part.dtype is not self.dtype:
@@ -171,13 +176,13 @@ class _ProgramWriter:
         heads = program.HeadArgs(self.attention_options(part), size, queries, key_heads)
 
         def write(source: int) -> Iterator[Op]:
-            yield self.product(qkv, source, WIDE)
+            yield from self.product(qkv, source, WIDE)
             for norm, first, count in part.norm_places:
                 yield self.norm_pieces(norm, WIDE, WIDE, first, count)
             yield self.op(ROTATE, WIDE, WIDE, heads)
             yield self.op(ATTEND, WIDE, MIXED, heads, index)
             self.set_output(MIXED, queries * size)
-            yield self.product(part.out, MIXED, NORMED)
+            yield from self.product(part.out, MIXED, NORMED)
 
         return write
 
@@ -196,8 +201,8 @@ class _ProgramWriter:
             raise UnsupportedModule(f"{type(part).__name__} is not supported")
 
         def write(source: int) -> Iterator[Op]:
-            yield self.product(part.first, source, WIDE)
-            yield self.product(part.down, WIDE, NORMED)
+            yield from self.product(part.first, source, WIDE)
+            yield from self.product(part.down, WIDE, NORMED)
 
         return write
 
@@ -243,7 +248,7 @@ def _write_program(
     widths = tuple(writer.widths)
     head: list[Op] = []
     if heads:
-        head = [writer.norm(base.norm, HIDDEN, NORMED), writer.product(model.lm_head, NORMED, WIDE)]
+        head = [writer.norm(base.norm, HIDDEN, NORMED), *writer.product(model.lm_head, NORMED, WIDE)]
     assert writer.keys is not None, "there is a layer"
     return program.Program(
         layers,

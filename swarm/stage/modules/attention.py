@@ -22,10 +22,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
+from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear
 from swarm.stage.modules.mlps import load_linear
 from swarm.stage.modules.norms import NativeRmsNorm, replace_norm
+from swarm.stage.modules.reading import Matrix, WeightReader
 from swarm.stage.modules.recognition import same_code
 from swarm.stage.native.linears import NativeLinear, NativeModule
+from swarm.stage.quantization.tensors import QuantizedWeight
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -78,7 +81,7 @@ class NativeAttention(NativeModule):
 
     def __init__(
         self,
-        qkv: NativeLinear,
+        qkv: NativeLinear | JoinedProducts,
         out: NativeLinear,
         norms: tuple[NativeRmsNorm, ...],
         *,
@@ -143,7 +146,7 @@ class NativeAttention(NativeModule):
         return turned
 
 
-def replace_attention(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_attention(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module that attends as this one does; None if it is of an unknown kind."""
     match = next(((known, kind) for known, kind in _KINDS.items() if same_code(part, known)), None)
     if match is None:
@@ -152,17 +155,18 @@ def replace_attention(part: Any, read: native.ReadTensor) -> NativeModule | None
     norms = _norms(part, read)
     if norms is None or not _all_plain(part):
         return None
+    joint: NativeLinear | JoinedProducts
     if known is GPTNeoXAttention:
         heads, size = part.config.num_attention_heads, part.head_size
-        joint, out = _reorder_qkv(part, read, heads, size), load_linear(part.dense, "dense", read)
+        joint, out = _reorder_qkv(part, read, heads, size), load_linear(part.dense, read.under("dense"))
     elif known is Phi3Attention:
         heads, size = part.config.num_attention_heads, part.head_dim
-        joint, out = load_linear(part.qkv_proj, "qkv_proj", read), load_linear(part.o_proj, "o_proj", read)
+        joint, out = load_linear(part.qkv_proj, read.under("qkv_proj")), load_linear(part.o_proj, read.under("o_proj"))
     else:
         heads, size = part.q_proj.out_features // part.head_dim, part.head_dim
-        joint, out = _join_qkv(part, read), load_linear(part.o_proj, "o_proj", read)
+        joint, out = _join_qkv(part, read), load_linear(part.o_proj, read.under("o_proj"))
     replacement = NativeAttention(joint, out, norms, size=size, query_heads=heads, kind=kind)
-    replacement.copy_options(part, read("sinks", part.sinks) if kind.has_sinks else None)
+    replacement.copy_options(part, read.tensor("sinks", part.sinks) if kind.has_sinks else None)
     return replacement
 
 
@@ -170,37 +174,37 @@ def _all_plain(part: nn.Module) -> bool:
     return all(type(child) is nn.Linear for name, child in part.named_children() if not name.endswith("_norm"))
 
 
-def _norms(part: Any, read: native.ReadTensor) -> tuple[NativeRmsNorm, ...] | None:
+def _norms(part: Any, read: WeightReader) -> tuple[NativeRmsNorm, ...] | None:
     """Return the norms of queries and keys, if the module has any; None if they are of an unknown kind."""
     norms = []
     for name, child in part.named_children():
         if name in ("q_norm", "k_norm"):
-            norm = replace_norm(child, native.prefix_reader(name, read))
+            norm = replace_norm(child, read.under(name))
             if not isinstance(norm, NativeRmsNorm):
                 return None
             norms.append(norm)
     return tuple(norms)
 
 
-def _join_qkv(part: Any, read: native.ReadTensor) -> NativeLinear:
-    """Return one joint matrix for queries, keys and values."""
+def _join_qkv(part: Any, read: WeightReader) -> NativeLinear | JoinedProducts:
+    """Return one product for queries, keys and values."""
     parts: list[nn.Linear] = [getattr(part, name) for name in _QKV]
-    weight = torch.cat([read(f"{name}.weight", each.weight) for name, each in zip(_QKV, parts, strict=True)])
-    if all(each.bias is None for each in parts):
-        return NativeLinear(weight, None)
+    matrices = [read.matrix(f"{name}.weight", each.weight) for name, each in zip(_QKV, parts, strict=True)]
     biases = [
-        weight.new_zeros(each.out_features) if each.bias is None else read(f"{name}.bias", each.bias)
+        None if each.bias is None else read.tensor(f"{name}.bias", each.bias)
         for name, each in zip(_QKV, parts, strict=True)
     ]
-    return NativeLinear(weight, torch.cat(biases))
+    return make_joined(matrices, biases, read.rows)
 
 
-def _reorder_qkv(part: Any, read: native.ReadTensor, heads: int, size: int) -> NativeLinear:
+def _reorder_qkv(part: Any, read: WeightReader, heads: int, size: int) -> NativeLinear:
     """Return the joint matrix reordered: all queries first, instead of each head's query, key and value in turn."""
-
-    def reorder(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view(heads, 3, size, -1).transpose(0, 1).reshape(tensor.shape)
-
     whole = part.query_key_value
-    bias = None if whole.bias is None else reorder(read("query_key_value.bias", whole.bias))
-    return NativeLinear(reorder(read("query_key_value.weight", whole.weight)), bias)
+    order = torch.arange(whole.out_features).view(heads, 3, size).transpose(0, 1).flatten()
+    matrix: Matrix = read.matrix("query_key_value.weight", whole.weight)
+    if isinstance(matrix, QuantizedWeight):
+        matrix = matrix.reordered(f"queries of {heads} heads first", order)
+    else:
+        matrix = matrix[order]
+    bias = None if whole.bias is None else read.tensor("query_key_value.bias", whole.bias)[order]
+    return make_linear(matrix, bias, read.rows)

@@ -8,6 +8,7 @@ experts' numbers.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
 from swarm.stage import native
+from swarm.stage.modules.reading import WeightReader
 from swarm.stage.modules.recognition import find_activation, same_code, same_function
 from swarm.stage.native import cores
 from swarm.stage.native.linears import (
@@ -31,6 +33,8 @@ from swarm.stage.native.linears import (
     pack_gated,
     pack_rows,
 )
+from swarm.stage.native.quantized import QuantizedExperts
+from swarm.stage.quantization.tensors import QuantizedWeight
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
@@ -50,6 +54,7 @@ class ExpertMatrices:
     def __init__(self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, inputs: int) -> None:
         self.packed, self.bias = packed, None if bias is None else bias.float().contiguous()
         self._outputs, self.inputs = outputs, inputs
+        self.dtype, self.num_experts = packed.dtype, len(packed)
 
     def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.NativeMatrix]:
         """Return the table of addresses by which the kernel reads the matrices."""
@@ -63,16 +68,19 @@ class ExpertMatrices:
         )
 
 
+AnyExperts = ExpertMatrices | QuantizedExperts
+
+
 class NativeExperts(NativeModule):
     """A layer's experts, for rows whose experts are already chosen."""
 
     def __init__(
-        self, inner: ExpertMatrices, down: ExpertMatrices, function: int, alpha: float = 0.0, limit: float = 0.0
+        self, inner: AnyExperts, down: AnyExperts, function: int, alpha: float = 0.0, limit: float = 0.0
     ) -> None:
         super().__init__()
         library = native.library()
         assert library is not None, "the caller has checked that there is a library"
-        self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
+        self._mix, self.dtype, self.num_experts = library.swarm_mix, down.dtype, down.num_experts
         self.hidden = inner.inputs
         self._kept = inner, down  # the tables hold their addresses
         self.inner, self.down = inner.table(function, alpha, limit), down.table()
@@ -150,15 +158,15 @@ def _mixture_kind(part: Any) -> _MixtureKind | None:
     return None
 
 
-def replace_mixture(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_mixture(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module with the same router and experts; None if they are of an unknown kind."""
     kind = _mixture_kind(part)
     if kind is None:
         return None
     router, name = getattr(part, kind.name), kind.name
-    bias = getattr(router, "bias", None)
-    product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
-    experts = replace_experts(part.experts, native.prefix_reader("experts", read))
+    bias = None if getattr(router, "bias", None) is None else read.tensor(f"{name}.bias", router.bias)
+    product = NativeLinear(read.tensor(f"{name}.weight", router.weight), bias)
+    experts = replace_experts(part.experts, read.under("experts"))
     assert isinstance(experts, NativeExperts), "_mixture_kind() has checked"
     normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
     return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
@@ -178,7 +186,7 @@ def gate_function(part: Any) -> tuple[int, float, float] | None:
     return FUNCTIONS[function] + (0 if part.has_gate else UNGATED), 0.0, 0.0
 
 
-def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_experts(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module with the same experts; None if they are of an unknown kind.
 
     The two tensors are read and packed one after the other, so that only one of them exists twice at any time.
@@ -193,14 +201,14 @@ def replace_experts(part: Any, read: native.ReadTensor) -> NativeModule | None:
     return NativeExperts(inner, _pack_plain(part, "down_proj", read), *gate)
 
 
-def _read_matrices(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor:
+def _read_matrices(part: Any, name: str, read: WeightReader) -> torch.Tensor:
     """Return the experts' weight matrices as one tensor ``[expert, output, input]``."""
-    whole = read(name, getattr(part, name))
+    whole = read.tensor(name, getattr(part, name))
     return whole.transpose(1, 2) if part.is_transposed else whole
 
 
-def _read_bias(part: Any, name: str, read: native.ReadTensor) -> torch.Tensor | None:
-    return read(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
+def _read_bias(part: Any, name: str, read: WeightReader) -> torch.Tensor | None:
+    return read.tensor(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
 
 
 def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
@@ -208,7 +216,16 @@ def _allocate_packed(whole: torch.Tensor) -> torch.Tensor:
     return allocate_packed(count, outputs, inputs, whole.dtype)
 
 
-def _pack_plain(part: Any, name: str, read: native.ReadTensor) -> ExpertMatrices:
+def _read_quantized(part: Any, name: str, read: WeightReader) -> QuantizedWeight | None:
+    """Return the experts' quantized matrices ``[expert, output, input]``; None if they are plain."""
+    like = getattr(part, name)
+    return read.quantized(name, like.transpose(1, 2) if part.is_transposed else like)
+
+
+def _pack_plain(part: Any, name: str, read: WeightReader) -> AnyExperts:
+    quantized = _read_quantized(part, name, read)
+    if quantized is not None:
+        return _pack_quantized([quantized], _read_bias(part, name, read), read)
     whole = _read_matrices(part, name, read)
     packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
@@ -216,15 +233,29 @@ def _pack_plain(part: Any, name: str, read: native.ReadTensor) -> ExpertMatrices
     return ExpertMatrices(packed, _read_bias(part, name, read), *whole.shape[1:])
 
 
-def _pack_gated(part: Any, read: native.ReadTensor, interleaved: bool) -> ExpertMatrices:
+def _pack_quantized(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None, read: WeightReader) -> AnyExperts:
+    return QuantizedExperts(weights, bias, read.rows.dtype, int8_rows=read.rows.int8)
+
+
+def _pack_gated(part: Any, read: WeightReader, interleaved: bool) -> AnyExperts:
     """Read and pack gate and up, which are in one tensor: one after the other, or interleaved."""
+    quantized = _read_quantized(part, "gate_up_proj", read)
+    if quantized is not None:
+        outputs = quantized.shape[-2]
+        parts = ((0, outputs, 2), (1, outputs, 2)) if interleaved else ((0, outputs // 2), (outputs // 2, outputs))
+        halves = [quantized.rows(*each) for each in parts]
+        return _pack_quantized(halves, _read_gated_bias(part, read, interleaved), read)
     whole = _read_matrices(part, "gate_up_proj", read)
     packed = _allocate_packed(whole)
     for room, weight in zip(packed, whole, strict=True):
         pack_gated(room, *_split_gate_up(weight, interleaved))
+    return ExpertMatrices(packed, _read_gated_bias(part, read, interleaved), *whole.shape[1:])
+
+
+def _read_gated_bias(part: Any, read: WeightReader, interleaved: bool) -> torch.Tensor | None:
+    """Return the biases of gate and up in the order of a gated matrix's outputs."""
     bias = _read_bias(part, "gate_up_proj", read)
-    joint = None if bias is None else gated_bias(*(half.T for half in _split_gate_up(bias.T, interleaved)))
-    return ExpertMatrices(packed, joint, *whole.shape[1:])
+    return None if bias is None else gated_bias(*(half.T for half in _split_gate_up(bias.T, interleaved)))
 
 
 def _split_gate_up(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:

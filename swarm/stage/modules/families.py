@@ -14,23 +14,23 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2ForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 
-from swarm.stage import native
 from swarm.stage.modules import experts
 from swarm.stage.modules.attention import replace_attention
-from swarm.stage.modules.mlps import replace_activation, replace_dropout, replace_mlp
+from swarm.stage.modules.embeddings import replace_embedding
+from swarm.stage.modules.mlps import load_linear, replace_activation, replace_dropout, replace_mlp
 from swarm.stage.modules.norms import replace_norm
+from swarm.stage.modules.reading import WeightReader
 from swarm.stage.modules.recognition import same_code
-from swarm.stage.native.linears import NativeLinear, NativeModule
+from swarm.stage.native.linears import NativeModule
 
 _SOFTCAP = "swarm_softcap"  # attribute of the head's matrix: the soft cap of its logits
 
 
-def _replace_head(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def _replace_head(part: Any, read: WeightReader) -> NativeModule | None:
     limit = getattr(part, _SOFTCAP, None)
     if limit is None or type(part) is not nn.Linear:
         return None
-    bias = None if part.bias is None else read("bias", part.bias)
-    return NativeLinear(read("weight", part.weight), bias, ("softcap", ""), limit)
+    return load_linear(part, read, ("softcap", ""), limit)
 
 
 # The first rule that returns a module wins.
@@ -42,20 +42,21 @@ _RULES = (
     replace_mlp,
     experts.replace_mixture,
     experts.replace_experts,
+    replace_embedding,
     _replace_head,
 )
 
 
-def replace_modules(model: nn.Module, name: str, read: native.ReadTensor) -> None:
-    """Replace the known modules under ``name`` by ours, with their weights."""
+def replace_modules(model: nn.Module, name: str, read: WeightReader) -> None:
+    """Replace the known modules under ``name`` by ours, with their weights, which ``read`` reads."""
     part = model.get_submodule(name)
     for rule in _RULES:
-        replacement = rule(part, native.prefix_reader(name, read))
+        replacement = rule(part, read)
         if replacement is not None:
             model.set_submodule(name, replacement)
             return
     for leaf, _ in list(part.named_children()):
-        replace_modules(model, f"{name}.{leaf}", read)
+        replace_modules(model, f"{name}.{leaf}", read.under(leaf))
 
 
 def move_softcap(model: Any) -> None:

@@ -16,6 +16,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from swarm.stage.matmul.linears import FUSED_TIMES, PackedLinear
+from swarm.stage.modules.matrices import are_alike, join_biases, join_matrices
+from swarm.stage.modules.reading import Matrix, WeightReader
 from swarm.stage.modules.recognition import same_code, unwrap_activation
 
 # oneDNN's name and algorithm of the functions that models use in gated products.
@@ -112,24 +114,21 @@ class FusedColumns(nn.Module):
         return self.joint.columns(rows, self._start, self._stop, self._last)
 
 
-def join_qkv(
-    module: nn.Module,
-    read: Callable[[str, torch.Tensor], torch.Tensor],
-    kernel: Callable[[torch.Tensor, torch.Tensor | None], nn.Module],
-) -> None:
-    """Read the three matrices, and replace each by its columns of their joint matrix."""
+def join_qkv(module: nn.Module, read: WeightReader, build: Callable[[Matrix, torch.Tensor | None], nn.Module]) -> None:
+    """Read the three matrices, and replace each by its columns of their joint matrix; or by its own product, if they
+    are quantized differently."""
     parts: list[nn.Linear] = [getattr(module, name) for name in _QKV]
-    sizes = [part.out_features for part in parts]
-    weight = torch.cat([read(f"{name}.weight", part.weight) for name, part in zip(_QKV, parts, strict=True)])
-    bias = None
-    if any(part.bias is not None for part in parts):
-        bias = torch.cat(
-            [
-                weight.new_zeros(part.out_features) if part.bias is None else read(f"{name}.bias", part.bias)
-                for name, part in zip(_QKV, parts, strict=True)
-            ]
-        )
-    joint, start = FusedLinear(kernel(weight, bias)), 0
-    for name, size in zip(_QKV, sizes, strict=True):
-        setattr(module, name, FusedColumns(joint, start, start + size, name == _QKV[-1]))
-        start += size
+    matrices = [read.matrix(f"{name}.weight", part.weight) for name, part in zip(_QKV, parts, strict=True)]
+    biases = [
+        None if part.bias is None else read.tensor(f"{name}.bias", part.bias)
+        for name, part in zip(_QKV, parts, strict=True)
+    ]
+    if not are_alike(matrices):
+        for name, matrix, bias in zip(_QKV, matrices, biases, strict=True):
+            setattr(module, name, build(matrix, bias))
+        return
+    joint, start = FusedLinear(build(join_matrices(matrices), join_biases(matrices, biases))), 0
+    for name, part in zip(_QKV, parts, strict=True):
+        stop = start + part.out_features
+        setattr(module, name, FusedColumns(joint, start, stop, name == _QKV[-1]))
+        start = stop

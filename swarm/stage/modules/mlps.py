@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from swarm.stage import native
+from swarm.stage.modules.matrices import make_gated, make_linear, split_halves
+from swarm.stage.modules.reading import Matrix, WeightReader
 from swarm.stage.modules.recognition import Function, find_activation, same_code
-from swarm.stage.native.linears import FUNCTIONS, NativeGated, NativeLinear, NativeModule
+from swarm.stage.native.linears import FUNCTIONS, NativeLinear, NativeModule
 
 
 class NativeActivation(NativeModule):
@@ -51,31 +54,33 @@ class NoOp(NativeModule):
         return tensor
 
 
-def replace_dropout(part: nn.Module, read: native.ReadTensor) -> NativeModule | None:
+def replace_dropout(part: nn.Module, read: WeightReader) -> NativeModule | None:
     return NoOp() if type(part) is nn.Dropout else None
 
 
-def replace_activation(part: nn.Module, read: native.ReadTensor) -> NativeModule | None:
+def replace_activation(part: nn.Module, read: WeightReader) -> NativeModule | None:
     function = find_activation(part)
     return None if function is None else NativeActivation(function)
 
 
-def replace_mlp(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_mlp(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module that computes what this one does; None if it is of an unknown kind."""
     if same_code(part, LlamaMLP) and _are_plain(part.gate_proj, part.up_proj):
-        return _make_gated(part.act_fn, part.down_proj, "down_proj", read, lambda: _read_gate_up(part, read))
+        return _make_gated(part.act_fn, part.down_proj, read, lambda: _read_gate_up(part, read))
     if same_code(part, Phi3MLP) and _are_plain(part.gate_up_proj):
-        return _make_gated(part.activation_fn, part.down_proj, "down_proj", read, lambda: _split_gate_up(part, read))
+        return _make_gated(part.activation_fn, part.down_proj, read, lambda: _split_gate_up(part, read))
     if same_code(part, GPTNeoXMLP) and (function := find_activation(part.act)) is not None:
-        first = load_linear(part.dense_h_to_4h, "dense_h_to_4h", read, function)
-        return NativeMlp(first, load_linear(part.dense_4h_to_h, "dense_4h_to_h", read))
+        first = load_linear(part.dense_h_to_4h, read.under("dense_h_to_4h"), function)
+        return NativeMlp(first, load_linear(part.dense_4h_to_h, read.under("dense_4h_to_h")))
     return None
 
 
-def load_linear(part: nn.Linear, name: str, read: native.ReadTensor, function: Function = ("none", "")) -> NativeLinear:
-    """Return the product of a linear part with this name, and a function applied to its result."""
-    bias = None if part.bias is None else read(f"{name}.bias", part.bias)
-    return NativeLinear(read(f"{name}.weight", part.weight), bias, function)
+def load_linear(
+    part: nn.Linear, read: WeightReader, function: Function = ("none", ""), limit: float = 0.0
+) -> NativeLinear:
+    """Return the product of a linear part, and a function applied to its result."""
+    bias = None if part.bias is None else read.tensor("bias", part.bias)
+    return make_linear(read.matrix("weight", part.weight), bias, read.rows, function, limit)
 
 
 def _are_plain(*parts: nn.Module) -> bool:
@@ -83,20 +88,19 @@ def _are_plain(*parts: nn.Module) -> bool:
 
 
 def _make_gated(
-    act: nn.Module, down: nn.Linear, name: str, read: native.ReadTensor, weights: Any
+    act: nn.Module, down: nn.Linear, read: WeightReader, weights: Callable[[], tuple[Matrix, Matrix]]
 ) -> NativeModule | None:
     function = find_activation(act)
     if function is None or type(down) is not nn.Linear:
         return None
-    gate, up = weights()
-    return NativeMlp(NativeGated(gate, up, function), load_linear(down, name, read))
+    first = make_gated(*weights(), read.rows, function)
+    return NativeMlp(first, load_linear(down, read.under("down_proj")))
 
 
-def _read_gate_up(part: Any, read: native.ReadTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    gate = read("gate_proj.weight", part.gate_proj.weight)
-    return gate, read("up_proj.weight", part.up_proj.weight)
+def _read_gate_up(part: Any, read: WeightReader) -> tuple[Matrix, Matrix]:
+    gate = read.matrix("gate_proj.weight", part.gate_proj.weight)
+    return gate, read.matrix("up_proj.weight", part.up_proj.weight)
 
 
-def _split_gate_up(part: Any, read: native.ReadTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    gate, up = read("gate_up_proj.weight", part.gate_up_proj.weight).chunk(2)
-    return gate, up
+def _split_gate_up(part: Any, read: WeightReader) -> tuple[Matrix, Matrix]:
+    return split_halves(read.matrix("gate_up_proj.weight", part.gate_up_proj.weight))

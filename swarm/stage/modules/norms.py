@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from swarm.stage import native
+from swarm.stage.modules.reading import WeightReader
 from swarm.stage.modules.recognition import same_code, same_function
 from swarm.stage.native.linears import NativeModule
 
@@ -84,16 +85,16 @@ class NativeLayerNorm(NativeModule):
         return out
 
 
-def replace_norm(part: Any, read: native.ReadTensor) -> NativeModule | None:
+def replace_norm(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our norm that computes what this module does; None if it is of an unknown kind."""
     if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1 and part.weight is not None:
-        bias = None if part.bias is None else read("bias", part.bias)
-        return NativeLayerNorm(read("weight", part.weight), bias, part.eps)
+        bias = None if part.bias is None else read.tensor("bias", part.bias)
+        return NativeLayerNorm(read.tensor("weight", part.weight), bias, part.eps)
     if same_code(part, LlamaRMSNorm):
-        return NativeRmsNorm(read("weight", part.weight), part.variance_epsilon)
+        return NativeRmsNorm(read.tensor("weight", part.weight), part.variance_epsilon)
     if same_code(part, Olmo2RMSNorm):
-        return NativeRmsNorm(read("weight", part.weight), part.variance_epsilon, rounded=False)
+        return NativeRmsNorm(read.tensor("weight", part.weight), part.variance_epsilon, rounded=False)
     if same_code(part, Gemma2RMSNorm) and same_function(type(part)._norm, Gemma2RMSNorm._norm):
-        weight = read("weight", part.weight)
+        weight = read.tensor("weight", part.weight)
         return NativeRmsNorm(1.0 + weight.float(), part.eps, rounded=False, dtype=weight.dtype)
     return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -68,15 +68,6 @@ class NativeRows(ctypes.Structure):
     """Rows to read and rows to write: ``SwarmRows`` of kernels.h."""
 
     _fields_ = [("x", _pointer), ("stride", _count), ("out", _pointer), ("out_stride", _count)]
-
-
-# Reads the tensor with this name under a module; the existing tensor gives its shape.
-ReadTensor = Callable[[str, torch.Tensor], torch.Tensor]
-
-
-def prefix_reader(name: str, read: ReadTensor) -> ReadTensor:
-    """Return a reader for a part of the module, which takes names relative to that part."""
-    return lambda leaf, like: read(f"{name}.{leaf}", like)
 
 
 _refusals: list[str] = []  # at most one entry: why this process must not use the library
@@ -243,6 +234,10 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_activate.restype = None
     opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(NativeRows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
+    opened.swarm_pack.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
+    opened.swarm_pack.restype = None
+    opened.swarm_lookup.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
+    opened.swarm_lookup.restype = None
     opened.swarm_run.argtypes = [_pointer, _count, _pointer]
     opened.swarm_run.restype = ctypes.c_int
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -56,15 +56,23 @@ class NativeLinear(NativeModule):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         number = FUNCTIONS[function] + (UNGATED if function != ("none", "") else 0)
-        self._set_matrix(_pack(weight), bias, len(weight), number, limit)
+        self._set_matrix(_pack(weight), bias, len(weight), number, limit=limit)
 
     def _set_matrix(
-        self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: int, limit: float = 0.0
+        self,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        outputs: int,
+        function: int,
+        *,
+        limit: float = 0.0,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        """Set the matrix that rows are multiplied by. ``dtype`` is that of the rows, if it is not the matrix's."""
         self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
-        self.dtype = packed.dtype
+        self.dtype = dtype or packed.dtype
         address = None if self._bias is None else self._bias.data_ptr()
-        kind = native.KINDS[packed.dtype]
+        kind = native.KINDS[self.dtype]
         self.matrix = native.NativeMatrix(
             packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit
         )
@@ -74,23 +82,31 @@ class NativeLinear(NativeModule):
         self._reference = ctypes.byref(self.matrix)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
+        self.multiply_into(out, 0, rows)
+        return out
+
+    def columns(self) -> Iterator[tuple[NativeLinear, int]]:
+        """Yield each matrix of the product, here only one, with the first column of its outputs."""
+        yield self, 0
+
+    def multiply_into(self, out: torch.Tensor, first: int, rows: torch.Tensor) -> None:
+        """Write the products into the columns of ``out`` from ``first`` on."""
         if rows.dtype is not self.dtype or rows.shape[-1] != self.in_features:
             raise ValueError(
                 f"rows of {rows.shape[-1]} {rows.dtype} for a matrix of {self.in_features} {str(self.dtype)[6:]} inputs"
             )
         flat = rows if rows.is_contiguous() else rows.contiguous()
-        out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
         status = self._multiply(
             self._reference,
             flat.data_ptr(),
             self.in_features,
             rows.numel() // self.in_features,
-            out.data_ptr(),
-            self.out_features,
+            out.data_ptr() + first * out.element_size(),
+            out.shape[-1],
             cores.num_threads(),
         )
         native.check_status(status)
-        return out
 
 
 class NativeGated(NativeLinear):

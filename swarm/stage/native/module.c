@@ -25,8 +25,16 @@ typedef struct {
 static int anywhere(void) { return 1; }
 
 #if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+
+/* Conversions of float16. Older compilers don't know the name. */
+__attribute__((unused)) static int has_f16c(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+}
+
 __attribute__((unused)) static int has_avx2(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 __attribute__((unused)) static int has_avx512(void) {

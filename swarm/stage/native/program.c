@@ -64,18 +64,13 @@ static void do_rows(const void *argument, int64_t index, int64_t next) {
     add_rows(job, first, count);
 }
 
-static int64_t outputs_of(const SwarmMatrix *matrix) {
-  int is_gated = matrix->function != SWARM_LINEAR && matrix->function < SWARM_ALONE;
-  return is_gated ? matrix->outputs / 2 : matrix->outputs;
-}
-
 static int multiply(const Job *job) {
   const SwarmOp *op = job->op;
-  const SwarmMatrix *matrix = op->what;
+  const SwarmProduct *product = op->what;
   const int64_t offsets[] = {0, job->step->num_rows};
-  SwarmRows rows = {at(job->step, op->from, 0, op->kind), matrix->inputs, at(job->step, op->to, 0, op->kind),
-                    outputs_of(matrix)};
-  return job->kernels->multiply(matrix, offsets, 1, &rows, (int)job->step->threads);
+  SwarmRows rows = {at(job->step, op->from, 0, op->kind), product->matrix->inputs,
+                    at(job->step, op->to, product->first, op->kind), product->stride};
+  return job->kernels->multiply(product->matrix, offsets, 1, &rows, (int)job->step->threads);
 }
 
 static int mix(const Job *job) {

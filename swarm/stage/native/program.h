@@ -7,7 +7,7 @@
 /* Operations. Each reads the buffer `from` and writes the buffer `to`; `what` points to its weights and shapes. */
 enum {
   SWARM_NORM,     /* SwarmNorm */
-  SWARM_MULTIPLY, /* SwarmMatrix */
+  SWARM_MULTIPLY, /* SwarmProduct */
   SWARM_MIX,      /* SwarmExperts */
   SWARM_TURN,     /* SwarmHeads: turn queries and keys by position, in place */
   SWARM_ATTEND,   /* SwarmHeads: write keys and values, then attend */
@@ -21,6 +21,12 @@ typedef struct {
   int64_t rounded; /* see SwarmKernels.rms_norm */
   float epsilon;
 } SwarmNorm;
+
+/* A product that is written from column `first` on, into rows of `stride` elements. */
+typedef struct {
+  const SwarmMatrix *matrix;
+  int64_t first, stride;
+} SwarmProduct;
 
 /* Queries, keys and values of a row side by side: the queries' heads first, then as many of keys as of values. */
 typedef struct {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ModelError
-from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED
+from swarm.stage.quantization.at_load import PLAIN, TRANSPOSED
 from swarm.stage.quantization.quantize import read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
@@ -51,7 +51,7 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}/{QUANTIZER}",
+        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}",
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )

@@ -64,8 +64,8 @@ class QuantizedWeight:
     """A quantized matrix that is described and not read yet.
 
     ``key`` identifies its contents: the file's digest, the tensor's name and everything that was done to it. Two
-    weights with the same key have the same bits. ``order_key`` identifies the order of the inputs; it is empty for
-    their own order.
+    weights with the same key have the same bits. It is empty if the contents have no identity. ``order_key`` identifies
+    the order of the inputs; it is empty for their own order.
     """
 
     format: WeightFormat
@@ -79,7 +79,7 @@ class QuantizedWeight:
     ) -> QuantizedWeight:
         """Return a weight that is derived from this one by ``change``; ``how`` names the change in its key."""
         read = self.read
-        return replace(self, shape=shape, key=f"{self.key} {how}", read=lambda: change(read()))
+        return replace(self, shape=shape, key=self.key and f"{self.key} {how}", read=lambda: change(read()))
 
     def rows(self, first: int, stop: int, step: int = 1) -> QuantizedWeight:
         """Return some of the outputs: ``[first:stop:step]``."""
@@ -116,7 +116,7 @@ def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     return replace(
         first,
         shape=shape,
-        key=f"rows of ({', '.join(each.key for each in weights)})",
+        key=join_keys("rows of", weights),
         read=lambda: _combine([each.read() for each in weights], lambda parts: torch.cat(parts, dim=-2)),
     )
 
@@ -128,9 +128,14 @@ def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     return replace(
         first,
         shape=torch.Size((len(weights), *first.shape)),
-        key=f"experts ({', '.join(each.key for each in weights)})",
+        key=join_keys("experts", weights),
         read=lambda: _combine([each.read() for each in weights], torch.stack),
     )
+
+
+def join_keys(how: str, weights: Sequence[QuantizedWeight]) -> str:
+    """Return the key of something made of these weights; empty if one of them has none."""
+    return f"{how} ({', '.join(each.key for each in weights)})" if all(each.key for each in weights) else ""
 
 
 def _combine(

@@ -38,21 +38,34 @@ static void widen_row(float *to, const uint16_t *from, int64_t count) {
   }
 }
 
-/* The rows as they are, or a copy of them; `at` is NULL if there is no memory for it. */
-static Operand operand_of(int kind, const void *x, int64_t stride, int64_t rows, int64_t inputs) {
+static void gather_row(char *to, const char *from, const int32_t *order, int64_t count, int64_t size) {
+  for (int64_t at = 0; at < count; at++) memcpy(to + at * size, from + order[at] * size, (size_t)size);
+}
+
+/*
+ * The rows as they are, or a copy of them: their inputs, in an order of their own if one is given, up to a multiple of
+ * `whole` with zeros. `at` is NULL if there is no memory for it.
+ */
+static Operand operand_of(int kind, const SwarmRows *all, int64_t rows, int64_t inputs, int64_t whole,
+                          const int32_t *order) {
   int64_t given = kind == SWARM_BFLOAT16 ? 2 : 4, size = MULTIPLIES_PAIRS(kind) ? given : 4;
-  if (size == given && inputs % 2 == 0) return (Operand){x, stride, size};
-  int64_t padded = (inputs + 1) / 2 * 2;
+  int64_t padded = (inputs + whole - 1) / whole * whole;
+  if (size == given && padded == inputs && order == NULL) return (Operand){all->x, all->stride, size};
+  char *ordered = order == NULL || size == given ? NULL : swarm_scratch(SWARM_ORDERED, inputs * given);
   char *copy = swarm_scratch(SWARM_OPERANDS, rows * padded * size + 64);
-  if (copy == NULL) return (Operand){NULL, 0, 0};
+  if (copy == NULL || (ordered == NULL && order != NULL && size != given)) return (Operand){NULL, 0, 0};
   for (int64_t row = 0; row < rows; row++) {
     char *to = copy + row * padded * size;
-    const char *from = (const char *)x + row * stride * given;
-    if (size == given)
+    const char *from = (const char *)all->x + row * all->stride * given;
+    if (order != NULL) {
+      gather_row(ordered == NULL ? to : ordered, from, order, inputs, given);
+      from = ordered;
+    }
+    if (size == given && order == NULL)
       memcpy(to, from, (size_t)(inputs * size));
-    else
+    else if (size != given)
       widen_row((float *)to, (const uint16_t *)from, inputs);
-    if (padded > inputs) memset(to + inputs * size, 0, (size_t)size);
+    memset(to + inputs * size, 0, (size_t)((padded - inputs) * size));
   }
   return (Operand){copy, padded, size};
 }
@@ -76,6 +89,14 @@ INLINE void multiply(int kind, Piece piece, Operand x, int64_t rows, Sums sums, 
     MULTIPLY_PAIRS(piece, (const uint16_t *)x.at, x.stride, rows, sums, ahead);
   else
     multiply_wide(kind, piece, x.at, x.stride, rows, sums, ahead);
+}
+
+/* Rows of a kind times a piece of bfloat16 in the cache. */
+INLINE void multiply_decoded(int kind, Piece piece, Operand x, int64_t rows, Sums sums) {
+  if (MULTIPLIES_PAIRS(kind))
+    MULTIPLY_PAIRS(piece, (const uint16_t *)x.at, x.stride, rows, sums, NULL);
+  else
+    multiply_wide(SWARM_BFLOAT16, piece, x.at, x.stride, rows, sums, NULL);
 }
 
 #endif

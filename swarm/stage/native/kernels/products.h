@@ -15,6 +15,7 @@
 #include "activations.h"
 #include "numbers.h"
 #include "operands.h"
+#include "quantized.h"
 
 #define SEGMENT 128 /* pairs of inputs that are multiplied at a time: 32 or 64 KiB of the matrix */
 #ifndef PANEL
@@ -26,6 +27,7 @@ typedef struct {
   const int64_t *offsets, *before; /* rows, and pieces of work, before each group's */
   int64_t groups, blocks, pairs;
   Operand x; /* the rows in the form that is multiplied */
+  Quantized quantized; /* if the matrices have a format */
   const SwarmRows *rows;
   atomic_int *failed;
 } Product;
@@ -35,7 +37,9 @@ typedef struct {
   int64_t block, first, rows;
 } Share;
 
-static int64_t block_bytes(const Product *job) { return job->pairs * pair_bytes(job->matrices->kind); }
+static int64_t block_bytes(const Product *job) {
+  return job->matrices->format != NULL ? job->quantized.layout.block : job->pairs * pair_bytes(job->matrices->kind);
+}
 
 static const char *block_at(const SwarmMatrix *matrix, const Product *job, int64_t block) {
   return (const char *)matrix->packed + block * block_bytes(job);
@@ -61,6 +65,15 @@ static float *sums_of_block(const Product *job, const Share *mine, int64_t next)
   if (next >= 0) {
     Share following = share_of(job, next);
     after_all = block_at(following.matrix, job, following.block);
+  }
+  if (job->matrices->format != NULL) {
+    Stream stream = {weights, after_all};
+    if (multiply_quantized(kind, &job->quantized, stream, job->x, mine->first, mine->rows, sums) != 0) {
+      atomic_store(job->failed, 1);
+      sums = NULL;
+    }
+    multiplied();
+    return sums;
   }
   for (int64_t pair = 0; pair < job->pairs; pair += SEGMENT) {
     int64_t count = least(SEGMENT, job->pairs - pair);
@@ -118,13 +131,18 @@ static int multiply_matrices(const SwarmMatrix *matrices, const int64_t *offsets
   atomic_int failed = 0;
   int64_t blocks = (matrices->outputs + WIDTH - 1) / WIDTH, pairs = (matrices->inputs + 1) / 2, pieces = 0;
   int64_t *before = swarm_scratch(SWARM_COUNTS, groups * (int64_t)sizeof *before);
-  Operand x = operand_of((int)matrices->kind, rows->x, rows->stride, offsets[groups], matrices->inputs);
+  const SwarmFormat *format = matrices->format;
+  Operand x = format == NULL ? operand_of((int)matrices->kind, rows, offsets[groups], matrices->inputs, 2, NULL)
+                             : operand_of((int)matrices->kind, rows, offsets[groups], matrices->inputs, format->group,
+                                          format->order);
+  Quantized quantized = {0};
   if (before == NULL || x.at == NULL) return -1;
+  if (format != NULL && prepare_quantized(format, matrices->inputs, x, offsets[groups], &quantized) != 0) return -1;
   for (int64_t group = 0; group < groups; group++) {
     before[group] = pieces;
     pieces += (offsets[group + 1] - offsets[group] + PANEL - 1) / PANEL * blocks;
   }
-  Product job = {matrices, offsets, before, groups, blocks, pairs, x, rows, &failed};
+  Product job = {matrices, offsets, before, groups, blocks, pairs, x, quantized, rows, &failed};
   swarm_share(multiply_piece, &job, pieces, threads);
   return failed ? -1 : 0;
 }

@@ -35,6 +35,7 @@ typedef struct {
   int64_t step;  /* bytes from pair to pair */
   int64_t pairs; /* of inputs */
   int vectors;   /* of sixteen outputs, four at most */
+  int cached;    /* the weights are in the cache: nothing is fetched */
 } Piece;
 
 /* Where sums are: [row][outputs], `stride` apart. `first`: they begin at 0. */
@@ -88,7 +89,7 @@ INLINE void tile(int kind, int rows, int vectors, const char *weights, int64_t s
  * pass fetches its share of the next chunk: memory shall not rest while the later ones read from the cache.
  */
 INLINE Fetch fetch_of_pass(const Piece *piece, Fetch fetch, int64_t pair, int vector, int at_once) {
-  if (fetch.lines != 0 || at_once >= piece->vectors)
+  if (fetch.lines != 0 || at_once >= piece->vectors || piece->cached)
     return (Fetch){fetch.ahead + pair * fetch.lines * 64, vector == 0 ? fetch.lines : NONE};
   int lines = (int)(piece->step / 64) * at_once / piece->vectors;
   return (Fetch){piece->weights + (pair + CHUNK) * piece->step + (int64_t)vector / at_once * lines * CHUNK * 64, lines};
@@ -142,6 +143,7 @@ typedef struct {
 INLINE Shares shares_of(const Piece *piece, int64_t rows, const char *ahead) {
   int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, lines = piece->step / 64;
   int each = tiles == 1 || ahead == NULL ? 0 : (int)(tiles < lines ? (lines + tiles - 1) / tiles : 1);
+  if (piece->cached) each = NONE, lines = 0;
   return (Shares){.left = rows, .tiles_left = tiles, .lines_left = lines, .lines = each, .ahead = ahead};
 }
 

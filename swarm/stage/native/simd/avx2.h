@@ -101,6 +101,8 @@ INLINE void v_to_array(vec x, float lanes[16]) { v_store(lanes, x); }
 INLINE void fetch_near(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T0); }
 INLINE void fetch_far(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T1); }
 
+#include "bytes_avx2.h"
+
 #undef V_EACH1
 #undef V_EACH2
 #undef V_EACH3

@@ -81,4 +81,6 @@ INLINE void v_to_array(vec x, float lanes[16]) { _mm512_storeu_ps(lanes, x); }
 INLINE void fetch_near(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T0); }
 INLINE void fetch_far(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T1); }
 
+#include "bytes_avx512.h"
+
 #endif

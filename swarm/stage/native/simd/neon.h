@@ -116,6 +116,8 @@ INLINE void v_to_array(vec x, float lanes[16]) { v_store(lanes, x); }
 INLINE void fetch_near(const void *from) { __builtin_prefetch(from, 0, 3); }
 INLINE void fetch_far(const void *from) { __builtin_prefetch(from, 0, 2); }
 
+#include "bytes_neon.h"
+
 #undef V_EACH1
 #undef V_EACH2
 #undef V_EACH3

@@ -134,6 +134,8 @@ INLINE void v_to_array(vec x, float lanes[16]) { memcpy(lanes, x.lane, sizeof x.
 INLINE void fetch_near(const void *from) { __builtin_prefetch(from, 0, 3); }
 INLINE void fetch_far(const void *from) { __builtin_prefetch(from, 0, 2); }
 
+#include "bytes_portable.h"
+
 #undef V_EACH1
 #undef V_EACH2
 #undef V_EACH3

@@ -1,5 +1,5 @@
 #if defined(__x86_64__) && defined(__linux__)
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #define VARIANT avx2
 #include "../simd/avx2.h"
 

@@ -1,0 +1,111 @@
+/*
+ * Codes of weights become bfloat16, without their scales: exact, and in the layout of a plain matrix, [pair][64][2]. So
+ * whatever multiplies plain matrices multiplies these. What is denormal would count as 0, but no value is.
+ */
+#ifndef SWARM_CODES_H
+#define SWARM_CODES_H
+
+#include "../kernels.h"
+
+#define LINE 64 /* bytes */
+#define PAIR_OF_BLOCK 128 /* numbers of a pair of inputs in a block of 64 outputs */
+
+/* What codes are decoded with: the low and the high bytes of up to sixteen bfloat16 values. */
+typedef struct {
+  uint8_t low[16], high[16];
+  int64_t offset;
+} Values;
+
+static Values values_of(const SwarmFormat *format) {
+  static const uint16_t small[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* multiples of 2^-9 */
+  Values values = {.offset = format->offset};
+  for (int i = 0; i < 16; i++) {
+    uint16_t value = format->codes == SWARM_FLOATS8 ? small[i % 8] : format->table[i];
+    values.low[i] = (uint8_t)value, values.high[i] = (uint8_t)(value >> 8);
+  }
+  return values;
+}
+
+/* Where four inputs of sixteen outputs go: two pairs. `vector`: which of the four sixteens. */
+INLINE void store_quad(uint16_t *to, int vector, pair_vec first, pair_vec second) {
+  p_store(to + vector * 32, first);
+  p_store(to + PAIR_OF_BLOCK + vector * 32, second);
+}
+
+INLINE void decode_half(int kind, const Values *values, byte_vec codes, byte_vec low, byte_vec high, uint16_t *to,
+                        int vector) {
+  pair_vec first, second;
+  if (kind == SWARM_CODES4)
+    p_from_table(codes, low, high, &first, &second);
+  else if (kind == SWARM_FLOATS8)
+    p_from_floats8(codes, low, high, &first, &second);
+  else
+    p_from_differences(codes, values->offset, &first, &second);
+  store_quad(to, vector, first, second);
+}
+
+/* Lines of eight inputs. */
+INLINE int64_t lines_of_eight(int kind) {
+  return kind == SWARM_CODES4 ? 4 : kind == SWARM_CODES5 ? 5 : kind == SWARM_CODES6 ? 6 : 8;
+}
+
+/* A byte's codes: the lines of a quad. */
+INLINE void decode_whole_quad(int kind, const Values *values, const char *from, byte_vec low, byte_vec high,
+                              uint16_t *to) {
+  _Pragma("GCC unroll 4") for (int vector = 0; vector < 4; vector++)
+    decode_half(kind, values, b_load(from + vector * LINE), low, high, to, vector);
+}
+
+/* Codes of four bits and more: `more` is the line with the bits above them. */
+INLINE void decode_split_quad(int kind, const Values *values, const char *from, int quad, byte_vec more, byte_vec low,
+                              byte_vec high, uint16_t *to) {
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    byte_vec both = b_load(from + half * LINE), lower = b_low(both), upper = b_high(both);
+    int vector = 2 * half;
+    if (kind == SWARM_CODES5) {
+      lower = b_with_bits(lower, more, 4 * quad + vector, 0x10);
+      upper = b_with_bits(upper, more, 4 * quad + vector + 1, 0x10);
+    } else if (kind == SWARM_CODES6) {
+      lower = b_with_bits(lower, more, 2 * vector, 0x30);
+      upper = b_with_bits(upper, more, 2 * vector + 2, 0x30);
+    }
+    decode_half(kind, values, lower, low, high, to, vector);
+    decode_half(kind, values, upper, low, high, to, vector + 1);
+  }
+}
+
+/* `inputs` of a group, fetching as many bytes from `ahead` on as are read. `kind` is a constant where this is called. */
+INLINE void decode_kind(int kind, const Values *values, const char *from, int64_t inputs, uint16_t *to,
+                        const char *ahead) {
+  const byte_vec low = b_repeat(values->low), high = b_repeat(values->high);
+  const int64_t lines = lines_of_eight(kind);
+  for (int64_t input = 0; input < inputs; input += 8, to += 4 * PAIR_OF_BLOCK) {
+    for (int64_t line = 0; line < lines; line++) fetch_near(ahead + line * LINE);
+    if (kind == SWARM_CODES8 || kind == SWARM_FLOATS8) {
+      decode_whole_quad(kind, values, from, low, high, to);
+      decode_whole_quad(kind, values, from + 4 * LINE, low, high, to + 2 * PAIR_OF_BLOCK);
+    } else {
+      byte_vec more = kind == SWARM_CODES4 ? low : b_load(from + 4 * LINE);
+      decode_split_quad(kind, values, from, 0, more, low, high, to);
+      if (kind == SWARM_CODES6) more = b_load(from + 5 * LINE);
+      decode_split_quad(kind, values, from + 2 * LINE, 1, more, low, high, to + 2 * PAIR_OF_BLOCK);
+    }
+    from += lines * LINE, ahead += lines * LINE;
+  }
+}
+
+static void decode_codes(int kind, const Values *values, const char *from, int64_t inputs, uint16_t *to,
+                         const char *ahead) {
+  if (kind == SWARM_CODES4)
+    decode_kind(SWARM_CODES4, values, from, inputs, to, ahead);
+  else if (kind == SWARM_CODES5)
+    decode_kind(SWARM_CODES5, values, from, inputs, to, ahead);
+  else if (kind == SWARM_CODES6)
+    decode_kind(SWARM_CODES6, values, from, inputs, to, ahead);
+  else if (kind == SWARM_CODES8)
+    decode_kind(SWARM_CODES8, values, from, inputs, to, ahead);
+  else
+    decode_kind(SWARM_FLOATS8, values, from, inputs, to, ahead);
+}
+
+#endif

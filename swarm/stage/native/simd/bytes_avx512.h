@@ -1,0 +1,72 @@
+/* Sixty-four bytes in one register: codes of weights, and the pairs of bfloat16 that they become (AVX-512). */
+#ifndef SWARM_SIMD_BYTES_H
+#define SWARM_SIMD_BYTES_H
+
+typedef __m512i byte_vec;
+typedef __m512i pair_vec; /* sixteen outputs' pairs of bfloat16 */
+
+INLINE byte_vec b_load(const void *from) { return _mm512_loadu_si512(from); }
+INLINE void p_store(uint16_t *to, pair_vec x) { _mm512_storeu_si512(to, x); }
+INLINE byte_vec b_repeat(const uint8_t table[16]) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+}
+
+/* The low and the high four bits of every byte. */
+INLINE byte_vec b_low(byte_vec x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0f)); }
+INLINE byte_vec b_high(byte_vec x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(0x0f)); }
+
+/* Codes with bits number `at` and on of each byte of `line`, put in at `mask`, which begins with bit 4. */
+INLINE byte_vec b_with_bits(byte_vec codes, byte_vec line, int at, int mask) {
+  byte_vec moved = at <= 4 ? _mm512_slli_epi16(line, (unsigned)(4 - at)) : _mm512_srli_epi16(line, (unsigned)(at - 4));
+  return _mm512_ternarylogic_epi32(codes, moved, _mm512_set1_epi8((char)mask), 0xf8); /* codes | moved & mask */
+}
+
+/* Low and high bytes of bfloat16: those of the even bytes are the first pairs, those of the odd ones the second. */
+INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
+  const __m512i lower = _mm512_set1_epi16(0x00ff);
+  *first = _mm512_ternarylogic_epi32(lower, low, _mm512_slli_epi16(high, 8), 0xca); /* lower ? low : high */
+  *second = _mm512_ternarylogic_epi32(lower, _mm512_srli_epi16(low, 8), high, 0xca);
+}
+
+INLINE void p_from_table(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
+  p_join(_mm512_shuffle_epi8(low, codes), _mm512_shuffle_epi8(high, codes), first, second);
+}
+
+/* Byte number `k` of every four, minus the offset. A byte as the last bits of 2^23 is added to it. */
+INLINE __m512i difference(byte_vec codes, int k, __m512 offset) {
+  const __m512i lower = _mm512_set1_epi32(0xff), large = _mm512_set1_epi32(0x4b000000);
+  __m512i moved = k == 0 ? codes : _mm512_srli_epi32(codes, (unsigned)(8 * k));
+  __m512i number = _mm512_ternarylogic_epi32(moved, lower, large, 0xea); /* moved & lower | large */
+  return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(number), offset));
+}
+
+INLINE void p_from_differences(byte_vec codes, int64_t offset, pair_vec *first, pair_vec *second) {
+  const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+  __m512 from = _mm512_set1_ps((float)((1 << 23) + offset));
+  __m512i a = difference(codes, 0, from), b = difference(codes, 2, from);
+  __m512i c = difference(codes, 1, from), d = difference(codes, 3, from);
+  *first = _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xca);
+  *second = _mm512_ternarylogic_epi32(upper, d, _mm512_srli_epi32(c, 16), 0xca);
+}
+
+/* E4M3. `low` and `high` hold the eight numbers whose exponent is 0. */
+INLINE void p_from_floats8(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
+  const __m512i sign = _mm512_set1_epi8((char)0x80);
+  __m512i size = _mm512_andnot_si512(sign, codes);
+  __mmask64 small = _mm512_cmplt_epi8_mask(size, _mm512_set1_epi8(8));
+  __m512i upper = _mm512_add_epi8(b_high(size), _mm512_set1_epi8(0x3c));
+  __m512i lower = _mm512_and_si512(_mm512_slli_epi16(size, 4), _mm512_set1_epi8((char)0xf0));
+  upper = _mm512_mask_shuffle_epi8(upper, small, high, size);
+  lower = _mm512_mask_shuffle_epi8(lower, small, low, size);
+  p_join(lower, _mm512_ternarylogic_epi32(upper, codes, sign, 0xf8), first, second);
+}
+
+INLINE vec v_load_f16(const uint16_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+INLINE vec v_load_i8(const int8_t *from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+INLINE vec v_load_u8(const uint8_t *from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+
+#endif
