@@ -30,6 +30,12 @@ QUANTIZER: Final = 1
 PLAIN: Final = f"plain, quantizer {QUANTIZER}"
 TRANSPOSED: Final = f"plain and transposed, quantizer {QUANTIZER}"
 
+# Values of int4's codes, denser where weights of a group are: those of llama.cpp's IQ4_NL, halved. Twice a value is a
+# whole number, and the range of these fits a byte, which is what kernels with int8 rows need.
+_INT4_VALUES: Final = tuple(
+    value / 2 for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+)
+
 _ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
 _TRANSPOSED_EXPERTS: Final = frozenset({"gpt_oss", "llama4", "llama4_text"})  # [experts, inputs, outputs]
@@ -128,5 +134,7 @@ AS_STORED: Final = Quantization()
 
 def own_format(width: str, group: int) -> WeightFormat:
     """Return the format of matrices that are quantized at load."""
-    codes, offset = {INT4: (Codes.INT4, 8), INT6: (Codes.INT6, 32), INT8: (Codes.INT8, 128)}[width]
+    if width == INT4:
+        return WeightFormat(INT4, Codes.INT4, group, offset=8, table=_INT4_VALUES)
+    codes, offset = {INT6: (Codes.INT6, 32), INT8: (Codes.INT8, 128)}[width]
     return WeightFormat(width, codes, group, offset=offset)
