@@ -92,7 +92,7 @@ def _parse_header(path: Path, text: bytes, file_size: int) -> Iterator[StoredTen
         for name, entry in header.items()
         if name != "__metadata__"
     ]
-    _check_no_overlap(path, tensors)
+    check_no_overlap(path, tensors)
     yield from tensors
 
 
@@ -106,7 +106,7 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _check_no_overlap(path: Path, tensors: list[StoredTensor]) -> None:
+def check_no_overlap(path: Path, tensors: list[StoredTensor]) -> None:
     """Raise ModelError if two tensors overlap: the format forbids it, and the sizes would exceed the file's."""
     stop = 0
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):

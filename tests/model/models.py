@@ -82,11 +82,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def named_config(kind: str) -> Any:
-    """A small model of one of the ``ARCHITECTURES``."""
+def named_config(kind: str, **changes: Any) -> Any:
+    """A small model of one of the ``ARCHITECTURES``, or of another kind."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES[kind]))
+    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES.get(kind, {}) | changes))
 
 
 def random_model(config: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:

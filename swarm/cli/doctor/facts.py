@@ -278,7 +278,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
     path = str(model_path()) if name is None else name
     try:
         location = locate_model(path, lambda _: None)
-        checkpoint = Checkpoint(location.folder, location.remote)
+        checkpoint = Checkpoint.at(location)
         files = checkpoint.manifest(checkpoint.stored_dtype).files
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]

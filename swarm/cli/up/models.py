@@ -26,7 +26,7 @@ def resolve_model(model: str | None) -> str:
         location = locate_model(model, progress.set_status)
     finally:
         progress.clear_status()
-    if location.remote is None:
+    if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
     return location.name
 

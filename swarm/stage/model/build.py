@@ -31,7 +31,8 @@ from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import program, recipes
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.configuration import check_config, read_config
-from swarm.stage.model.conversion import ConvertedSource, FolderSource, WeightSource
+from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
+from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused
@@ -107,19 +108,15 @@ class ModelSkeleton:
             families.move_softcap(self.model)
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        dense: bool = False,
-        int8_rows: bool = False,
-    ) -> ModelSkeleton:
-        return cls(read_config(checkpoint.folder), device, dtype, dense=dense, int8_rows=int8_rows)
+    def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
+        how = checkpoint.quantization
+        config = read_config(checkpoint.folder)
+        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows)
 
-    def source(self, checkpoint: Checkpoint) -> ConvertedSource:
-        """Return the source of the model's tensors in the folder."""
+    def source(self, checkpoint: Checkpoint) -> ModelSource:
+        """Return the source of the model's tensors in its files."""
+        if checkpoint.gguf is not None:
+            return GgufSource(checkpoint)
         names = checkpoint.tensors.keys() | checkpoint.quantized.keys()
         return ConvertedSource(self.model, names, FolderSource(checkpoint))
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import xxhash
 
 from swarm.errors import ModelError
+from swarm.hub.gguf import GgufModel, part_names, read_gguf
 from swarm.hub.headers import (
     FLOAT_DTYPES,
     INDEX,
@@ -34,8 +35,10 @@ from swarm.hub.headers import (
     read_header,
     remote_header,
 )
+from swarm.stage.model.gguf_folder import derive_folder
+from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
-from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
@@ -78,19 +81,25 @@ class RemoteWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Location of a model. Without ``remote``, the folder is complete."""
+    """Location of a model. Without ``remote``, the folder is complete.
+
+    The weights of a model of GGUF files are in these, and the folder has what is derived from their header.
+    """
 
     folder: Path
     remote: RemoteWeights | None = None
+    gguf: GgufModel | None = None
 
     @property
     def name(self) -> str:
         """A name for other processes instead of the user's input: it always means the same files."""
+        if self.gguf is not None and self.remote is None:
+            return str(self.gguf.files[0].path)
         return str(self.folder) if self.remote is None else self.remote.name
 
 
 def locate_model(model: str, report: Report | None = None) -> ModelLocation:
-    """Return the location of ``model``: a local folder or, for a name such as owner/model, the folder in the hub's
+    """Return the location of ``model``: a local folder, a GGUF file (one of its parts is enough) or, for a name such as owner/model, the folder in the hub's
     cache.
 
     For a name, missing small files are fetched from the hub; of the weights, only the descriptions. ``report`` is
@@ -98,9 +107,15 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelLocation(path.resolve())
+        file = _find_gguf(path)
+        return ModelLocation(path.resolve()) if file is None else _locate_gguf(file)
+    if path.suffix == ".gguf":
+        return _locate_gguf(path)
     if path.exists():
-        raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
+        raise ModelError(
+            f"{model} is neither a directory nor a .gguf file; name the directory that holds config.json and the "
+            "safetensors files, or a GGUF file"
+        )
     named = _HUB_NAME.fullmatch(model)
     if named is None:
         raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
@@ -113,31 +128,66 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
     return ModelLocation(snapshot.folder, snapshot)
 
 
-class Checkpoint:
-    """Description of a model folder. Raises ``ModelError`` with the file and the problem.
+def _locate_gguf(file: Path) -> ModelLocation:
+    gguf = read_gguf(file.resolve())
+    return ModelLocation(derive_folder(gguf), gguf=gguf)
 
-    ``quantization``: how weights are quantized at load.
+
+def _find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file, or the first part, in a folder that has no configuration of its own.
+
+    Raises ``ModelError`` if there is a choice.
+    """
+    files = sorted(folder.glob("*.gguf"))
+    if not files or (folder / "config.json").is_file():
+        return None
+    if {file.name for file in files} != set(part_names(files[0].name)):
+        raise ModelError(f"{folder} has several GGUF models; name one of them: {', '.join(f.name for f in files[:9])}")
+    return files[0]
+
+
+class Checkpoint:
+    """Description of a model folder, or of a model of GGUF files and the folder that was derived from it.
+
+    ``tensors`` are the plain tensors and ``quantized`` the quantized matrices, by the names of a plain checkpoint;
+    ``gguf`` has, by the same names, what must be undone when they are read. ``quantization``: how weights are quantized
+    at load. Raises ``ModelError`` with the file and the problem.
     """
 
     def __init__(
-        self, folder: Path, remote: RemoteWeights | None = None, quantization: Quantization = AS_STORED
+        self,
+        folder: Path,
+        remote: RemoteWeights | None = None,
+        quantization: Quantization = AS_STORED,
+        gguf: GgufModel | None = None,
     ) -> None:
         self.folder = folder
         self._remote = remote
+        self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
         settings = read_quantization(folder, self.config, _read_json)
         self.quantization = quantization
-        stored, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
-        at_load = quantization.choose_matrices(
-            self.tensors.values(), str(self.text_config.get("model_type")), self.vocab_size
-        )
-        self._weights = quantization.describe(at_load.values())
+        self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
-        self.quantized: dict[str, StoredWeight] = {**stored, **at_load}
-        for name in at_load:
+        self.quantized: dict[str, StoredWeight]
+        if gguf is None:
+            kind = str(self.text_config.get("model_type"))
+            self.quantized, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
+        else:
+            kind = str(gguf.metadata["general.architecture"])
+            self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
+            self.tensors, self.quantized = sort_tensors(self.gguf)
+        chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
+        self._weights = quantization.describe(chosen.values())
+        for name in chosen:
             del self.tensors[name]
+        self.quantized |= chosen
+
+    @classmethod
+    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
+        return cls(location.folder, location.remote, quantization, location.gguf)
 
     @property
     def architecture(self) -> str:
@@ -174,11 +224,10 @@ class Checkpoint:
 
     @cached_property
     def stored_dtype(self) -> str:
-        """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
+        """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``. Codes count as bfloat16."""
         weight = dict.fromkeys(FLOAT_DTYPES, 0)
         for tensor in self._stored_tensors():
-            if tensor.is_float:
-                weight[tensor.dtype] += tensor.num_bytes
+            weight[tensor.dtype if tensor.is_float else "BF16"] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
 
     @cached_property
@@ -197,7 +246,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=shorten_name(_model_name(self.folder)),
+            name=shorten_name(self._gguf.name if self._gguf is not None else _model_name(self.folder)),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -212,7 +261,7 @@ class Checkpoint:
             files=self._files,
             assets=self.assets,
             weights=self._weights,
-            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
+            activations=INT8 if self.quantization.has_int8_rows else "",
         )
 
     @cached_property

@@ -49,6 +49,13 @@ class WeightSource(Protocol):
         """
 
 
+class ModelSource(WeightSource, Protocol):
+    """Source that has the tensors under the names of the model's modules."""
+
+    def stored_names(self, name: str) -> list[str]:
+        """Return the names of the stored tensors that this tensor is made of; empty if the source does not have it."""
+
+
 class FolderSource:
     """Source that reads tensors of a folder into their own memory."""
 
@@ -96,7 +103,7 @@ class ConvertedSource:
             if target not in expected and name in expected:
                 target, pattern = name, None
             self._pieces.setdefault(target, []).append((name, pattern))
-        self._transposed = frozenset(_transposed_names(model))
+        self._transposed = frozenset(transposed_names(model))
 
     def __contains__(self, name: str) -> bool:
         return name in self._pieces
@@ -144,7 +151,7 @@ class ConvertedSource:
         return pattern is None or _joins_outputs(self._by_pattern[pattern])
 
 
-def _transposed_names(model: Any) -> Iterator[str]:
+def transposed_names(model: Any) -> Iterator[str]:
     """Yield the names of the experts' weights that the model holds as ``[experts, inputs, outputs]``."""
     for path, module in model.named_modules():
         if getattr(module, "is_transposed", False):

@@ -11,7 +11,7 @@ from swarm.log import get_logger
 from swarm.stage.executor import Progress
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.stage.model.conversion import ConvertedSource
+from swarm.stage.model.conversion import ModelSource
 from swarm.stage.native.memory import release_free_memory
 from swarm.wire.messages import LayerRange, Manifest
 
@@ -24,11 +24,13 @@ class StageLoader:
     """Builder of stages. ``loaded_bytes`` and ``fetched_bytes`` are the totals read from disk and downloaded from a
     hub."""
 
-    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton, source: ModelSource
+    ) -> None:
         self._checkpoint = checkpoint
         self._manifest = manifest
         self._skeleton = skeleton
-        self._source = skeleton.source(checkpoint)
+        self._source = source
         self.loaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -92,7 +94,7 @@ def log_fetching(line: str) -> None:
 
 
 def needed_tensors(
-    skeleton: ModelSkeleton, source: ConvertedSource, ranges: Collection[LayerRange], held: Collection[str]
+    skeleton: ModelSkeleton, source: ModelSource, ranges: Collection[LayerRange], held: Collection[str]
 ) -> set[str]:
     """Return the stored names of all tensors that stages of these ranges read; ``held`` are modules that are loaded
     already."""
@@ -122,7 +124,7 @@ def module_names(skeleton: ModelSkeleton, layer: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _stored_names(skeleton: ModelSkeleton, source: ConvertedSource, name: str) -> list[str]:
+def _stored_names(skeleton: ModelSkeleton, source: ModelSource, name: str) -> list[str]:
     """Return a tensor's stored names. A tied head that is not stored uses the embedding's table."""
     output, tied = f"{skeleton.parts.output_embedding}.weight", f"{skeleton.parts.input_embedding}.weight"
     stored_names = source.stored_names(name)

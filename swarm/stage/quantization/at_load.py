@@ -19,15 +19,16 @@ from swarm.stage.quantization.stored import StoredWeight
 
 AUTO, DENSE, INT4, INT6, INT8 = "auto", "dense", "int4", "int6", "int8"
 
-# Encodings of plain tensors that are quantized at load: as they are, and with the last two dimensions swapped.
-PLAIN, TRANSPOSED = "plain", "plain, transposed"
-
 # Parts of a model by the names of their tensors.
 LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|output_layer)\.weight$")
 
 # Version of the quantizer. Increase it when its codes or scales change: workers of unlike versions are no equals.
 QUANTIZER: Final = 1
+
+# Encodings of plain tensors that are quantized at load: as they are, and with the last two dimensions swapped.
+PLAIN: Final = f"plain, quantizer {QUANTIZER}"
+TRANSPOSED: Final = f"plain and transposed, quantizer {QUANTIZER}"
 
 _ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
@@ -49,6 +50,11 @@ class Quantization:
     def is_dense(self) -> bool:
         """Whether quantized files are unpacked to the dtype of the computation."""
         return self.weights == DENSE
+
+    @property
+    def has_int8_rows(self) -> bool:
+        """Whether products with quantized weights round their inputs to 8 bits."""
+        return self.activations == INT8
 
     def choose_matrices(
         self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int

@@ -39,7 +39,8 @@ def quantize_nearest(weights: torch.Tensor, form: WeightFormat) -> QuantizedTens
 
 def _split(numbers: torch.Tensor, size: int) -> torch.Tensor:
     """Return numbers ``[..., inputs]`` as ``[..., groups, size]``, with 0 where the last group is not full."""
-    return functional.pad(numbers, (0, -numbers.shape[-1] % size)).unflatten(-1, (-1, size))
+    padded = functional.pad(numbers, (0, -numbers.shape[-1] % size))
+    return padded.view(*numbers.shape[:-1], -1, size)
 
 
 def _with_scales(tensor: QuantizedTensor, wanted: torch.Tensor) -> QuantizedTensor:

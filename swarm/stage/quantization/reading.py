@@ -29,6 +29,13 @@ def read_tensor(stored: StoredTensor) -> torch.Tensor:
     return tensor
 
 
+def read_bytes(stored: StoredTensor) -> torch.Tensor:
+    """Return the stored bytes, uint8. Raises ``ModelError``."""
+    data = torch.empty(stored.num_bytes, dtype=torch.uint8)
+    _read_into(stored, memoryview(data.numpy()))  # type: ignore[arg-type]
+    return data
+
+
 def _read_into(stored: StoredTensor, target: memoryview) -> None:
     try:
         with stored.path.open("rb", buffering=0) as file:

@@ -1,0 +1,80 @@
+"""Folder with the files that a GGUF model lacks: configuration and tokenizer, derived from its header.
+
+The folder is in the user's cache directory, under a hash of everything that its contents are made of, and is written
+once. Its files are those of a usual model folder, so that workers and clients treat both in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ModelError
+from swarm.hub.gguf import GgufModel
+from swarm.stage.model.gguf_config import make_config
+
+_VERSION = 1  # increase it when the derived files change
+
+
+def cache_folder() -> Path:
+    """Return the folder of all derived files: ``gguf`` in ``$SWARM_CACHE`` or the user's cache directory."""
+    chosen = os.environ.get("SWARM_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
+    return base / "gguf"
+
+
+def derive_folder(model: GgufModel) -> Path:
+    """Return the folder with this model's configuration and tokenizer; write it if it is not there yet.
+
+    Raises ``ModelError``.
+    """
+    path = cache_folder() / f"v{_VERSION}-{_header_digest(model)}"
+    if (path / "config.json").is_file():
+        return path
+    files = _make_files(model)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=path.parent, prefix="partial-"))
+        try:
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
+            partial.chmod(0o755)
+            partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        # another process may have been faster
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} can't be written ({error}); name a writable directory in SWARM_CACHE") from None
+    return path
+
+
+def _header_digest(model: GgufModel) -> str:
+    """Return a hash of everything that the derived files depend on."""
+    tensors = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in model.tensors.values())
+    made_by = [_version_of(name) for name in ("transformers", "tokenizers")]
+    digest = hashlib.sha256(json.dumps([made_by, model.metadata, tensors], sort_keys=True).encode())
+    digest.update(model.rope_divisors)
+    return digest.hexdigest()[:32]
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _make_files(model: GgufModel) -> dict[str, bytes]:
+    config = make_config(model)
+    return {"config.json": _as_json(config)}
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
