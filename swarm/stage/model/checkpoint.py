@@ -301,6 +301,11 @@ class Checkpoint:
         digests = {file.name: file.digest for file in self._files}
         return " ".join(sorted({digests[part.path.name] for part in weight.parts.values()}))
 
+    @property
+    def stored_bytes(self) -> int:
+        """Size of all weights in the files."""
+        return sum(tensor.num_bytes for tensor in self._stored_tensors())
+
     def _stored_tensors(self) -> Iterator[StoredTensor]:
         """Yield all tensors of the files: plain ones and the parts of quantized matrices."""
         yield from self.tensors.values()
