@@ -207,6 +207,18 @@ def test_a_long_range_comes_over_several_connections(hub: Hub, monkeypatch: pyte
     assert_right(hub, snapshot, 2, 3, 4)
 
 
+def test_ranges_behind_a_redirection_to_another_host(hub: Hub) -> None:
+    """As large hubs do it; what identifies the file is in the redirection."""
+    hub.redirects = True
+    snapshot = open_model()
+    snapshot.fetch_tensors(tensors_in(snapshot, 3))
+    assert_right(hub, snapshot, 3)
+    assert any(line.startswith(f"GET /cdn/{FILE} bytes=") for line in hub.asked)
+    hub.files[FILE] = hub.files[FILE][:-1] + b"x"
+    with pytest.raises(ModelError, match=r"sends another file than it described .*\(sha256 "):
+        snapshot.fetch_tensors(tensors_in(snapshot, 5))
+
+
 def test_both_parts_of_a_split_model_are_fetched(hub: Hub) -> None:
     snapshot = open_model(f"{NAME}:Q6_K")
     snapshot.fetch_tensors(tensors_in(snapshot, 0, 1))
