@@ -39,7 +39,8 @@ from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
-from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
+from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 from swarm.wire.messages.common import MAX_LAYERS
@@ -170,16 +171,16 @@ class Checkpoint:
         self._remote = remote
         self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        if "quantization_config" in self.config:
-            raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
+        settings = read_quantization(folder, self.config, _read_json)
         self.quantization = quantization
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
         self.gguf: dict[str, GgufTensor] | None = None
-        self.quantized: dict[str, StoredWeight] = {}
+        # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
+        self.quantized: dict[str, StoredWeight]
         if gguf is None:
             kind = str(self.text_config.get("model_type"))
-            self.tensors = dict(_read_tensors(folder, remote))
+            self.quantized, self.tensors = find_quantized(settings, dict(_read_tensors(folder, remote)))
         else:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
@@ -238,7 +239,7 @@ class Checkpoint:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         path = self.folder / "generation_config.json"
-        generation = _read_json(path, "") if path.is_file() else {}
+        generation = _read_json(path) if path.is_file() else {}
         for source in (generation, self.config, self.text_config):
             value = source.get("eos_token_id")
             tokens = tuple(value) if isinstance(value, list) else (value,)
@@ -266,7 +267,7 @@ class Checkpoint:
             files=self._files,
             assets=self.assets,
             weights=self._weights,
-            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
+            activations=INT8 if self.quantization.has_int8_rows else "",
         )
 
     @cached_property
@@ -408,7 +409,7 @@ def shorten_name(name: str) -> str:
     return name[: rest - rest // 2] + middle + name[-(rest // 2) :]
 
 
-def _read_json(path: Path, why: str) -> dict[str, Any]:
+def _read_json(path: Path, why: str = "") -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
         json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is not valid text
@@ -426,7 +427,7 @@ def _read_tensors(folder: Path, remote: RemoteWeights | None) -> Iterator[tuple[
     if not index_path.is_file():
         yield from ((tensor.name, tensor) for tensor in _tensors_of(folder / SINGLE, remote))
         return
-    weight_map = _read_json(index_path, "").get("weight_map")
+    weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index_path} has no weight_map; download it again")
     for shard in sorted(set(weight_map.values())):
