@@ -283,7 +283,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
         missing = sum(checkpoint.missing([*checkpoint.tensors, *checkpoint.quantized]).values())
-        return ModelFacts(path, checkpoint.stored_bytes, digest=digest, missing_bytes=missing)
+        return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
     except ModelError as error:
         return ModelFacts(path, error=str(error))
 

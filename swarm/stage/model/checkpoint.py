@@ -185,8 +185,9 @@ class Checkpoint:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
+        quantization.check_stored(self.quantized.values(), _model_name(folder))
         chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
-        self._weights = quantization.describe(chosen.values())
+        self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:
             del self.tensors[name]
         self.quantized |= chosen
@@ -235,6 +236,11 @@ class Checkpoint:
         for tensor in self._stored_tensors():
             weight[tensor.dtype if tensor.is_float else "BF16"] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(tensor.num_bytes for tensor in self._stored_tensors())
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -301,11 +307,6 @@ class Checkpoint:
         """Return the digests of the files that hold a quantized matrix."""
         digests = {file.name: file.digest for file in self._files}
         return " ".join(sorted({digests[part.path.name] for part in weight.parts.values()}))
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of all weights in the files."""
-        return sum(tensor.num_bytes for tensor in self._stored_tensors())
 
     def _stored_tensors(self) -> Iterator[StoredTensor]:
         """Yield all tensors of the files: plain ones and the parts of quantized matrices."""
