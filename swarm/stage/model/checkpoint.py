@@ -291,8 +291,9 @@ class Checkpoint:
     @cached_property
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
-        paths = sorted({tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"})
-        return tuple(self._describe_file(path) for path in paths)
+        paths = {tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"}
+        # The order must not depend on where the files are: those of a GGUF model are in two folders.
+        return tuple(self._describe_file(path) for path in sorted(paths, key=lambda path: path.name))
 
     def _describe_file(self, path: Path) -> Asset:
         described = self._remote.describe(path.name) if self._remote is not None else None
