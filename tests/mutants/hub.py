@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         name="hub-room-not-looked-at",
         breaks="A download starts although the disk has too little space.",
-        target="swarm.hub.lookup:_Download._check_space",
+        target="swarm.hub.download:Download._check_space",
         old="if num_bytes > free:",
         new="if num_bytes < 0:",
         caught_by="tests/unit/test_hub.py::test_a_disk_without_room_is_not_begun_with",
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="hub-fetches-the-latest",
         breaks="Weights are downloaded from the latest commit instead of the commit of the small files.",
-        target="swarm.hub.lookup:_Download._fetch",
+        target="swarm.hub.download:Download._fetch",
         old="revision=self.folder.name,",
         new="revision=None,",
         caught_by="tests/unit/test_hub.py::test_weights_are_of_the_commit_that_was_looked_up",

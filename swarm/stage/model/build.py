@@ -40,6 +40,7 @@ from swarm.stage.modules.matrices import make_linear
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
+from swarm.stage.quantization.at_load import INT8
 from swarm.stage.quantization.formats import packed_bytes
 from swarm.stage.quantization.tensors import QuantizedWeight
 from swarm.wire.messages import LayerRange
@@ -108,16 +109,10 @@ class ModelSkeleton:
             families.move_softcap(self.model)
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        dense: bool = False,
-        int8_rows: bool = False,
-    ) -> ModelSkeleton:
-        return cls(read_config(checkpoint.folder), device, dtype, dense=dense, int8_rows=int8_rows)
+    def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
+        how = checkpoint.quantization
+        config = read_config(checkpoint.folder)
+        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.activations == INT8)
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""

@@ -18,6 +18,8 @@ from typing import Any
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel
 from swarm.stage.model.gguf_config import make_config
+from swarm.stage.model.gguf_metadata import GgufMetadata
+from swarm.stage.model.gguf_tokenizer import end_tokens, make_tokenizer
 
 _VERSION = 1  # increase it when the derived files change
 
@@ -43,7 +45,7 @@ def derive_folder(model: GgufModel) -> Path:
         partial = Path(tempfile.mkdtemp(dir=path.parent, prefix="partial-"))
         try:
             for name, content in files.items():
-                (partial / name).write_bytes(content)
+                (partial / name).write_text(content, "utf-8")
             partial.chmod(0o755)
             partial.rename(path)
         finally:
@@ -58,7 +60,7 @@ def derive_folder(model: GgufModel) -> Path:
 def _header_digest(model: GgufModel) -> str:
     """Return a hash of everything that the derived files depend on."""
     tensors = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in model.tensors.values())
-    made_by = [_version_of(name) for name in ("transformers", "tokenizers")]
+    made_by = [_version_of(name) for name in ("tokenizers",)]
     digest = hashlib.sha256(json.dumps([made_by, model.metadata, tensors], sort_keys=True).encode())
     digest.update(model.rope_divisors)
     return digest.hexdigest()[:32]
@@ -71,10 +73,15 @@ def _version_of(package: str) -> str:
         return ""
 
 
-def _make_files(model: GgufModel) -> dict[str, bytes]:
+def _make_files(model: GgufModel) -> dict[str, str]:
     config = make_config(model)
-    return {"config.json": _as_json(config)}
+    metadata, vocab_size = GgufMetadata(model), config["vocab_size"]
+    files = make_tokenizer(metadata, vocab_size)
+    ends = end_tokens(metadata, vocab_size)
+    if ends:
+        files["generation_config.json"] = _as_json({"eos_token_id": ends})
+    return files | {"config.json": _as_json(config)}
 
 
-def _as_json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+def _as_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"

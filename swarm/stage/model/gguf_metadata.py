@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
+from typing import TypeVar
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel, Value
+
+T = TypeVar("T")
 
 _MAX_SIZE = (1 << 31) - 1
 
@@ -74,6 +77,26 @@ class GgufMetadata:
         if value is None or (type(value) is int and value in (-1, (1 << 32) - 1)):
             return None
         if type(value) is not int or not 0 <= value < vocab_size:
+            raise self._unusable(key, value)
+        return value
+
+    def value(self, key: str) -> Value | None:
+        """Return the value of a full key; None if the file does not have it."""
+        return self._values.get(key)
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts; the key is a full one. Empty if the file does not have it."""
+        return self._list(key, str)
+
+    def integers(self, key: str) -> list[int]:
+        return self._list(key, int)
+
+    def numbers(self, key: str) -> list[float]:
+        return self._list(key, float)
+
+    def _list(self, key: str, kind: type[T]) -> list[T]:
+        value = self._values.get(key, [])
+        if not isinstance(value, list) or any(type(each) is not kind for each in value):
             raise self._unusable(key, value)
         return value
 
