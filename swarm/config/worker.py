@@ -42,7 +42,7 @@ class WorkerSettings(Section):
     )
     head: Literal["auto", "int8", "int6", "int4", "dense"] = Field(
         default="auto",
-        description="How the head of a plain checkpoint is stored, or the table that serves as embedding and head. auto: "
+        description="How the head of a plain checkpoint is stored, or the table that serves as both. auto: "
         "as worker.weights has it; int6 with int4, because errors of the head change tokens the most.",
     )
     activations: Literal["auto", "int8"] = Field(

@@ -40,7 +40,6 @@ from swarm.stage.modules.matrices import make_linear
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
-from swarm.stage.quantization.at_load import INT8
 from swarm.stage.quantization.formats import packed_bytes
 from swarm.stage.quantization.tensors import QuantizedWeight
 from swarm.wire.messages import LayerRange
@@ -112,7 +111,7 @@ class ModelSkeleton:
     def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
         how = checkpoint.quantization
         config = read_config(checkpoint.folder)
-        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.activations == INT8)
+        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows)
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""

@@ -39,7 +39,7 @@ from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
-from swarm.stage.quantization.at_load import AS_STORED, AUTO, HEAD, LAYER, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
@@ -267,7 +267,7 @@ class Checkpoint:
             files=self._files,
             assets=self.assets,
             weights=self._weights,
-            activations="" if self.quantization.activations == AUTO else self.quantization.activations,
+            activations=INT8 if self.quantization.has_int8_rows else "",
         )
 
     @cached_property

@@ -19,15 +19,22 @@ from swarm.stage.quantization.stored import StoredWeight
 
 AUTO, DENSE, INT4, INT6, INT8 = "auto", "dense", "int4", "int6", "int8"
 
-# Encodings of plain tensors that are quantized at load: as they are, and with the last two dimensions swapped.
-PLAIN, TRANSPOSED = "plain", "plain, transposed"
-
 # Parts of a model by the names of their tensors.
 LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|head|embed_out|output|output_layer)\.weight$")
 
 # Version of the quantizer. Increase it when its codes or scales change: workers of unlike versions are no equals.
 QUANTIZER: Final = 1
+
+# Encodings of plain tensors that are quantized at load: as they are, and with the last two dimensions swapped.
+PLAIN: Final = f"plain, quantizer {QUANTIZER}"
+TRANSPOSED: Final = f"plain and transposed, quantizer {QUANTIZER}"
+
+# Values of int4's codes, denser where weights of a group are: those of llama.cpp's IQ4_NL, halved. Twice a value is a
+# whole number, and the range of these fits a byte, which is what kernels with int8 rows need.
+_INT4_VALUES: Final = tuple(
+    value / 2 for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+)
 
 _ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
@@ -49,6 +56,11 @@ class Quantization:
     def is_dense(self) -> bool:
         """Whether quantized files are unpacked to the dtype of the computation."""
         return self.weights == DENSE
+
+    @property
+    def has_int8_rows(self) -> bool:
+        """Whether products with quantized weights round their inputs to 8 bits."""
+        return self.activations == INT8
 
     def choose_matrices(
         self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int
@@ -122,5 +134,7 @@ AS_STORED: Final = Quantization()
 
 def own_format(width: str, group: int) -> WeightFormat:
     """Return the format of matrices that are quantized at load."""
-    codes, offset = {INT4: (Codes.INT4, 8), INT6: (Codes.INT6, 32), INT8: (Codes.INT8, 128)}[width]
+    if width == INT4:
+        return WeightFormat(INT4, Codes.INT4, group, offset=8, table=_INT4_VALUES)
+    codes, offset = {INT6: (Codes.INT6, 32), INT8: (Codes.INT8, 128)}[width]
     return WeightFormat(width, codes, group, offset=offset)

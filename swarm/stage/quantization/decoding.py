@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ModelError
-from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED
+from swarm.stage.quantization.at_load import PLAIN, TRANSPOSED
 from swarm.stage.quantization.float_decoders import decode_fp8, decode_mxfp4
 from swarm.stage.quantization.gguf_decode import read_gguf_matrix
 from swarm.stage.quantization.gguf_formats import FORMATS as GGUF_FORMATS
@@ -68,7 +68,7 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}/{QUANTIZER}",
+        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}",
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )
