@@ -195,10 +195,9 @@ class Comparison:
             )
         for by in (WIDE, NARROW, INT8_ROWS):
             if by in found and distance(found[by], exact) > SAME:
-                length, farther = max(self.by_length(found[by], exact).items(), key=lambda item: item[1])
-                outcome.judge(
-                    f"{what}, {by}: no length is worse than others ({length}: {farther:.1f}×)", farther <= WORST
-                )
+                length, farther = self._worst_length(found[by], exact)
+                told = f"{what}, {by}: no length is worse than others ({length}: {farther:.1f}×)"
+                outcome.judge(told, farther <= WORST)
 
     def _judge_own(self, outcome: Outcome) -> None:
         found = {(line.kind, line.by): line.divergence for line in outcome.lines if line.model == self.name}
