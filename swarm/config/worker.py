@@ -51,6 +51,12 @@ class WorkerSettings(Section):
         "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
         "precise, and with the same bits on every processor.",
     )
+    packed_cache_bytes: ByteSize = Field(
+        default=ByteSize(64 << 30),
+        description="Bytes of disk for quantized weights as the kernels read them, in packed in the user's cache "
+        "directory ($SWARM_CACHE). They make the next start quick, and workers of one machine share them in memory. The "
+        "least recently used ones are removed; a twentieth of the disk stays free. 0: none.",
+    )
     memory_limit: ByteSize | None = Field(
         default=None,
         examples=["8GiB"],
