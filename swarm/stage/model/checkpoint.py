@@ -171,7 +171,7 @@ class Checkpoint:
         self._remote = remote
         self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        settings = read_quantization(folder, self.config)
+        settings = read_quantization(folder, self.config, _read_json)
         self.quantization = quantization
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
@@ -239,7 +239,7 @@ class Checkpoint:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         path = self.folder / "generation_config.json"
-        generation = _read_json(path, "") if path.is_file() else {}
+        generation = _read_json(path) if path.is_file() else {}
         for source in (generation, self.config, self.text_config):
             value = source.get("eos_token_id")
             tokens = tuple(value) if isinstance(value, list) else (value,)
@@ -403,7 +403,7 @@ def shorten_name(name: str) -> str:
     return name[: rest - rest // 2] + middle + name[-(rest // 2) :]
 
 
-def _read_json(path: Path, why: str) -> dict[str, Any]:
+def _read_json(path: Path, why: str = "") -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
         json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is not valid text
@@ -421,7 +421,7 @@ def _read_tensors(folder: Path, remote: RemoteWeights | None) -> Iterator[tuple[
     if not index_path.is_file():
         yield from ((tensor.name, tensor) for tensor in _tensors_of(folder / SINGLE, remote))
         return
-    weight_map = _read_json(index_path, "").get("weight_map")
+    weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index_path} has no weight_map; download it again")
     for shard in sorted(set(weight_map.values())):

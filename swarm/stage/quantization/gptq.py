@@ -33,6 +33,7 @@ from swarm.stage.quantization.settings import (
 )
 from swarm.stage.quantization.stored import StoredWeight
 
+_EMBEDDING = re.compile(r"(?:^|\.)(?:wte|embed\w*)$")
 FIRST_VERSION, SECOND_VERSION = "gptq", "gptq_v2"
 CODES = {4: Codes.INT4, 8: Codes.INT8}
 
@@ -60,6 +61,8 @@ def _overrides(settings: Settings, module: str) -> Settings:
 
 
 def _describe(module: str, settings: Settings, version: str, pool: TensorPool) -> StoredWeight:
+    if _EMBEDDING.search(module):
+        raise ModelError(f"{module} is a GPTQ embedding, which is not supported; use files with a plain embedding")
     bits, group_size = read_integer(settings, "bits"), read_group_size(settings)
     if bits not in CODES:
         raise ModelError(f"{module} is GPTQ with {bits} bits, which is not supported; use files with 4 or 8 bits")

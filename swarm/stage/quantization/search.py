@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,30 +60,22 @@ def _find(settings: Settings, pool: TensorPool) -> Iterator[StoredWeight]:
     return FINDERS[read_text(settings, "quant_method", "")](settings, pool) if settings else iter(())
 
 
-def read_quantization(folder: Path, config: Mapping[str, Any]) -> Settings:
+def read_quantization(
+    folder: Path, config: Mapping[str, Any], read_object: Callable[[Path], dict[str, Any]]
+) -> Settings:
     """Return the settings that describe a checkpoint's quantized matrices; empty if it is plain.
 
-    They are part of ``config``, the content of ``config.json``, or in a file of their own in older folders. Raises
-    ``ModelError`` if the format is not supported.
+    They are part of ``config``, the content of ``config.json``, or in a file of their own in older folders, which
+    ``read_object`` reads. Raises ``ModelError`` if the format is not supported.
     """
     settings = next((read_section(config, key) for key in _KEYS if config.get(key)), {})
     text = config.get("text_config")
     if not settings and isinstance(text, dict):
         settings = next((read_section(text, key) for key in _KEYS if text.get(key)), {})
     if not settings and (folder / _OLDER_GPTQ).is_file():
-        settings = {"quant_method": "gptq", **_read_object(folder / _OLDER_GPTQ)}
+        settings = {"quant_method": "gptq", **read_object(folder / _OLDER_GPTQ)}
     if settings and read_text(settings, "quant_method", "") not in FINDERS:
         raise reject_method(settings, config)
     if not settings and (folder / _MODELOPT).is_file():
         raise reject_method({"quant_method": "modelopt"}, config)
     return settings
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} can't be read as JSON ({error}); download it again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object; download it again")
-    return content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swarm.hub.headers import StoredTensor
 from swarm.stage.quantization.formats import WeightFormat, packed_bytes
@@ -28,14 +28,3 @@ class StoredWeight:
     def packed_bytes(self) -> int:
         """Size in memory of the packed matrix, or of all the experts' matrices."""
         return math.prod(self.shape[:-2]) * packed_bytes(self.format, *self.shape[-2:])
-
-    def expert(self, index: int) -> StoredWeight:
-        """Return one matrix of a weight ``[experts, outputs, inputs]``, whose parts are those bytes of the file."""
-        parts = {role: _slice_of(part, index) for role, part in self.parts.items()}
-        return replace(self, shape=self.shape[1:], parts=parts)
-
-
-def _slice_of(tensor: StoredTensor, index: int) -> StoredTensor:
-    """Return ``tensor[index]``."""
-    num_bytes = tensor.num_bytes // tensor.shape[0]
-    return replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * num_bytes, num_bytes=num_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from swarm.errors import ModelError
@@ -55,13 +55,14 @@ def reject_method(settings: Settings, config: Mapping[str, Any]) -> ModelError:
     return ModelError(f"checkpoints quantized with {name} are not supported; {_INSTEAD}")
 
 
-def check_leftovers(tensors: Iterable[StoredTensor]) -> None:
+def check_leftovers(tensors: Collection[StoredTensor]) -> None:
     """Raise ``ModelError`` for a tensor that belongs to a quantized matrix, among those that do not."""
     for tensor in tensors:
         if tensor.dtype.startswith(("F4", "F6", "F8")):
             raise ModelError(
                 f"{tensor.path} stores {tensor.name} as {tensor.dtype}, which is not supported; {_INSTEAD}"
             )
+    for tensor in tensors:
         is_matrix = len(tensor.shape) > 1 and tensor.name.endswith((".weight", "_blocks"))
         if tensor.name.endswith(_ENDINGS) or (is_matrix and not tensor.is_float):
             raise ModelError(
