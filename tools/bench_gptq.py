@@ -38,6 +38,17 @@ def quantize(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
     }
 
 
+def dequantize(parts: dict[str, torch.Tensor], group: int) -> torch.Tensor:
+    """Return the weights ``[outputs, inputs]`` that the parts of a matrix stand for, as float32."""
+    codes, zeros = unpack(parts["qweight"], 0), unpack(parts["qzeros"], 1) + 1
+    grouped = (codes.unflatten(0, (-1, group)) - zeros[:, None]) * parts["scales"].float()[:, None]
+    return grouped.flatten(0, 1).T
+
+
+def unpack(packed: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.stack([packed >> 4 * number & 15 for number in range(8)], dim + 1).flatten(dim, dim + 1)
+
+
 def pack(codes: torch.Tensor, dim: int) -> torch.Tensor:
     """Pack eight codes of four bits along a dimension into one int32, the first one lowest."""
     parts = codes.unflatten(dim, (-1, 8)).unbind(dim + 1)

@@ -127,9 +127,19 @@ class Context:
         api.llama_synchronize(self._context)
         return found
 
+    def logits(self, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Compute the tokens of one sequence as one batch; return the logits after each one."""
+        self._batch.fill([(token, position, 0, True) for position, token in enumerate(tokens)])
+        if api.llama_decode(self._context, self._batch.struct):
+            raise LlamaError(f"a batch of {len(tokens)} tokens failed")
+        return np.stack([self._row(place) for place in range(len(tokens))])
+
     def _best(self, place: int) -> int:
-        logits = api.llama_get_logits_ith(self._context, place)
-        return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
+        return int(self._row(place).argmax())
+
+    def _row(self, place: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """View one row of the last batch's logits."""
+        return np.ctypeslib.as_array(api.llama_get_logits_ith(self._context, place), (self._vocabulary,))
 
     def go_on(self, lengths: list[int], last: list[int], new: int) -> list[list[int]]:
         """Draw ``new`` further tokens of each sequence, whose ``last`` token is the first to be computed."""

@@ -1,4 +1,4 @@
-"""Measure how fast memory is read: a small C program that reads and does nothing else, as a floor for decoding."""
+"""Measure how fast memory is read by a program that does nothing else: a floor for decoding."""
 
 from __future__ import annotations
 
@@ -13,44 +13,10 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from bench_lib import BenchError
+from bench_lib import TOOLS, BenchError
 
 AT_LEAST_S = 0.4  # of reading in one turn, about as long as a turn of decoding
-SOURCE = r"""
-#include <pthread.h>
-#include <stdint.h>
-
-typedef struct { const uint64_t *from; int64_t lines; uint64_t sum; } Part;
-
-static void *read_part(void *argument) {
-  Part *part = argument;
-  uint64_t sums[8] = {0};
-  for (int64_t line = 0; line < part->lines; line++) {
-    const uint64_t *at = part->from + 8 * line;
-    __builtin_prefetch((const char *)at + 4096);
-    for (int i = 0; i < 8; i++) sums[i] += at[i];
-  }
-  for (int i = 0; i < 8; i++) part->sum += sums[i];
-  return 0;
-}
-
-uint64_t read_memory(const void *from, int64_t bytes, int threads) {
-  Part parts[64];
-  pthread_t ids[64];
-  int64_t lines = bytes / 64, share = lines / threads;
-  uint64_t sum = 0;
-  for (int i = 0; i < threads; i++) {
-    parts[i] = (Part){(const uint64_t *)from + 8 * share * i, share, 0};
-    if (i) pthread_create(&ids[i], 0, read_part, &parts[i]);
-  }
-  read_part(&parts[0]);
-  for (int i = 0; i < threads; i++) {
-    if (i) pthread_join(ids[i], 0);
-    sum += parts[i].sum;
-  }
-  return sum;
-}
-"""
+SOURCE = TOOLS / "read_probe.c"
 
 
 class MemoryProbe:
@@ -91,9 +57,8 @@ def _compile() -> ctypes._CFuncPtr:
     if compiler is None:
         raise BenchError("the memory probe needs a C compiler")
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as folder:
-        source, library = Path(folder) / "probe.c", Path(folder) / "probe.so"
-        source.write_text(SOURCE)
-        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)]
+        library = Path(folder) / "read_probe.so"
+        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-pthread", str(SOURCE), "-o", str(library)]
         subprocess.run(command, check=True)
         function = ctypes.CDLL(str(library)).read_memory
     function.restype, function.argtypes = ctypes.c_uint64, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a Llama of random weights: one of the shapes that the benchmarks use, or a tiny one to try them out.
 
-bench_model.py FOLDER [--shape 1.1b | 200m | long | words | cached | tiny] [--float32] [--spread 0.03] [--gguf]
+bench_model.py FOLDER [--shape 1.1b] [--float32] [--spread 0.03] [--gguf]
 """
 
 from __future__ import annotations
@@ -61,9 +61,26 @@ CACHED = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+QUALITY = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 # By name: the usual one; a small one for long contexts; one with as many words as chat models have; one
-# whose weights (40 MB) hardly come from memory, so that stages on one machine don't wait for each other's.
-SHAPES = {"1.1b": SHAPE, "200m": MIDDLE, "long": LONG, "words": WORDS, "cached": CACHED, "tiny": TINY}
+# whose weights (40 MB) hardly come from memory, so that stages on one machine don't wait for each other's; one for
+# logits of thousands of positions, in whole super-groups of 256.
+SHAPES = {
+    "1.1b": SHAPE,
+    "200m": MIDDLE,
+    "long": LONG,
+    "words": WORDS,
+    "cached": CACHED,
+    "quality": QUALITY,
+    "tiny": TINY,
+}
 SPREAD = 0.03  # wide enough that logits differ clearly, narrow enough that 22 layers stay in range
 
 
