@@ -24,6 +24,7 @@ from swarm.cli.options import (
     StateDirOption,
     ThreadsOption,
     UrlOption,
+    WeightsOption,
     load_settings,
     settings_readers,
 )
@@ -120,6 +121,7 @@ def worker(
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    weights: WeightsOption = None,
     memory_limit: MemoryOption = None,
     threads: ThreadsOption = None,
     state_dir: StateDirOption = None,
@@ -141,6 +143,7 @@ def worker(
         "state_dir": str(state_dir) if state_dir else None,
         "worker.device": device,
         "worker.dtype": dtype.value if dtype else None,
+        "worker.weights": weights.value if weights else None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
     }

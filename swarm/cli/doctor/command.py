@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, load_settings
+from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, WeightsOption, load_settings
 from swarm.cli.output import EXIT_FAILED, print_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def doctor(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: number of workers here.")
     ] = 2,
+    weights: WeightsOption = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +55,12 @@ def doctor(
     from swarm.stage.shell.openmp import configure_openmp
 
     places = choose_paths(config, state_dir)
-    overrides = {"model": model, "client.url": url, "state_dir": str(places.state) if places.state else None}
+    overrides = {
+        "model": model,
+        "worker.weights": weights.value if weights else None,
+        "client.url": url,
+        "state_dir": str(places.state) if places.state else None,
+    }
     settings = load_settings(context, places.settings, overrides)
     configure_openmp(
         settings.worker.threads

@@ -179,8 +179,9 @@ class Checkpoint:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
+        quantization.check_stored(self.quantized.values(), _model_name(folder))
         chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
-        self._weights = quantization.describe(chosen.values())
+        self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:
             del self.tensors[name]
         self.quantized |= chosen
@@ -229,6 +230,11 @@ class Checkpoint:
         for tensor in self._stored_tensors():
             weight[tensor.dtype if tensor.is_float else "BF16"] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(tensor.num_bytes for tensor in self._stored_tensors())
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
