@@ -238,13 +238,22 @@ def _read_description(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _place(
-    path: Path, num_bytes: int, data_start: int, alignment: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+    path: Path,
+    num_bytes: int,
+    data_start: int,
+    alignment: int,
+    name: str,
+    shape: tuple[int, ...],
+    kind: int,
+    offset: int,
 ) -> StoredTensor:
     if kind not in TYPES:
         raise ModelError(f"{path} stores {name} as type {kind}, which is unknown; use a Q4_K_M or Q8_0 file")
     type_name, block, block_bytes = TYPES[kind]
     if min(shape) < 1 or prod(shape) > 1 << 50 or shape[-1] % block:
-        raise ModelError(f"{path} has tensor {name} of shape {list(shape)}, which {type_name} can't have; download it again")
+        raise ModelError(
+            f"{path} has tensor {name} of shape {list(shape)}, which {type_name} can't have; download it again"
+        )
     size = prod(shape) // block * block_bytes
     if offset % alignment:
         raise ModelError(f"{path} has tensor {name} at an offset that is not aligned; download it again")

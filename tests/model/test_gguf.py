@@ -96,7 +96,12 @@ def choose(name: str, array: np.ndarray) -> Type:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_computes_with_a_files_weights(tmp_path: Path, kind: str) -> None:
     """Whole and cut, with a type for each kind of tensor: rows of 256 make all of them possible."""
-    changes = KINDS[kind] | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    changes = KINDS[kind] | {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if "layer_types" in ARCHITECTURES.get(kind, {}):
         changes["layer_types"] = ["sliding_attention", "full_attention"]
     original = random_model(named_config(kind, **changes))

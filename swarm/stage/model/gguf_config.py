@@ -227,8 +227,7 @@ def _phi3(metadata: GgufMetadata) -> Config:
         "original_max_position_embeddings": metadata.integer(
             "rope.scaling.original_context_length", config["max_position_embeddings"]
         ),
-        "rope_parameters": rope_parameters(metadata, rotated)
-        | {"partial_rotary_factor": rotated / config["head_dim"]},
+        "rope_parameters": rope_parameters(metadata, rotated) | {"partial_rotary_factor": rotated / config["head_dim"]},
     }
 
 
