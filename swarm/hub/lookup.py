@@ -65,7 +65,7 @@ SMALL_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "quantize_config.json",
-    "quant_config.json",
+    "hf_quant_config.json",
 )
 
 FIRST_READ_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.
