@@ -29,6 +29,7 @@ class Hub:
     has_other_sizes: bool = False  # ranges are of a file of another size than was reported
     has_other_etags: bool = False  # of another content
     has_other_commits: bool = False  # of another commit
+    redirects: bool = False  # of large files, to another host
     cut_ranges: dict[str, int] = field(default_factory=dict)  # bytes of a range's answer after which it breaks off
     tells_sha256: bool = True
     asked: list[str] = field(default_factory=list)  # method and path, of files with the range that was asked for
@@ -84,7 +85,13 @@ class Handler(BaseHTTPRequestHandler):
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
             self.reply_json([self.entry(name) for name in self.hub.files])
         elif path.startswith(f"/{NAME}/resolve/{COMMIT}/"):
-            self.reply_file(path.removeprefix(f"/{NAME}/resolve/{COMMIT}/"))
+            name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
+            if self.hub.redirects and name in self.hub.files and self.is_large(name):
+                self.redirect(name)
+            else:
+                self.reply_file(name)
+        elif path.startswith("/cdn/"):
+            self.reply_file(path.removeprefix("/cdn/"))
         elif path.startswith(f"/api/models/{NAME}/revision/"):
             self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         else:
@@ -108,6 +115,13 @@ class Handler(BaseHTTPRequestHandler):
         content = self.hub.files[name]
         return (hashlib.sha256(content) if self.is_large(name) else hashlib.sha1(content)).hexdigest()
 
+    def redirect(self, name: str) -> None:
+        """Large files come from elsewhere; the redirection has what identifies them."""
+        size = str(len(self.hub.files[name]))
+        linked = {"X-Linked-Etag": f'"{self.etag(name)}"', "X-Linked-Size": size, "X-Repo-Commit": COMMIT}
+        host = self.hub.endpoint.replace("127.0.0.1", "localhost")
+        self.reply(302, b"", {"Location": f"{host}/cdn/{name}", "ETag": f'"{"1" * 40}"', **linked})
+
     def reply_file(self, name: str) -> None:
         if name not in self.hub.files:
             self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
@@ -116,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
         etag = "0" * 64 if self.hub.has_other_etags else self.etag(name)
         commit = COMMIT[::-1] if self.hub.has_other_commits else COMMIT
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
+        if self.hub.redirects:
+            headers = {"ETag": '"another-kind-of-tag"'}
         asked = self.headers.get("Range") if self.hub.answers_ranges else None
         start, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
         content = whole[int(start) : int(last) + 1 if last else self.hub.cut.get(name, len(whole))]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swarm.errors import ModelError
-from swarm.hub.names import HubName
+from swarm.hub.names import HubName, parse_name
 
 SUFFIX = ".gguf"
 MAX_PARTS = 1000
@@ -75,10 +75,8 @@ def choose_model(name: HubName, models: Collection[GgufChoice]) -> GgufChoice:
 
 
 def _is_model(file: str) -> bool:
-    """Whether this is a GGUF file of a language model, with a path that stays inside the model's folder."""
-    folders_and_name = file.split("/")
-    is_inside = not {"", ".", ".."} & set(folders_and_name) and "\\" not in file and "\0" not in file
-    return file.lower().endswith(SUFFIX) and is_inside and not _OTHER.search(folders_and_name[-1])
+    """Whether this is a GGUF file of a language model, with a path that can be named and stays inside its folder."""
+    return parse_name(f"owner/name/{file}") is not None and not _OTHER.search(file.rpartition("/")[2])
 
 
 def _fits(name: HubName, model: GgufChoice) -> bool:

@@ -11,9 +11,11 @@ From a hub without range requests, or without sha256, files are downloaded whole
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from concurrent.futures import wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
@@ -23,11 +25,12 @@ from swarm.hub.download import TIMEOUT_S, Download, in_background, wait_with_pro
 from swarm.hub.errors import RANGES_FAILED, HubErrors, gigabytes
 from swarm.hub.gguf import parse_gguf
 from swarm.hub.headers import Progress, RemoteFile, Report, StoredTensor
-from swarm.hub.http import HubFile, NoRangesError, counting_bar, silence_package, stream_range
+from swarm.hub.http import HubFile, NoRangesError, changed_file, counting_bar, silence_package, stream_range
 from swarm.hub.partial_file import PartialFile, RangeWriter, replace_by_link
 from swarm.hub.ranges import Ranges, plan_fetch
 
 PIECE_BYTES = 64 << 20  # fetched while the file is locked
+SLICE_BYTES = 16 << 20  # of a piece, fetched over a connection of its own
 FIRST_READ_BYTES = 256 << 10  # of a header; then as much again as there is, because vocabularies take megabytes
 MAX_FAILURES = 3  # connections in a row without a byte
 
@@ -53,7 +56,9 @@ class GgufSnapshot:
     @property
     def is_described(self) -> bool:
         """Whether all headers are here."""
-        return all(self._is_whole(file) or (file.sha256 and self._partial(file).is_described) for file in self.files)
+        return all(
+            self._is_whole(file) or (file.sha256 and self.partial_file(file).is_described) for file in self.files
+        )
 
     def prepare(self, report: Report | None = None) -> None:
         """Fetch the missing headers. A file that can't be fetched in parts is downloaded whole. Raises ModelError."""
@@ -66,7 +71,7 @@ class GgufSnapshot:
         for file in self.files:
             path = self._path_of(file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_by_link(path, self._whole_path(file) if self._is_whole(file) else self._partial(file).path)
+            replace_by_link(path, self.whole_path(file) if self._is_whole(file) else self.partial_file(file).path)
 
     def describe(self, file: str) -> RemoteFile | None:
         """Return size and sha256 of the file with this name; its header is in the file."""
@@ -77,7 +82,7 @@ class GgufSnapshot:
 
     def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
         """Return how many bytes must be fetched before these tensors can be read, by file."""
-        plans = {file: self._plan(file, wanted) for file, wanted in self._wanted(tensors).items()}
+        plans = {file: self.plan(file, wanted) for file, wanted in self._wanted(tensors).items()}
         return {file.path: plan.num_bytes for file, plan in plans.items() if plan}
 
     def fetch_tensors(
@@ -88,9 +93,9 @@ class GgufSnapshot:
         ``progress`` is called at least once a second with the bytes received so far and the total. Raises ModelError;
         what was received is kept.
         """
-        wanted = {file: ranges for file, ranges in self._wanted(tensors).items() if self._plan(file, ranges)}
-        fetch = _Fetch(self, progress or (lambda *_: None), report or (lambda _: None))
-        fetch.run(wanted)
+        wanted = self._wanted(tensors)
+        incomplete = {file: ranges for file, ranges in wanted.items() if self.plan(file, ranges) or self._is_new(file)}
+        _Fetch(self, progress or (lambda *_: None), report or (lambda _: None)).run(incomplete)
 
     @property
     def errors(self) -> HubErrors:
@@ -103,14 +108,15 @@ class GgufSnapshot:
             pairs[by_name[tensor.path.name]].append((tensor.offset, tensor.offset + tensor.num_bytes))
         return {file: Ranges.of(pairs[file]) for file in self.files if file in pairs}
 
-    def _plan(self, file: HubFile, wanted: Ranges) -> Ranges:
+    def plan(self, file: HubFile, wanted: Ranges) -> Ranges:
+        """Return the ranges of a file to fetch before these can be read."""
         if self._is_whole(file):
             return Ranges()
-        return plan_fetch(wanted, self._partial(file).present(), file.num_bytes)
+        return plan_fetch(wanted, self.partial_file(file).present(), file.num_bytes)
 
     def _describe(self, file: HubFile) -> bool:
         """Fetch and check the header. False if the hub does not support range requests."""
-        partial = self._partial(file)
+        partial = self.partial_file(file)
         with self.errors.converted(RANGES_FAILED, file.path), silence_package(), partial.locked():
             if partial.adopt_blob() or partial.is_described:
                 return True
@@ -127,13 +133,21 @@ class GgufSnapshot:
         Download(self.repository, folder, {file.path: file.num_bytes}, lambda *_: None, report).run([file.path])
 
     def _is_whole(self, file: HubFile) -> bool:
-        return self._whole_path(file).is_file()
+        return self.whole_path(file).is_file()
+
+    def _is_new(self, file: HubFile) -> bool:
+        """Whether the file was fetched completely, but the process was killed before it was verified."""
+        if self._is_whole(file):
+            return False
+        part = self.partial_file(file)
+        return part.present().num_bytes == file.num_bytes and not part.is_verified
 
     @property
     def _snapshot_folder(self) -> Path:
         return model_folder(self.repository) / "snapshots" / self.commit
 
-    def _whole_path(self, file: HubFile) -> Path:
+    def whole_path(self, file: HubFile) -> Path:
+        """Return the path at which the hub's own tools have the file once it is whole."""
         return self._snapshot_folder / file.path
 
     def _path_of(self, file: HubFile) -> Path:
@@ -142,10 +156,11 @@ class GgufSnapshot:
         Parts of a split model must be beside each other.
         """
         if all(map(self._is_whole, self.files)):
-            return self._whole_path(file)
+            return self.whole_path(file)
         return model_folder(self.repository) / OUR_FOLDER / self.commit / file.path
 
-    def _partial(self, file: HubFile) -> PartialFile:
+    def partial_file(self, file: HubFile) -> PartialFile:
+        """Return the file in which the fetched ranges are."""
         return PartialFile(model_folder(self.repository), file.sha256, file.num_bytes)
 
 
@@ -176,16 +191,18 @@ class _Fetch:
     progress: Progress
     report: Report
     num_received: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of the number
 
     def run(self, wanted: Mapping[HubFile, Ranges]) -> None:
-        sizes = {file: self.snapshot._plan(file, ranges).num_bytes for file, ranges in wanted.items()}
+        sizes = {file: self.snapshot.plan(file, ranges).num_bytes for file, ranges in wanted.items()}
         total = sum(sizes.values())
         with self.snapshot.errors.converted(RANGES_FAILED, ", ".join(file.path for file in wanted)), silence_package():
             self._check_space(total)
             finished = 0
             for number, (file, ranges) in enumerate(wanted.items(), 1):
-                size = f"{gigabytes(sizes[file])} of {gigabytes(file.num_bytes)}"
-                self.report(f"fetching {self.snapshot.repository}: {file.path} ({number} of {len(wanted)}, {size})")
+                if sizes[file]:
+                    size = f"{gigabytes(sizes[file])} of {gigabytes(file.num_bytes)}"
+                    self.report(f"fetching {self.snapshot.repository}: {file.path} ({number} of {len(wanted)}, {size})")
                 self._fetch(file, ranges, total)
                 finished += sizes[file]
                 self.num_received = finished  # Another process may have fetched some of it.
@@ -197,14 +214,15 @@ class _Fetch:
 
     def _fetch_file(self, file: HubFile, wanted: Ranges) -> None:
         """Fetch piece by piece, so that other processes can fetch theirs in between."""
-        partial = self.snapshot._partial(file)
+        partial = self.snapshot.partial_file(file)
         try:
             while self._fetch_piece(file, partial, wanted):
                 pass
         except NoRangesError:
             self._fetch_whole(file)
             with partial.locked():
-                partial.adopt_blob()
+                if not partial.adopt_blob():
+                    raise changed_file(file, "another size or sha256") from None
 
     def _fetch_piece(self, file: HubFile, partial: PartialFile, wanted: Ranges) -> bool:
         """Fetch the next missing piece. False if there is none."""
@@ -214,13 +232,25 @@ class _Fetch:
                 piece = plan_fetch(wanted, partial.present(), file.num_bytes).first_bytes(PIECE_BYTES)
             if piece:
                 with partial.writer() as writer:
-                    _fetch_range(file, *piece.pairs[0], writer, self._count)
+                    self._fetch_slices(file, *piece.pairs[0], writer)
             else:
                 self._finish(file, partial)
             return bool(piece)
 
+    def _fetch_slices(self, file: HubFile, first: int, stop: int, writer: RangeWriter) -> None:
+        """Fetch a piece, a long one over several connections: hubs limit the rate of each."""
+
+        def fetch(start: int) -> Callable[[], None]:
+            return lambda: _fetch_range(file, start, min(start + SLICE_BYTES, stop), writer, self._count)
+
+        slices = [in_background(fetch(start)) for start in range(first, stop, SLICE_BYTES)]
+        wait(slices)  # All of them, also after an error: the file must stay open as long as one writes.
+        for each in slices:
+            each.result()
+
     def _count(self, num_bytes: int) -> None:
-        self.num_received += num_bytes
+        with self.lock:
+            self.num_received += num_bytes
 
     def _fetch_whole(self, file: HubFile) -> None:
         """Download the whole file from a hub that supported range requests at lookup, but does no longer."""
@@ -246,7 +276,7 @@ class _Fetch:
             if not partial.is_verified and not partial.verify():
                 raise self.snapshot.errors.wrong_content(file.path, file.sha256)
             partial.promote()
-        whole = self.snapshot._whole_path(file)
+        whole = self.snapshot.whole_path(file)
         if partial.is_whole and not whole.exists():
             whole.parent.mkdir(parents=True, exist_ok=True)
             replace_by_link(whole, partial.blob)

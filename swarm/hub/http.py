@@ -97,16 +97,17 @@ def _check_is_same_file(file: HubFile, first: int, stop: int, responses: list[An
         reported |= {name.lower(): value for name, value in response.headers.items()}
     expected_range = f"bytes {first}-{stop - 1}/{file.num_bytes}"
     if reported.get("content-range", "") != expected_range:
-        raise _changed(file, f"content-range {reported.get('content-range')} instead of {expected_range}")
+        raise changed_file(file, f"content-range {reported.get('content-range')} instead of {expected_range}")
     if reported.get("x-repo-commit", file.commit) != file.commit:
-        raise _changed(file, f"commit {reported['x-repo-commit']} instead of {file.commit}")
+        raise changed_file(file, f"commit {reported['x-repo-commit']} instead of {file.commit}")
     etag = reported.get("x-linked-etag") or responses[0].headers.get("etag", "")
     digest = etag.removeprefix("W/").strip('"')
     if _SHA256.fullmatch(digest) and digest != file.sha256:
-        raise _changed(file, f"sha256 {digest} instead of {file.sha256}")
+        raise changed_file(file, f"sha256 {digest} instead of {file.sha256}")
 
 
-def _changed(file: HubFile, difference: str) -> ModelError:
+def changed_file(file: HubFile, difference: str) -> ModelError:
+    """Return the error for a file that is not as the hub described it."""
     return ModelError(
         f"the hub at {constants.ENDPOINT} sends another file than it described as {file.path} of "
         f"{file.repository}@{file.commit} ({difference}); try again later, or name a local file"

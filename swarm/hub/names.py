@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 _NAME = re.compile(
     r"(?P<repository>\w[\w.-]*/\w[\w.-]*?)"
-    r"(?:/(?P<file>(?:\w[\w.+ -]*/)*\w[\w.+ -]*\.gguf)|:(?P<quantization>\w[\w.-]*))?"
+    r"(?:/(?P<file>(?:[^/\\@:.\0][^/\\@:\0]*/)*[^/\\@:.\0][^/\\@:\0]*\.gguf)|:(?P<quantization>\w[\w.-]*))?"
     r"(?:@(?P<revision>\w[\w./-]*))?"
 )
 

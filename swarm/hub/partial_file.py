@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,11 +159,12 @@ class PartialFile:
 
 
 class RangeWriter:
-    """Writer of ranges into a partial file."""
+    """Writer of ranges into a partial file, for several threads."""
 
     def __init__(self, file: PartialFile, descriptor: int) -> None:
         self._file = file
         self._descriptor = descriptor
+        self._lock = threading.Lock()  # of the two fields below, and of the record
         self._unrecorded: list[tuple[int, int]] = []
         self._num_unrecorded = 0
 
@@ -172,10 +174,11 @@ class RangeWriter:
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[os.pwrite(self._descriptor, remaining, stop - len(remaining)) :]
-        self._unrecorded.append((offset, stop))
-        self._num_unrecorded += len(data)
-        if self._num_unrecorded >= RECORD_BYTES:
-            self.record()
+        with self._lock:
+            self._unrecorded.append((offset, stop))
+            self._num_unrecorded += len(data)
+            if self._num_unrecorded >= RECORD_BYTES:
+                self._record()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes that are present, recorded or not; fewer at the end of the file."""
@@ -183,6 +186,10 @@ class RangeWriter:
 
     def record(self) -> None:
         """Synchronise what was written since the last record, then record it."""
+        with self._lock:
+            self._record()
+
+    def _record(self) -> None:
         if not self._unrecorded:
             return
         os.fsync(self._descriptor)

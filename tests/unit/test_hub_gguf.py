@@ -191,11 +191,39 @@ def test_only_the_ranges_of_the_needed_tensors_are_fetched(hub: Hub) -> None:
     assert not snapshot.path.resolve().stat().st_blocks * 512 > header + missing + 64 * 1024
 
 
+def test_a_long_range_comes_over_several_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, each in slices; the record has all of it afterwards."""
+    monkeypatch.setattr(snapshot_module, "PIECE_BYTES", 700_000)
+    monkeypatch.setattr(snapshot_module, "SLICE_BYTES", 100_000)
+    monkeypatch.setattr(partial_file, "RECORD_BYTES", 50_000)
+    snapshot = open_model()
+    tensors = tensors_in(snapshot, 2, 3, 4)
+    missing = snapshot.missing(tensors)[FILE]
+    hub.asked.clear()
+    snapshot.fetch_tensors(tensors)
+    assert hub.bytes_of(FILE) == missing
+    assert missing / 100_000 <= len(hub.asked) <= missing / 100_000 + 4
+    assert snapshot.missing(tensors) == {}
+    assert_right(hub, snapshot, 2, 3, 4)
+
+
+def test_ranges_behind_a_redirection_to_another_host(hub: Hub) -> None:
+    """As large hubs do it; what identifies the file is in the redirection."""
+    hub.redirects = True
+    snapshot = open_model()
+    snapshot.fetch_tensors(tensors_in(snapshot, 3))
+    assert_right(hub, snapshot, 3)
+    assert any(line.startswith(f"GET /cdn/{FILE} bytes=") for line in hub.asked)
+    hub.files[FILE] = hub.files[FILE][:-1] + b"x"
+    with pytest.raises(ModelError, match=r"sends another file than it described .*\(sha256 "):
+        snapshot.fetch_tensors(tensors_in(snapshot, 5))
+
+
 def test_both_parts_of_a_split_model_are_fetched(hub: Hub) -> None:
     snapshot = open_model(f"{NAME}:Q6_K")
     snapshot.fetch_tensors(tensors_in(snapshot, 0, 1))
     assert_right(hub, snapshot, 0, 1)
-    assert all((snapshot._snapshot_folder / part).is_file() for part in PARTS)
+    assert all(snapshot.whole_path(file).is_file() for file in snapshot.files)
 
 
 def test_a_whole_file_is_verified_and_becomes_the_hubs_own(hub: Hub) -> None:
@@ -364,7 +392,7 @@ def test_a_killed_download_fetches_only_the_rest(hub: Hub) -> None:
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    present = snapshot._partial(snapshot.files[0]).present()
+    present = snapshot.partial_file(snapshot.files[0]).present()
     content = snapshot.path.read_bytes()
     assert present.num_bytes > 1_300_000
     for first, stop in present.pairs:
@@ -374,6 +402,21 @@ def test_a_killed_download_fetches_only_the_rest(hub: Hub) -> None:
     again.fetch_tensors(tensors_in(again, *range(6)))
     assert hub.bytes_of(FILE) == len(content) - present.num_bytes
     assert again.path.read_bytes() == hub.files[FILE]
+
+
+def test_a_process_that_is_killed_before_it_verifies_the_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one does it: everything is there, and nothing is fetched."""
+    snapshot = open_model()
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot_module._Fetch, "_finish", lambda *_: None)
+        snapshot.fetch_tensors(tensors_in(snapshot, *range(6)))
+    assert not snapshot.whole_path(snapshot.files[0]).exists()
+    hub.asked.clear()
+    report: list[str] = []
+    again = open_model()
+    again.fetch_tensors(tensors_in(again, 0), report=report.append)
+    assert (hub.asked, report) == ([], [])
+    assert again.whole_path(again.files[0]).read_bytes() == hub.files[FILE]
 
 
 def test_two_processes_share_a_file(hub: Hub) -> None:
@@ -402,7 +445,7 @@ def test_data_that_was_removed_is_fetched_again(hub: Hub) -> None:
     snapshot = open_model()
     tensors = tensors_in(snapshot, 5)
     snapshot.fetch_tensors(tensors)
-    data = snapshot._partial(snapshot.files[0]).path
+    data = snapshot.partial_file(snapshot.files[0]).path
     data.unlink()
     again = open_model()
     assert set(again.missing(tensors)) == {FILE}

@@ -33,6 +33,7 @@ def named(text: str) -> HubName:
         ("a/b:q8_0@main", HubName("a/b", "main", "", "q8_0")),
         ("a/b/c.gguf", HubName("a/b", None, "c.gguf")),
         ("a/b/Q8_0/c-00001-of-00002.gguf@main", HubName("a/b", "main", "Q8_0/c-00001-of-00002.gguf")),
+        ("a/b/Großes (neu), 7B.Q4_0.gguf", HubName("a/b", None, "Großes (neu), 7B.Q4_0.gguf")),
         ("a/b.gguf", HubName("a/b.gguf")),
     ],
 )
@@ -41,7 +42,9 @@ def test_a_name_has_a_repository_and_perhaps_a_choice_and_a_revision(text: str, 
     assert str(name) == text
 
 
-@pytest.mark.parametrize("text", ["a", "a/b/c", "./a/b", "/a/b", "a/b@", "a/b:", "a b/c", "a/b/../c.gguf", "a//b.gguf"])
+@pytest.mark.parametrize(
+    "text", ["a", "a/b/c", "./a/b", "/a/b", "a/b@", "a/b:", "a b/c", "a/b/../c.gguf", "a//b.gguf", "a/b/c@d.gguf"]
+)
 def test_other_texts_are_no_names(text: str) -> None:
     assert parse_name(text) is None
 

@@ -185,8 +185,9 @@ class Checkpoint:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
+        quantization.check_stored(self.quantized.values(), _model_name(folder))
         chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
-        self._weights = quantization.describe(chosen.values())
+        self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:
             del self.tensors[name]
         self.quantized |= chosen
@@ -235,6 +236,11 @@ class Checkpoint:
         for tensor in self._stored_tensors():
             weight[tensor.dtype if tensor.is_float else "BF16"] += tensor.num_bytes
         return FLOAT_DTYPES[max(weight, key=lambda dtype: weight[dtype])]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(tensor.num_bytes for tensor in self._stored_tensors())
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -285,8 +291,9 @@ class Checkpoint:
     @cached_property
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
-        paths = sorted({tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"})
-        return tuple(self._describe_file(path) for path in paths)
+        paths = {tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"}
+        # The order must not depend on where the files are: those of a GGUF model are in two folders.
+        return tuple(self._describe_file(path) for path in sorted(paths, key=lambda path: path.name))
 
     def _describe_file(self, path: Path) -> Asset:
         described = self._remote.describe(path.name) if self._remote is not None else None
