@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from swarm.errors import ModelError
@@ -90,7 +91,7 @@ def _llama3_divisors(parameters: dict[str, Any], size: int) -> list[float]:
     return divisors
 
 
-def _solve(divisors: list[float], size: int, theta: float) -> list[tuple[float, float, int]]:
+def _solve(divisors: Sequence[float], size: int, theta: float) -> list[tuple[float, float, int]]:
     """Return (low_freq_factor, high_freq_factor, original context) that fit two divisors between the extremes.
 
     Only the ratios of the three can be found: low_freq_factor is taken as 1.
