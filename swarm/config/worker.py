@@ -42,7 +42,7 @@ class WorkerSettings(Section):
     )
     head: Literal["auto", "int8", "int6", "int4", "dense"] = Field(
         default="auto",
-        description="How the head of a plain checkpoint is stored, or the table that serves as embedding and head. auto: "
+        description="How the head of a plain checkpoint is stored, or the table that serves as both. auto: "
         "as worker.weights has it; int6 with int4, because errors of the head change tokens the most.",
     )
     activations: Literal["auto", "int8"] = Field(
@@ -50,6 +50,12 @@ class WorkerSettings(Section):
         description="Numbers that products with quantized weights read, the same for all workers of the swarm. auto: "
         "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
         "precise, and with the same bits on every processor.",
+    )
+    packed_cache_bytes: ByteSize = Field(
+        default=ByteSize(64 << 30),
+        description="Bytes of disk for quantized weights as the kernels read them, in packed in the user's cache "
+        "directory ($SWARM_CACHE). They make the next start quick, and workers of one machine share their memory. The "
+        "least recently used ones are removed; a twentieth of the disk stays free. 0: none.",
     )
     memory_limit: ByteSize | None = Field(
         default=None,

@@ -12,6 +12,7 @@ import torch
 from swarm.params import SamplingParams
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, SampleJob
+from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import LayerRange, Row, Sampled
 
 LIMIT = 512
@@ -26,8 +27,10 @@ def nothing(*_: object) -> None:
     return None
 
 
-def ready(folder: Path, layers: LayerRange, dtype: str = "float32") -> TorchExecutor:
-    executor = TorchExecutor(str(folder), dtype=dtype, memory_limit=MANY)
+def ready(
+    folder: Path, layers: LayerRange, dtype: str = "float32", quantization: Quantization = AS_STORED
+) -> TorchExecutor:
+    executor = TorchExecutor(str(folder), dtype=dtype, memory_limit=MANY, quantization=quantization)
     executor.prepare(layers, (), 8, nothing)
     executor.activate(layers)
     return executor
@@ -86,16 +89,19 @@ class Cutter:
     """Makes pipelines; an executor of a range of layers is loaded once and used by one pipeline at a time."""
 
     def __init__(self) -> None:
-        self._ready: dict[tuple[Path, str, int, int], TorchExecutor] = {}
+        self._ready: dict[tuple[Path, str, Quantization, LayerRange], TorchExecutor] = {}
 
-    def cut(self, folder: Path, lines: Sequence[int], dtype: str = "float32") -> Pipeline:
+    def cut(
+        self, folder: Path, lines: Sequence[int], dtype: str = "float32", quantization: Quantization = AS_STORED
+    ) -> Pipeline:
         """A pipeline whose stages begin and end at these layers."""
-        return Pipeline([self._stage(folder, dtype, *pair) for pair in itertools.pairwise(lines)])
+        ranges = [LayerRange(*pair) for pair in itertools.pairwise(lines)]
+        return Pipeline([self._stage(folder, dtype, quantization, layers) for layers in ranges])
 
-    def _stage(self, folder: Path, dtype: str, first: int, stop: int) -> TorchExecutor:
-        key = (folder, dtype, first, stop)
+    def _stage(self, folder: Path, dtype: str, quantization: Quantization, layers: LayerRange) -> TorchExecutor:
+        key = (folder, dtype, quantization, layers)
         if key not in self._ready:
-            self._ready[key] = ready(folder, LayerRange(first, stop), dtype)
+            self._ready[key] = ready(folder, layers, dtype, quantization)
         return self._ready[key]
 
 

@@ -25,14 +25,23 @@ from swarm.stage.engine import forward
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
 from swarm.stage.log import ActivationLog
+from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, Pipeline, never, nothing, random_tokens
 from tests.model.models import ARCHITECTURES, named_config
 
 WITHOUT_NATIVE = "bfloat16 without native kernels"
+# Quantized when they are loaded.
+QUANTIZED = {
+    "bfloat16 int4": Quantization("int4"),
+    "float32 int8 by 128": Quantization("int8", group=128),
+    "bfloat16 int4 times int8": Quantization("int4", activations="int8"),
+}
 SERVED = [(kind, dtype) for kind in ARCHITECTURES for dtype in ("float32", "bfloat16")]
 if native.library() is not None:  # else bfloat16 is without them anyway
     SERVED += [(kind, WITHOUT_NATIVE) for kind in ("llama", "gemma2", "gpt_oss")]
+    SERVED += [(kind, "bfloat16 int4") for kind in ("qwen3", "gemma2", "gpt_neox", "phi3", "qwen3_moe", "gpt_oss")]
+    SERVED += [("llama", how) for how in QUANTIZED]
 TOKENS = random_tokens(142, seed=3, vocabulary=251)  # longer than a cell of the attention's grid, and than any window
 NUM_PROMPT = 112
 MINE = 1
@@ -49,9 +58,10 @@ class Served:
     folder: Path
     dtype: str
     cutter: Cutter
+    quantization: Quantization
 
     def pipeline(self, num_stages: int = 1) -> Pipeline:
-        return self.cutter.cut(self.folder, LINES[num_stages], self.dtype)
+        return self.cutter.cut(self.folder, LINES[num_stages], self.dtype, self.quantization)
 
 
 def fed(pipeline: Pipeline, chunk: int, start: int = 0, sequence: int = MINE) -> torch.Tensor:
@@ -222,7 +232,7 @@ def served(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> It
     torch.set_num_threads(2)
     if dtype == WITHOUT_NATIVE:
         patch.setattr(native, "library", lambda: None)
-    yield Served(folders(kind), dtype.split()[0], Cutter())
+    yield Served(folders(kind), dtype.split()[0], Cutter(), QUANTIZED.get(dtype, AS_STORED))
     patch.undo()
     torch.set_num_threads(threads)
 

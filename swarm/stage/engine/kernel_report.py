@@ -16,6 +16,7 @@ from swarm.stage.matmul.elementwise import is_activation
 from swarm.stage.matmul.raw_matmul import raw_matrices
 from swarm.stage.model import program
 from swarm.stage.model.build import ModelSkeleton, Stage
+from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.modules import experts as own_experts
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.variant_choice import PORTABLE
@@ -26,6 +27,7 @@ def describe_kernels(
     roots: Iterable[torch.nn.Module],
     left_to_torch: Sequence[str] = (),
     *,
+    formats: WeightFormats = PLAIN,
     same_bits_when_cut: bool = True,
 ) -> str:
     """Describe what multiplies in these modules, whose bits that gives, the dtype, and whether it is exact.
@@ -33,11 +35,12 @@ def describe_kernels(
     Exact means that a sequence's bits depend on nothing but itself. Our own kernels guarantee it by design, and tests
     check them. torch's kernels are called exact where a probe on this machine has shown it. Nothing is promised for
     other devices than CPUs. ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
-    (``portability``). ``same_bits_when_cut``: whether a tiny model of this kind had the same bits cut into stages as
-    whole.
+    (``portability``). ``formats`` are those of the whole model. ``same_bits_when_cut``: whether a tiny model of this
+    kind had the same bits cut into stages as whole.
     """
     modules = [module for root in roots for module in root.modules()]
-    parts = [f"linears {_describe_linears(skeleton, modules)}", f"attention {_describe_attention(skeleton)}"]
+    products = ", ".join([_describe_linears(skeleton, modules), *_describe_formats(skeleton, formats)])
+    parts = [f"linears {products}", f"attention {_describe_attention(skeleton)}"]
     # experts of a layer are stored as a three-dimensional parameter
     if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):
         parts.insert(1, f"experts {_describe_experts(skeleton)}")
@@ -55,7 +58,9 @@ def describe_kernels(
     return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{notes}"
 
 
-def describe_bits(skeleton: ModelSkeleton, left_to_torch: Sequence[str], kernels: str) -> str:
+def describe_bits(
+    skeleton: ModelSkeleton, left_to_torch: Sequence[str], kernels: str, formats: WeightFormats = PLAIN
+) -> str:
     """Return a text that is equal for two workers if their bits are.
 
     Where bits are portable, every kernel of the family gives the same ones. Where torch takes part, they depend on the
@@ -63,7 +68,7 @@ def describe_bits(skeleton: ModelSkeleton, left_to_torch: Sequence[str], kernels
     """
     owner = _bits_owner(skeleton, left_to_torch)
     if owner == _PORTABLE:
-        return f"{owner}, {skeleton.dtype}"
+        return ", ".join([owner, str(skeleton.dtype), *_describe_formats(skeleton, formats)])
     return f"{kernels}, on machines of make {proofs.machine_id()}" if "torch" in owner else kernels
 
 
@@ -99,6 +104,12 @@ def _describe_linears(skeleton: ModelSkeleton, modules: list[torch.nn.Module]) -
     tilings_by_kernel = tilings_by_kernel or {_kernel_name(skeleton.kernel): set()}
     ways = {name: " or ".join(sorted(filter(None, how))) for name, how in tilings_by_kernel.items()}
     return ", ".join(f"{name} in tiles of {how}" if how else name for name, how in ways.items())
+
+
+def _describe_formats(skeleton: ModelSkeleton, formats: WeightFormats) -> list[str]:
+    """Return the formats of the model's quantized matrices in words, and how rows are rounded."""
+    names = [f"{form.name} in groups of {form.group}" for form in formats.distinct()]
+    return [*names, "rows as int8"] if names and skeleton.rows.int8 else names
 
 
 def _kernel_name(kernel: linears.LinearKernel) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -34,13 +34,14 @@ from msgspec import structs
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import cpu_quota
+from swarm.stage.engine.constant_weights import VALUE, ConstantSource, WeightSizes, constant_weight
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
+from swarm.stage.model.weight_formats import WeightFormats
+from swarm.stage.modules.matrices import make_linear
 from swarm.stage.native import shared_cache
 from swarm.stage.native.cores import computing
-from swarm.stage.quantization.formats import WeightFormat
-from swarm.stage.quantization.tensors import QuantizedWeight
 from swarm.wire.messages import LayerCost, LayerRange, Row
 
 try:
@@ -68,42 +69,31 @@ _MAX_SCRATCH_BYTES = 128 << 20  # bytes; largest scratch buffer
 _SHORT_CONTEXT = GRID  # positions before a short decode
 
 
-class ConstantSource:
-    """Source of weights that returns one small value for every tensor: speed does not depend on the values."""
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        return torch.full(shape, 0.01)
-
-    def weight_format(self, name: str) -> WeightFormat | None:
-        return None
-
-    def quantized(self, name: str) -> QuantizedWeight | None:
-        return None
-
-
-def measure_layer_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
+def measure_layer_costs(
+    skeleton: ModelSkeleton, formats: WeightFormats, threads: int, threads_alone: int
+) -> tuple[LayerCost, ...]:
     """Measure this device with the number of threads that a step uses among other steps. If a lone step uses another
     number, measure with that as well."""
 
     def measure() -> tuple[LayerCost, ...]:
         with _host_lock(), torch.inference_mode():
-            return _measure_costs(skeleton, threads, threads_alone)
+            return _measure_costs(skeleton, formats, threads, threads_alone)
 
-    return shared_cache.get_or_compute(_cache_key(skeleton, threads, threads_alone), tuple[LayerCost, ...], measure)
+    key = _cache_key(skeleton, formats, threads, threads_alone)
+    return shared_cache.get_or_compute(key, tuple[LayerCost, ...], measure)
 
 
-def _cache_key(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> str:
+def _cache_key(skeleton: ModelSkeleton, formats: WeightFormats, threads: int, threads_alone: int) -> str:
     """Return the key of a measurement: two workers with the same key are equally fast."""
     kernel = skeleton.kernel.__name__
-    where = f"{skeleton.dtype} {skeleton.device} {kernel} {threads} {threads_alone}"
-    return f"costs {skeleton.config.to_json_string()} {where}"
+    where = f"{skeleton.rows} {skeleton.device} {kernel} {threads} {threads_alone}"
+    return f"costs {skeleton.config.to_json_string()} {where} {formats}"
 
 
-def _measure_costs(skeleton: ModelSkeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    bench = _LayerBench(skeleton)
+def _measure_costs(
+    skeleton: ModelSkeleton, formats: WeightFormats, threads: int, threads_alone: int
+) -> tuple[LayerCost, ...]:
+    bench = _LayerBench(skeleton, formats)
     among = bench.measure(threads)
     alone = among if threads_alone == threads else bench.measure(threads_alone)
     rested_s = bench.measure_idle_penalty(threads_alone)
@@ -119,20 +109,30 @@ def _lone_cost(cost: LayerCost, rested_s: float) -> LayerCost:
 class _LayerBench:
     """One layer, a part of the head and of the embedding, and sequences to run through them."""
 
-    def __init__(self, skeleton: ModelSkeleton) -> None:
+    def __init__(self, skeleton: ModelSkeleton, formats: WeightFormats) -> None:
         self._skeleton = skeleton
         self._text = skeleton.config.get_text_config()
-        self._one_layer, self._several_layers = _stages(skeleton)
+        sizes = WeightSizes(skeleton, formats)
+        self._one_layer, self._several_layers = _stages(skeleton, formats, sizes)
         self._arena = KvArena(skeleton.device)
         self._rows = min(_VOCABULARY, self._text.vocab_size)
-        part = torch.full((self._rows, self._text.hidden_size), 0.01, dtype=skeleton.dtype, device=skeleton.device)
+        part = torch.full((self._rows, self._text.hidden_size), VALUE, dtype=skeleton.dtype, device=skeleton.device)
         self._table = part
-        self._head = skeleton.kernel(part.clone(), None)
-        self._scratch = _scratch(skeleton)
+        self._head = self._make_head(formats)
+        self._scratch = _scratch(skeleton, sizes.total)
         # cores that a container allows; None: no limit
         self._cpu_limit = cpu_quota.read_cpu_limit() if skeleton.device.type == "cpu" else None
         self._now = time.perf_counter
         self._slowness = 1.0  # factor by which a limited processor is slower: the same sizes are measured, in more time
+
+    def _make_head(self, formats: WeightFormats) -> torch.nn.Module:
+        parts, others = self._skeleton.parts, dict(formats.others)
+        form = others.get(f"{parts.output_embedding}.weight")
+        if form is None and self._text.tie_word_embeddings:
+            form = others.get(f"{parts.input_embedding}.weight")
+        if form is not None:
+            return make_linear(constant_weight(form, *self._table.shape), None, self._skeleton.rows)
+        return self._skeleton.kernel(self._table.clone(), None)
 
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while time is left."""
@@ -239,14 +239,14 @@ class _LayerBench:
 
     def _pass(self, stage: Stage, rows: tuple[Row, ...], threads: int) -> Callable[[], object]:
         num = sum(row.count for row in rows)
-        hidden = np.full((num, self._text.hidden_size), 0.01, np.float32)
+        hidden = np.full((num, self._text.hidden_size), VALUE, np.float32)
         batch = Batch(rows, np.zeros(num, np.int64), hidden, ())
         return lambda: run_batch(stage, self._arena, batch, threads=threads)
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
         """Return the work of a step's last stage: multiply, check that all logits are finite, find the largest."""
         shape, skeleton = (count, self._text.hidden_size), self._skeleton
-        rows = torch.full(shape, 0.01, dtype=skeleton.dtype, device=skeleton.device)
+        rows = torch.full(shape, VALUE, dtype=skeleton.dtype, device=skeleton.device)
 
         def once() -> object:
             with computing(threads, count):
@@ -275,31 +275,40 @@ def _prompt(count: int, start: int) -> tuple[Row, ...]:
     return (Row(0, start, count, False),)
 
 
-def _stages(skeleton: ModelSkeleton) -> tuple[Stage, Stage]:
+def _stages(skeleton: ModelSkeleton, formats: WeightFormats, sizes: WeightSizes) -> tuple[Stage, Stage]:
     """Return a stage of one layer and one of several: real layers if they are small, else one layer repeated.
 
     Small layers must not be repeated, because one layer would stay in the cache, as a model's layers do not.
     """
-    num = skeleton.num_layers
-    first = 1 if num > _NUM_SEVERAL else 0  # a model's first layer sometimes differs from the others
-    weights = WeightLoader(skeleton, ConstantSource(), lambda _: None)
+    first = _typical_layer(sizes.layers)
+    weights = WeightLoader(skeleton, ConstantSource(skeleton, formats), lambda _: None)
     thin = Stage(skeleton, LayerRange(first, first + 1), {}, weights, bare=True)
     name = f"{skeleton.parts.layers}.{first}"
     held = {name: thin.modules[name]}
-    size = sum(part.numel() for part in skeleton.model.get_submodule(name).parameters()) * skeleton.dtype.itemsize
-    layers = LayerRange(first, min(num, first + _NUM_SEVERAL))
-    if size > _cache_bytes():
+    layers = LayerRange(first, min(skeleton.num_layers, first + _NUM_SEVERAL))
+    if sizes.layers[first] > _cache_bytes():
         held = {f"{skeleton.parts.layers}.{index}": thin.modules[name] for index in range(first, layers.stop)}
     return thin, Stage(skeleton, layers, held, weights, bare=True)
 
 
-def _scratch(skeleton: ModelSkeleton) -> torch.Tensor | None:
+def _typical_layer(layer_bytes: Sequence[int]) -> int:
+    """Return a layer that takes about as much memory as the mean, with others after it.
+
+    A model's first layer sometimes differs from the others.
+    """
+    num = len(layer_bytes)
+    if num <= _NUM_SEVERAL:
+        return 0
+    mean = sum(layer_bytes) / num
+    return min(range(1, num - _NUM_SEVERAL + 1), key=lambda index: abs(layer_bytes[index] - mean))
+
+
+def _scratch(skeleton: ModelSkeleton, model_bytes: int) -> torch.Tensor | None:
     """Return a buffer that fills the processor's cache, if the model is larger than the cache."""
     if skeleton.device.type != "cpu":
         return None
-    size = sum(part.numel() for part in skeleton.model.parameters()) * skeleton.dtype.itemsize
     cache = _cache_bytes()
-    return torch.zeros(min(cache, _MAX_SCRATCH_BYTES), dtype=torch.uint8) if size > 2 * cache else None
+    return torch.zeros(min(cache, _MAX_SCRATCH_BYTES), dtype=torch.uint8) if model_bytes > 2 * cache else None
 
 
 def _cache_bytes() -> int:

@@ -3,8 +3,9 @@
 Before weights are read, a tiny random model of the same class is computed in three stages, in ragged batches with
 chunks and decodes, and its logits are compared with the logits of transformers' own whole forward pass. Anything that
 this engine does not support (a state between layers, a mask of another kind) shows as a difference, and the model is
-refused instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine. Takes
-a fraction of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
+refused instead of giving wrong answers. The same is tried with the dtype and the kernels in use, on this machine, and
+with matrices that are quantized as the model's are; transformers computes with the dequantized ones. Takes a fraction
+of a second. The verdict is cached for the life of the process, and for workers forked from the same process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -26,9 +28,12 @@ from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.executor import Batch
-from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader
+from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
+from swarm.stage.model.conversion import transposed_names
+from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.native import shared_cache
 from swarm.stage.quantization.formats import WeightFormat
+from swarm.stage.quantization.nearest import quantize_nearest
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
 from swarm.wire.messages import LayerRange, Row
 
@@ -102,9 +107,9 @@ def check_cut(config: Any) -> None:
         )
 
 
-def _checked_difference(config: Any, dtype: str) -> float:
+def _checked_difference(config: Any, dtype: str, *numerics: Numerics) -> float:
     try:
-        return _difference(_tiny_config_json(config), dtype, native.library() is not None)
+        return _difference(_tiny_config_json(config), dtype, native.library() is not None, *numerics)
     except _FAILURES as error:
         short = " ".join(str(error).split())[:200]
         raise ModelError(
@@ -113,7 +118,22 @@ def _checked_difference(config: Any, dtype: str) -> float:
         ) from None
 
 
-def check_kernels(config: Any, dtype: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """How matrices are stored, and whether rows are rounded to int8 before they are multiplied."""
+
+    formats: WeightFormats = PLAIN
+    int8_rows: bool = False
+
+    @classmethod
+    def of_model(cls, skeleton: ModelSkeleton, formats: WeightFormats) -> Numerics:
+        return cls(formats, skeleton.rows.int8 and formats != PLAIN)
+
+
+_AS_PLAIN = Numerics()
+
+
+def check_kernels(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> None:
     """Switch this process to torch's kernels if our own compute this kind of model differently.
 
     Kernels are chosen by what a model's modules look like. This check verifies the choice, in the dtype in use, against
@@ -122,41 +142,45 @@ def check_kernels(config: Any, dtype: str) -> None:
     name = type(config).__name__
     if native.library() is not None:
         try:
-            difference = _difference(_tiny_config_json(config), dtype, True)
+            difference = _difference(_tiny_config_json(config), dtype, True, numerics)
         except _FAILURES as error:
             native.disable(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
         else:
-            if difference <= allowed_difference(dtype):
+            if difference <= allowed_difference(dtype, numerics):
                 return
             native.disable(f"they compute {name} otherwise (relative difference {difference:.1e})")
-    difference = _checked_difference(config, dtype)
-    if not difference <= allowed_difference(dtype):
+    difference = _checked_difference(config, dtype, numerics)
+    if not difference <= allowed_difference(dtype, numerics):
         raise ModelError(
             f"{name}: on this machine, a model of this kind computes something else in {dtype} than in float32 "
             f"(relative difference {difference:.1e}), so it can't be served; try worker.dtype = float32"
         )
 
 
-def same_bits(config: Any, dtype: str) -> bool:
+def same_bits(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> bool:
     """Whether a model of this kind gives the same bits when it is cut into stages and its prompts into chunks as when
     it is computed whole.
 
     This finds differences that probes of single kernels can't. Call it after :func:`check_kernels`.
     """
-    return _same_bits(_tiny_config_json(config), dtype, native.library() is not None)
+    return _same_bits(_tiny_config_json(config), dtype, native.library() is not None, numerics)
 
 
 # Errors that a model's code raises if it does not run in this engine.
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
-def allowed_difference(dtype: str) -> float:
+def allowed_difference(dtype: str, numerics: Numerics = _AS_PLAIN) -> float:
     """Return the largest allowed difference between two computations of the same numbers, relative to the largest
     number.
 
-    In float32 it limits the maximum over all positions, in other dtypes the median.
+    Where nothing is rounded to less than float32, it limits the maximum over all positions, else the median.
     """
-    return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
+    return TOLERANCE if _is_precise(dtype, numerics) else KERNEL_TOLERANCE
+
+
+def _is_precise(dtype: str, numerics: Numerics) -> bool:
+    return dtype == "float32" and not numerics.int8_rows
 
 
 def _tiny_config_json(config: Any) -> str:
@@ -184,46 +208,70 @@ def _tiny_config(config: Any) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _difference(text: str, dtype: str, own: bool) -> float:
+def _difference(text: str, dtype: str, own: bool, numerics: Numerics = _AS_PLAIN) -> float:
     """Return the difference between the cut and the whole model, relative to the largest logit.
 
-    It is the maximum in float32, else the median of the positions. ``own`` records in the cache key whether our own
-    kernels are used; the caller switches them.
+    It is the maximum where :func:`_is_precise`, else the median of the positions. ``own`` records in the cache key
+    whether our own kernels are used; the caller switches them.
     """
     return shared_cache.get_or_compute(
-        _cache_key("difference", text, dtype, own), float, lambda: _compute_difference(text, dtype)
+        _cache_key("difference", text, dtype, own, numerics), float, lambda: _compute_difference(text, dtype, numerics)
     )
 
 
-def _compute_difference(text: str, dtype: str) -> float:
+def _compute_difference(text: str, dtype: str, numerics: Numerics) -> float:
     config, ids = _load_case(text)
     whole = _random_model(config).to(DTYPES[dtype]).float()
+    source = _quantize(whole, numerics.formats)
     expected = [_whole_logits(whole, each) for each in ids]
-    actual = _cut_logits(config, whole.state_dict(), ids, DTYPES[dtype])
+    actual = _cut_logits(config, source, ids, DTYPES[dtype], int8_rows=numerics.int8_rows)
     scale = max(float(each.abs().max()) for each in expected)
     rows = torch.cat([(a.float() - b).abs().amax(-1) for a, b in zip(actual, expected, strict=True)])
-    return float(rows.max() if dtype == "float32" else rows.median()) / scale  # NaN if any row has one
+    return float(rows.max() if _is_precise(dtype, numerics) else rows.median()) / scale  # NaN if any row has one
 
 
 @lru_cache(maxsize=16)
-def _same_bits(text: str, dtype: str, own: bool) -> bool:
+def _same_bits(text: str, dtype: str, own: bool, numerics: Numerics = _AS_PLAIN) -> bool:
     return shared_cache.get_or_compute(
-        _cache_key("same bits", text, dtype, own), bool, lambda: _compute_same_bits(text, dtype)
+        _cache_key("same bits", text, dtype, own, numerics), bool, lambda: _compute_same_bits(text, dtype, numerics)
     )
 
 
-def _cache_key(question: str, text: str, dtype: str, own: bool) -> str:
+def _cache_key(question: str, text: str, dtype: str, own: bool, numerics: Numerics) -> str:
     """Return a key with everything that the answer depends on."""
     kernels = native.variant() if own else "torch's"
-    return f"{question} {text} {dtype} {kernels} {torch.get_num_threads()}"
+    return f"{question} {text} {dtype} {kernels} {torch.get_num_threads()} {numerics}"
 
 
-def _compute_same_bits(text: str, dtype: str) -> bool:
+def _compute_same_bits(text: str, dtype: str, numerics: Numerics) -> bool:
     config, ids = _load_case(text)
-    state = _random_model(config).state_dict()
-    cut = _cut_logits(config, state, ids, DTYPES[dtype])
-    whole = [_cut_logits(config, state, [each], DTYPES[dtype], cut=False)[0] for each in ids]
-    return all(torch.equal(a, b) for a, b in zip(cut, whole, strict=True))
+    source = _quantize(_random_model(config), numerics.formats)
+
+    def compute(ids: list[torch.Tensor], *, cut: bool) -> list[torch.Tensor]:
+        return _cut_logits(config, source, ids, DTYPES[dtype], cut=cut, int8_rows=numerics.int8_rows)
+
+    whole = [compute([each], cut=False)[0] for each in ids]
+    return all(torch.equal(a, b) for a, b in zip(compute(ids, cut=True), whole, strict=True))
+
+
+def _quantize(model: Any, formats: WeightFormats) -> MemorySource:
+    """Return a source of the model's weights, quantized in these formats; the model gets the dequantized ones."""
+    stack = find_parts(model).layers
+    by_name = formats.kinds_by_name(stack, len(model.get_submodule(stack)))
+    return quantize_model(model, by_name)
+
+
+def quantize_model(model: Any, formats: Mapping[str, WeightFormat]) -> MemorySource:
+    """Return a source of the model's weights, with these formats by name; the model gets the dequantized ones."""
+    transposed, quantized = frozenset(transposed_names(model)), dict[str, QuantizedTensor]()
+    for name, parameter in model.named_parameters():
+        if name in formats:
+            weights = parameter.data.transpose(1, 2) if name in transposed else parameter.data
+            quantized[name] = quantize_nearest(weights, formats[name])
+            weights = quantized[name].dequantize(torch.float32)
+            parameter.data = weights.transpose(1, 2).contiguous() if name in transposed else weights
+    tied = model.state_dict().keys() - dict((*model.named_parameters(), *model.named_buffers())).keys()
+    return MemorySource({name: tensor for name, tensor in model.state_dict().items() if name not in tied}, quantized)
 
 
 def _load_case(text: str) -> tuple[Any, list[torch.Tensor]]:
@@ -258,16 +306,17 @@ def _whole_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _cut_logits(
     config: Any,
-    state: dict[str, torch.Tensor],
+    source: MemorySource,
     ids: list[torch.Tensor],
     dtype: torch.dtype,
     *,
     cut: bool = True,
+    int8_rows: bool = False,
 ) -> list[torch.Tensor]:
     """Return the logits of the test sequences, computed in three stages and several steps; with ``cut=False``, in one
     stage and one step."""
-    skeleton = ModelSkeleton(config, torch.device("cpu"), dtype)
-    weights = WeightLoader(skeleton, MemorySource(state), lambda _: None)
+    skeleton = ModelSkeleton(config, torch.device("cpu"), dtype, int8_rows=int8_rows)
+    weights = WeightLoader(skeleton, source, lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
     arenas = [KvArena(skeleton.device) for _ in stages]

@@ -27,11 +27,12 @@ from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.engine.kernel_report import describe_bits, describe_fallback, describe_kernels
 from swarm.stage.engine.measure import measure_layer_costs
-from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
+from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, StopCheck
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint, locate_model
 from swarm.stage.model.loading import Modules, StageLoader, log_fetching
+from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import release_free_memory
@@ -118,11 +119,11 @@ class TorchExecutor:
         torch.set_num_threads(self.threads)
         cores.expect_threads(self.threads, self.threads_alone)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
-        self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self._build_skeleton()
         check_cut(self._skeleton.config)
         # whether cut and whole models of this kind have the same bits
         self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
-        self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton)
+        self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source)
         self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
@@ -137,14 +138,19 @@ class TorchExecutor:
         self._cache_stats = CacheStats()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
+    def _build_skeleton(self) -> None:
+        self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self._source = self._skeleton.source(self._checkpoint)
+        self._formats = find_formats(self._skeleton, self._source)
+
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
         bits."""
-        check_kernels(self._skeleton.config, self._dtype_name)
+        check_kernels(self._skeleton.config, self._dtype_name, Numerics.of_model(self._skeleton, self._formats))
         if native.unavailable_reason():
             log.warning("own_kernels_unused", why=native.unavailable_reason())
-            self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
-        return same_bits(self._skeleton.config, self._dtype_name)
+            self._build_skeleton()
+        return same_bits(self._skeleton.config, self._dtype_name, Numerics.of_model(self._skeleton, self._formats))
 
     @property
     def has_own_kernels(self) -> bool:
@@ -189,7 +195,7 @@ class TorchExecutor:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        costs = measure_layer_costs(self._skeleton, self.threads, self.threads_alone)
+        costs = measure_layer_costs(self._skeleton, self._formats, self.threads, self.threads_alone)
         release_free_memory()
         return costs
 
@@ -206,7 +212,11 @@ class TorchExecutor:
         self._prepared = _PreparedStage(stage, standby_layers)
         left_to_torch = sorted(self._left_to_torch)
         kernels = describe_kernels(
-            self._skeleton, stage.modules.values(), left_to_torch, same_bits_when_cut=self._same_bits_when_cut
+            self._skeleton,
+            stage.modules.values(),
+            left_to_torch,
+            formats=self._formats,
+            same_bits_when_cut=self._same_bits_when_cut,
         )
         return Capacity(
             kv_tokens=max(0, self._capacity(layers, standby_layers) - max_sequences * self._arena.wasted),
@@ -215,7 +225,7 @@ class TorchExecutor:
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
             kernels=kernels + describe_fallback(stage),
-            bits=describe_bits(self._skeleton, left_to_torch, kernels),
+            bits=describe_bits(self._skeleton, left_to_torch, kernels, self._formats),
         )
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:

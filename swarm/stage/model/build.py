@@ -108,16 +108,10 @@ class ModelSkeleton:
             families.move_softcap(self.model)
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        dense: bool = False,
-        int8_rows: bool = False,
-    ) -> ModelSkeleton:
-        return cls(read_config(checkpoint.folder), device, dtype, dense=dense, int8_rows=int8_rows)
+    def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
+        how = checkpoint.quantization
+        config = read_config(checkpoint.folder)
+        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows)
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""

@@ -103,7 +103,7 @@ class ConvertedSource:
             if target not in expected and name in expected:
                 target, pattern = name, None
             self._pieces.setdefault(target, []).append((name, pattern))
-        self._transposed = frozenset(_transposed_names(model))
+        self._transposed = frozenset(transposed_names(model))
 
     def __contains__(self, name: str) -> bool:
         return name in self._pieces
@@ -151,7 +151,7 @@ class ConvertedSource:
         return pattern is None or _joins_outputs(self._by_pattern[pattern])
 
 
-def _transposed_names(model: Any) -> Iterator[str]:
+def transposed_names(model: Any) -> Iterator[str]:
     """Yield the names of the experts' weights that the model holds as ``[experts, inputs, outputs]``."""
     for path, module in model.named_modules():
         if getattr(module, "is_transposed", False):

@@ -24,11 +24,13 @@ class StageLoader:
     """Builder of stages. ``loaded_bytes`` and ``fetched_bytes`` are the totals read from disk and downloaded from a
     hub."""
 
-    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton, source: ModelSource
+    ) -> None:
         self._checkpoint = checkpoint
         self._manifest = manifest
         self._skeleton = skeleton
-        self._source = skeleton.source(checkpoint)
+        self._source = source
         self.loaded_bytes = 0
         self.fetched_bytes = 0
 

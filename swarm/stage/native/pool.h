@@ -15,8 +15,19 @@ typedef void (*swarm_piece)(const void *job, int64_t index, int64_t next);
 void swarm_share(swarm_piece piece, const void *job, int64_t count, int threads);
 
 /* What scratch memory is for. Pieces may use what a job's caller doesn't hold: the caller does pieces, too. */
-enum { SWARM_SUMS, SWARM_OPERANDS, SWARM_COUNTS, SWARM_SCORES, SWARM_PARTS, SWARM_MIXED, SWARM_DECODED, SWARM_ROW_SUMS, SWARM_ORDERED,
-       SWARM_USES };
+enum {
+  SWARM_SUMS,
+  SWARM_OPERANDS,
+  SWARM_COUNTS,
+  SWARM_SCORES,
+  SWARM_PARTS,
+  SWARM_MIXED,
+  SWARM_DECODED,
+  SWARM_ROW_SUMS,
+  SWARM_ORDERED,
+  SWARM_INT8_ROWS,
+  SWARM_USES
+};
 
 /*
  * This thread's scratch memory of at least `bytes` for a use, aligned to a page; NULL if there is none to be had. What

@@ -13,6 +13,7 @@ import torch
 
 from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
+from swarm.stage.native.int8_rows import supports_int8, uses_int8_rows
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
 from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
@@ -47,8 +48,11 @@ class QuantizedMatrices:
     gives.
     """
 
-    def __init__(self, weights: Sequence[QuantizedWeight], *, int8_rows: bool = False) -> None:
-        """Pack one weight, or a gate and an up projection that become one gated matrix."""
+    def __init__(self, weights: Sequence[QuantizedWeight], *, int8_rows: bool | None = None) -> None:
+        """Pack one weight, or a gate and an up projection that become one gated matrix.
+
+        ``int8_rows``: whether rows are rounded to int8, if the format allows it; by default as this process is set.
+        """
         first = weights[0]
         shape = first.shape
         if any((each.shape, each.format, each.order_key) != (shape, first.format, first.order_key) for each in weights):
@@ -64,7 +68,8 @@ class QuantizedMatrices:
             key, self.num_experts * self._size + order_bytes, lambda packed: self._pack(weights, packed)
         )
         order = self.packed[-order_bytes:].data_ptr() if order_bytes else None
-        self.format = native_format(self.form, order, int8_rows=int8_rows)
+        wanted = uses_int8_rows(self.form) if int8_rows is None else int8_rows and supports_int8(self.form)
+        self.format = native_format(self.form, order, int8_rows=wanted)
 
     @property
     def addresses(self) -> list[int]:
@@ -165,7 +170,7 @@ class QuantizedLinear(NativeLinear):
         function: tuple[str, str] = ("none", ""),
         limit: float = 0.0,
         *,
-        int8_rows: bool = False,
+        int8_rows: bool | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
@@ -190,7 +195,7 @@ class QuantizedGated(QuantizedLinear):
         function: tuple[str, str],
         dtype: torch.dtype,
         *,
-        int8_rows: bool = False,
+        int8_rows: bool | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         assert function != ("none", ""), "without a function, it is another product"
@@ -237,7 +242,7 @@ class QuantizedExperts:
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         *,
-        int8_rows: bool = False,
+        int8_rows: bool | None = None,
     ) -> None:
         """Pack one weight ``[experts, outputs, inputs]``, or gate and up that become gated matrices. ``bias`` is
         [experts, outputs] in the order of the packed outputs (``gated_bias``)."""
@@ -257,7 +262,7 @@ def quantized_experts(
     inner_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     *,
-    int8_rows: bool = False,
+    int8_rows: bool | None = None,
 ) -> tuple[QuantizedExperts, QuantizedExperts]:
     """Pack a layer's experts. ``inner`` is one weight, or gate and up."""
     return (

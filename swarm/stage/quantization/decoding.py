@@ -6,19 +6,26 @@ Each kind of file has a module with decoders, which are listed here by the encod
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from swarm.errors import ModelError
-from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED
+from swarm.stage.quantization.at_load import PLAIN, TRANSPOSED
+from swarm.stage.quantization.float_decoders import decode_fp8, decode_mxfp4
 from swarm.stage.quantization.gguf_decode import read_gguf_matrix
 from swarm.stage.quantization.gguf_formats import FORMATS as GGUF_FORMATS
 from swarm.stage.quantization.quantize import read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
+from swarm.stage.quantization.word_decoders import (
+    decode_awq,
+    decode_compressed_int8,
+    decode_compressed_packed,
+    decode_gptq,
+    order_key,
+)
 
 
 def _own_order(weight: StoredWeight) -> str:
@@ -38,6 +45,13 @@ class Decoder:
 
 
 DECODERS: dict[str, Decoder] = {  # by encoding
+    "gptq": Decoder(decode_gptq, order_key),
+    "gptq_v2": Decoder(decode_gptq, order_key),
+    "awq": Decoder(decode_awq),
+    "compressed_packed": Decoder(decode_compressed_packed, order_key),
+    "compressed_int8": Decoder(decode_compressed_int8, order_key),
+    "fp8": Decoder(decode_fp8),
+    "mxfp4": Decoder(decode_mxfp4),
     PLAIN: Decoder(read_and_quantize),
     TRANSPOSED: Decoder(read_and_quantize),
     **dict.fromkeys(GGUF_FORMATS, Decoder(read_gguf_matrix)),
@@ -54,15 +68,10 @@ def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}/{QUANTIZER}",
+        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}",
         read=lambda: read_stored(weight),
         order_key=_decoder(weight).order_key(weight),
     )
-
-
-def digest_order(order: torch.Tensor) -> str:
-    """Return an order's key; matrices with the same order of inputs have the same key."""
-    return hashlib.sha256(order.to(torch.int32).contiguous().numpy().tobytes()).hexdigest()
 
 
 def _decoder(weight: StoredWeight) -> Decoder:

@@ -22,6 +22,7 @@ class StoredWeight:
     shape: tuple[int, ...]  # [outputs, inputs] or [experts, outputs, inputs]
     encoding: str
     parts: Mapping[str, StoredTensor]  # by the part's role: "codes", "scales", "zeros", "order"
+    block: tuple[int, int] = (1, 0)  # outputs and inputs that share a scale in the file; 0: all of them
 
     @property
     def packed_bytes(self) -> int:

@@ -12,7 +12,7 @@ from swarm.stage.engine.device import parse_device
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model import program
 from swarm.stage.model.build import possible_dtypes
-from swarm.stage.native import variant_choice
+from swarm.stage.native import packed_cache, variant_choice
 from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.shell.budget import MemoryBudget, split_memory
 from swarm.wire.messages import LayerCost
@@ -41,15 +41,14 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
     variant_choice.select_kernels(worker.kernels, worker.bits)
+    packed_cache.configure(int(worker.packed_cache_bytes))
     if worker.program == "off":
         program.disable("worker.program is off")
     executor = TorchExecutor(
         _model_path(settings),
         device=worker.device,
         dtype=dtype or worker.dtype,
-        quantization=Quantization(
-            worker.weights, worker.weight_group, worker.embedding, worker.head, worker.activations
-        ),
+        quantization=Quantization.from_settings(worker),
         memory_limit=limit,
         threads=worker.threads or None,
         kv_share=worker.kv_share,

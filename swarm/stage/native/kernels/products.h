@@ -15,6 +15,7 @@
 #include "activations.h"
 #include "numbers.h"
 #include "operands.h"
+#include "int8_products.h"
 #include "quantized.h"
 
 #define SEGMENT 128 /* pairs of inputs that are multiplied at a time: 32 or 64 KiB of the matrix */
@@ -28,6 +29,7 @@ typedef struct {
   int64_t groups, blocks, pairs;
   Operand x; /* the rows in the form that is multiplied */
   Quantized quantized; /* if the matrices have a format */
+  Int8Rows int8;       /* if it asks for them */
   const SwarmRows *rows;
   atomic_int *failed;
 } Product;
@@ -68,7 +70,10 @@ static float *sums_of_block(const Product *job, const Share *mine, int64_t next)
   }
   if (job->matrices->format != NULL) {
     Stream stream = {weights, after_all};
-    if (multiply_quantized(kind, &job->quantized, stream, job->x, mine->first, mine->rows, sums) != 0) {
+    int failed = job->matrices->format->int8_rows
+                     ? multiply_int8(job->matrices->format, &job->quantized.layout, stream, &job->int8, mine->first, mine->rows, sums)
+                     : multiply_quantized(kind, &job->quantized, stream, job->x, mine->first, mine->rows, sums);
+    if (failed) {
       atomic_store(job->failed, 1);
       sums = NULL;
     }
@@ -132,17 +137,25 @@ static int multiply_matrices(const SwarmMatrix *matrices, const int64_t *offsets
   int64_t blocks = (matrices->outputs + WIDTH - 1) / WIDTH, pairs = (matrices->inputs + 1) / 2, pieces = 0;
   int64_t *before = swarm_scratch(SWARM_COUNTS, groups * (int64_t)sizeof *before);
   const SwarmFormat *format = matrices->format;
-  Operand x = format == NULL ? operand_of((int)matrices->kind, rows, offsets[groups], matrices->inputs, 2, NULL)
-                             : operand_of((int)matrices->kind, rows, offsets[groups], matrices->inputs, format->group,
-                                          format->order);
+  Operand x = {0};
   Quantized quantized = {0};
-  if (before == NULL || x.at == NULL) return -1;
-  if (format != NULL && prepare_quantized(format, matrices->inputs, x, offsets[groups], &quantized) != 0) return -1;
+  Int8Rows int8 = {0};
+  if (before == NULL) return -1;
+  if (format != NULL && format->int8_rows) {
+    quantized.layout = swarm_layout(format, matrices->inputs);
+    int8 = int8_rows_of(matrices, offsets, groups, rows, threads);
+    if (int8.values == NULL) return -1;
+  } else {
+    int64_t whole = format == NULL ? 2 : format->group;
+    x = operand_of((int)matrices->kind, rows, offsets[groups], matrices->inputs, whole, format == NULL ? NULL : format->order);
+    if (x.at == NULL) return -1;
+    if (format != NULL && prepare_quantized(format, matrices->inputs, x, offsets[groups], &quantized) != 0) return -1;
+  }
   for (int64_t group = 0; group < groups; group++) {
     before[group] = pieces;
     pieces += (offsets[group + 1] - offsets[group] + PANEL - 1) / PANEL * blocks;
   }
-  Product job = {matrices, offsets, before, groups, blocks, pairs, x, quantized, rows, &failed};
+  Product job = {matrices, offsets, before, groups, blocks, pairs, x, quantized, int8, rows, &failed};
   swarm_share(multiply_piece, &job, pieces, threads);
   return failed ? -1 : 0;
 }

@@ -102,6 +102,7 @@ INLINE void fetch_near(const void *from) { _mm_prefetch((const char *)from, _MM_
 INLINE void fetch_far(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T1); }
 
 #include "bytes_avx2.h"
+#include "dots_avx2.h"
 
 #undef V_EACH1
 #undef V_EACH2

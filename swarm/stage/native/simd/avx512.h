@@ -82,5 +82,6 @@ INLINE void fetch_near(const void *from) { _mm_prefetch((const char *)from, _MM_
 INLINE void fetch_far(const void *from) { _mm_prefetch((const char *)from, _MM_HINT_T1); }
 
 #include "bytes_avx512.h"
+#include "dots_avx512.h"
 
 #endif

@@ -117,6 +117,7 @@ INLINE void fetch_near(const void *from) { __builtin_prefetch(from, 0, 3); }
 INLINE void fetch_far(const void *from) { __builtin_prefetch(from, 0, 2); }
 
 #include "bytes_neon.h"
+#include "dots_neon.h"
 
 #undef V_EACH1
 #undef V_EACH2

@@ -1,0 +1,31 @@
+"""Products of quantized weights with rows that are rounded to int8: the setting ``worker.activations``.
+
+One scale for each row and group of inputs, and whole-number sums: all variants of the kernels have the same bits. It is
+a faster and less exact way to compute prompts; which formats have it, :func:`supports_int8` decides.
+"""
+
+from __future__ import annotations
+
+from swarm.stage.quantization.formats import Codes, WeightFormat
+
+_uses_int8: list[bool] = [False]  # one entry: whether matrices that are packed from now on multiply int8 rows
+
+
+def use_int8_rows(enabled: bool) -> None:
+    """Set whether this process multiplies rows rounded to int8. Call it before anything is loaded."""
+    _uses_int8[:] = [enabled]
+
+
+def uses_int8_rows(form: WeightFormat) -> bool:
+    """Whether a matrix of this format multiplies rows rounded to int8 in this process."""
+    return _uses_int8[0] and supports_int8(form)
+
+
+def supports_int8(form: WeightFormat) -> bool:
+    """Whether the values of a format's codes can be multiplied as whole numbers.
+
+    FP8 codes can't. The values of a table are doubled and must then be whole numbers that an int8 holds, as MXFP4's
+    are.
+    """
+    doubled = [2 * value for value in form.table]
+    return form.codes is not Codes.FP8 and all(value.is_integer() and -128 <= value <= 127 for value in doubled)
