@@ -5,25 +5,37 @@
 #ifndef SWARM_CODES_H
 #define SWARM_CODES_H
 
+#include "../halves.h"
 #include "../kernels.h"
 
 #define LINE 64 /* bytes */
 #define PAIR_OF_BLOCK 128 /* numbers of a pair of inputs in a block of 64 outputs */
 
-/* What codes are decoded with: the low and the high bytes of up to sixteen bfloat16 values. */
+/* What codes are decoded with: the low and the high bytes of bfloat16 values, over and over. */
 typedef struct {
-  uint8_t low[16], high[16];
+  uint8_t low[64], high[64];
   int64_t offset;
 } Values;
 
+/* Of codes of up to six bits the values of all; of E4M3 of those whose exponent is 0, multiples of 2^-9. */
+static uint16_t value_of_code(const SwarmFormat *format, int code) {
+  static const uint16_t small[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  if (format->codes == SWARM_CODES4) return format->table[code % 16];
+  if (format->codes == SWARM_FLOATS8) return small[code % 8];
+  return swarm_narrow_bf16((float)(code % (format->codes == SWARM_CODES5 ? 32 : 64) - (int)format->offset));
+}
+
 static Values values_of(const SwarmFormat *format) {
-  static const uint16_t small[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* multiples of 2^-9 */
   Values values = {.offset = format->offset};
-  for (int i = 0; i < 16; i++) {
-    uint16_t value = format->codes == SWARM_FLOATS8 ? small[i % 8] : format->table[i];
-    values.low[i] = (uint8_t)value, values.high[i] = (uint8_t)(value >> 8);
+  for (int code = 0; code < 64; code++) {
+    uint16_t value = value_of_code(format, code);
+    values.low[code] = (uint8_t)value, values.high[code] = (uint8_t)(value >> 8);
   }
   return values;
+}
+
+INLINE int has_table(int kind) {
+  return kind == SWARM_CODES4 || (TABLE_BITS == 6 && (kind == SWARM_CODES5 || kind == SWARM_CODES6));
 }
 
 /* Where four inputs of sixteen outputs go: two pairs. `vector`: which of the four sixteens. */
@@ -35,8 +47,8 @@ INLINE void store_quad(uint16_t *to, int vector, pair_vec first, pair_vec second
 INLINE void decode_half(int kind, const Values *values, byte_vec codes, byte_vec low, byte_vec high, uint16_t *to,
                         int vector) {
   pair_vec first, second;
-  if (kind == SWARM_CODES4)
-    p_from_table(codes, low, high, &first, &second);
+  if (has_table(kind))
+    p_join(look_up(low, codes), look_up(high, codes), &first, &second);
   else if (kind == SWARM_FLOATS8)
     p_from_floats8(codes, low, high, &first, &second);
   else
@@ -74,24 +86,27 @@ INLINE void decode_split_quad(int kind, const Values *values, const char *from, 
   }
 }
 
-/* `inputs` of a group, fetching as many bytes from `ahead` on as are read. `kind` is a constant where this is called. */
+/* Eight inputs, fetching as many bytes from `ahead` on as are read. `kind` is a constant where this is called. */
+INLINE void decode_eight(int kind, const Values *values, byte_vec low, byte_vec high, const char *from, uint16_t *to,
+                         const char *ahead) {
+  for (int64_t line = 0; line < lines_of_eight(kind); line++) fetch_far(ahead + line * LINE);
+  if (kind == SWARM_CODES8 || kind == SWARM_FLOATS8) {
+    decode_whole_quad(kind, values, from, low, high, to);
+    decode_whole_quad(kind, values, from + 4 * LINE, low, high, to + 2 * PAIR_OF_BLOCK);
+    return;
+  }
+  byte_vec more = kind == SWARM_CODES4 ? low : b_load(from + 4 * LINE);
+  decode_split_quad(kind, values, from, 0, more, low, high, to);
+  if (kind == SWARM_CODES6) more = b_load(from + 5 * LINE);
+  decode_split_quad(kind, values, from + 2 * LINE, 1, more, low, high, to + 2 * PAIR_OF_BLOCK);
+}
+
 INLINE void decode_kind(int kind, const Values *values, const char *from, int64_t inputs, uint16_t *to,
                         const char *ahead) {
-  const byte_vec low = b_repeat(values->low), high = b_repeat(values->high);
-  const int64_t lines = lines_of_eight(kind);
-  for (int64_t input = 0; input < inputs; input += 8, to += 4 * PAIR_OF_BLOCK) {
-    for (int64_t line = 0; line < lines; line++) fetch_near(ahead + line * LINE);
-    if (kind == SWARM_CODES8 || kind == SWARM_FLOATS8) {
-      decode_whole_quad(kind, values, from, low, high, to);
-      decode_whole_quad(kind, values, from + 4 * LINE, low, high, to + 2 * PAIR_OF_BLOCK);
-    } else {
-      byte_vec more = kind == SWARM_CODES4 ? low : b_load(from + 4 * LINE);
-      decode_split_quad(kind, values, from, 0, more, low, high, to);
-      if (kind == SWARM_CODES6) more = b_load(from + 5 * LINE);
-      decode_split_quad(kind, values, from + 2 * LINE, 1, more, low, high, to + 2 * PAIR_OF_BLOCK);
-    }
-    from += lines * LINE, ahead += lines * LINE;
-  }
+  const byte_vec low = b_table(values->low), high = b_table(values->high);
+  const int64_t bytes = lines_of_eight(kind) * LINE;
+  for (int64_t input = 0; input < inputs; input += 8, to += 4 * PAIR_OF_BLOCK, from += bytes, ahead += bytes)
+    decode_eight(kind, values, low, high, from, to, ahead);
 }
 
 static void decode_codes(int kind, const Values *values, const char *from, int64_t inputs, uint16_t *to,

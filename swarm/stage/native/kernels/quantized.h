@@ -9,6 +9,7 @@
 #ifndef SWARM_QUANTIZED_H
 #define SWARM_QUANTIZED_H
 
+#include "../counting.h"
 #include "codes.h"
 #include "operands.h"
 #include "scales.h"
@@ -16,7 +17,9 @@
 #define SEGMENT_INPUTS 128 /* decoded at a time: 16 KiB */
 #define SEGMENT_GROUPS 8   /* the most groups that these are */
 #define CHUNK_ROWS 32
-#define BYTES_AHEAD 4096   /* of what is decoded */
+#ifndef BYTES_AHEAD
+#define BYTES_AHEAD 8192   /* of what is decoded */
+#endif
 
 /* What all blocks of a product have in common. */
 typedef struct {
@@ -28,7 +31,7 @@ typedef struct {
 
 /* Where one thread works. */
 typedef struct {
-  uint16_t weights[SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK];
+  uint16_t weights[3 * SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK]; /* a segment, or three groups */
   Factors factors[SEGMENT_GROUPS];
   float parts[CHUNK_ROWS * WIDTH];
 } Bench;
@@ -38,13 +41,21 @@ typedef struct {
   const char *block, *after;
 } Stream;
 
+static const char *codes_of_group(const Quantized *job, Stream stream, int64_t group) {
+  return stream.block + job->layout.nested + group * job->layout.group;
+}
+
+/* What is fetched while what lies at `from` is decoded. */
+static const char *ahead_of(const Quantized *job, Stream stream, const char *from) {
+  const char *end = stream.block + job->layout.block, *ahead = from + BYTES_AHEAD;
+  return ahead >= end && stream.after != NULL ? stream.after + (ahead - end) : ahead;
+}
+
 static void decode_group(const Quantized *job, Stream stream, int64_t group, uint16_t *to, Factors *factors) {
   const SwarmLayout *layout = &job->layout;
-  const char *from = stream.block + layout->nested + group * layout->group, *end = stream.block + layout->block;
-  const char *ahead = from + BYTES_AHEAD;
-  if (ahead >= end && stream.after != NULL) ahead = stream.after + (ahead - end);
+  const char *from = codes_of_group(job, stream, group), *ahead = ahead_of(job, stream, from);
   decode_codes((int)job->format->codes, &job->values, from, job->format->group, to, ahead);
-  for (int64_t at = layout->codes; at < layout->group; at += LINE) fetch_near(ahead + at);
+  for (int64_t at = layout->codes; at < layout->group; at += LINE) fetch_far(ahead + at);
   load_factors(job->format, layout, stream.block, group, factors);
 }
 
@@ -74,12 +85,24 @@ INLINE void multiply_group(int kind, const Quantized *job, const uint16_t *weigh
   add_parts(parts, factors, rows, sums, group == 0, row_sums, job->layout.groups);
 }
 
+#ifdef DECODE_LEAD
+#include "stream_amx.h"
+#endif
+
 /* Rows `first` and on times a block: `sums` are [rows][64]. 0, or -1 if there is no memory to work in. */
 static int multiply_quantized(int kind, const Quantized *job, Stream stream, Operand x, int64_t first, int64_t rows,
                               float *sums) {
   Bench *bench = swarm_scratch(SWARM_DECODED, sizeof *bench);
   if (bench == NULL) return -1;
   int64_t size = job->format->group, groups = job->layout.groups, at_once = SEGMENT_INPUTS / size;
+#ifdef DECODE_LEAD
+  if (MULTIPLIES_PAIRS(kind) && rows <= TILE_PAIRS) {
+    const float *row_sums = job->row_sums == NULL ? NULL : job->row_sums + first * groups;
+    Streamed all = {job, stream, (const uint16_t *)x.at + first * x.stride, x.stride, rows, row_sums, sums};
+    stream_tiles(&all, bench);
+    return 0;
+  }
+#endif
   for (int64_t group = 0; group < groups; group += at_once) {
     int64_t count = least(at_once, groups - group);
     for (int64_t i = 0; i < count; i++)

@@ -21,6 +21,7 @@
 #define TILE_PAIRS 16  /* pairs of inputs in a tile, and its most rows */
 #define TWO_TILES 32   /* rows of two tiles */
 #define TILES_AHEAD 4  /* how far ahead of itself whoever reads the matrix only once fetches: 16 KiB */
+#define DECODE_LEAD 64 /* inputs: a tile waits for what was written just before it */
 #define PANEL 256      /* rows of a piece of work: whole pairs of tiles */
 
 /*

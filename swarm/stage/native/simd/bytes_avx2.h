@@ -14,10 +14,8 @@ INLINE void p_store(uint16_t *to, pair_vec x) {
   _mm256_storeu_si256((__m256i *)to, x.a);
   _mm256_storeu_si256((__m256i *)to + 1, x.b);
 }
-INLINE byte_vec b_repeat(const uint8_t table[16]) {
-  __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
-  return (byte_vec){both, both};
-}
+#define TABLE_BITS 4
+INLINE byte_vec b_table(const uint8_t table[64]) { return b_load(table); }
 
 INLINE __m256i low_32(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(0x0f)); }
 INLINE __m256i high_32(__m256i x) { return low_32(_mm256_srli_epi16(x, 4)); }
@@ -45,9 +43,6 @@ INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *secon
 
 INLINE byte_vec look_up(byte_vec table, byte_vec at) {
   return (byte_vec){_mm256_shuffle_epi8(table.a, at.a), _mm256_shuffle_epi8(table.b, at.b)};
-}
-INLINE void p_from_table(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
-  p_join(look_up(low, codes), look_up(high, codes), first, second);
 }
 
 INLINE __m256i difference(__m256i codes, int k, __m256 offset) {

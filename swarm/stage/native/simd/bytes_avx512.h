@@ -7,29 +7,41 @@ typedef __m512i pair_vec; /* sixteen outputs' pairs of bfloat16 */
 
 INLINE byte_vec b_load(const void *from) { return _mm512_loadu_si512(from); }
 INLINE void p_store(uint16_t *to, pair_vec x) { _mm512_storeu_si512(to, x); }
-INLINE byte_vec b_repeat(const uint8_t table[16]) {
-  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-}
 
-/* The low and the high four bits of every byte. */
+/* A table of bytes, and how many bits of a code are its index. Bits above these don't matter, but the highest. */
+INLINE byte_vec b_table(const uint8_t table[64]) { return _mm512_loadu_si512(table); }
+INLINE byte_vec b_moved(byte_vec line, int at) { /* bit `at` becomes bit 4 */
+  return at <= 4 ? _mm512_slli_epi16(line, (unsigned)(4 - at)) : _mm512_srli_epi16(line, (unsigned)(at - 4));
+}
+#ifdef __AVX512VBMI__
+#define TABLE_BITS 6
+INLINE byte_vec look_up(byte_vec table, byte_vec at) { return _mm512_permutexvar_epi8(at, table); }
+
+/* The low and the high four bits of every byte, as indices: what is above them is arbitrary. */
+INLINE byte_vec b_low(byte_vec x) { return x; }
+INLINE byte_vec b_high(byte_vec x) { return _mm512_srli_epi16(x, 4); }
+
+/* Codes with bits number `at` and on of each byte of `line` put in from bit 4 on, where `mask` is. */
+INLINE byte_vec b_with_bits(byte_vec codes, byte_vec line, int at, int mask) {
+  (void)mask;
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), codes, b_moved(line, at), 0xca); /* which ? codes : moved */
+}
+#else
+#define TABLE_BITS 4 /* sixteen entries, four times over */
+INLINE byte_vec look_up(byte_vec table, byte_vec at) { return _mm512_shuffle_epi8(table, at); }
 INLINE byte_vec b_low(byte_vec x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0f)); }
 INLINE byte_vec b_high(byte_vec x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(0x0f)); }
-
-/* Codes with bits number `at` and on of each byte of `line`, put in at `mask`, which begins with bit 4. */
 INLINE byte_vec b_with_bits(byte_vec codes, byte_vec line, int at, int mask) {
-  byte_vec moved = at <= 4 ? _mm512_slli_epi16(line, (unsigned)(4 - at)) : _mm512_srli_epi16(line, (unsigned)(at - 4));
-  return _mm512_ternarylogic_epi32(codes, moved, _mm512_set1_epi8((char)mask), 0xf8); /* codes | moved & mask */
+  return _mm512_ternarylogic_epi32(codes, b_moved(line, at), _mm512_set1_epi8((char)mask), 0xf8); /* codes | moved & mask */
 }
+#endif
+
 
 /* Low and high bytes of bfloat16: those of the even bytes are the first pairs, those of the odd ones the second. */
 INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
   const __m512i lower = _mm512_set1_epi16(0x00ff);
   *first = _mm512_ternarylogic_epi32(lower, low, _mm512_slli_epi16(high, 8), 0xca); /* lower ? low : high */
   *second = _mm512_ternarylogic_epi32(lower, _mm512_srli_epi16(low, 8), high, 0xca);
-}
-
-INLINE void p_from_table(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
-  p_join(_mm512_shuffle_epi8(low, codes), _mm512_shuffle_epi8(high, codes), first, second);
 }
 
 /* Byte number `k` of every four, minus the offset. A byte as the last bits of 2^23 is added to it. */
@@ -54,7 +66,8 @@ INLINE void p_from_floats8(byte_vec codes, byte_vec low, byte_vec high, pair_vec
   const __m512i sign = _mm512_set1_epi8((char)0x80);
   __m512i size = _mm512_andnot_si512(sign, codes);
   __mmask64 small = _mm512_cmplt_epi8_mask(size, _mm512_set1_epi8(8));
-  __m512i upper = _mm512_add_epi8(b_high(size), _mm512_set1_epi8(0x3c));
+  __m512i upper = _mm512_and_si512(_mm512_srli_epi16(size, 4), _mm512_set1_epi8(0x07));
+  upper = _mm512_add_epi8(upper, _mm512_set1_epi8(0x3c));
   __m512i lower = _mm512_and_si512(_mm512_slli_epi16(size, 4), _mm512_set1_epi8((char)0xf0));
   upper = _mm512_mask_shuffle_epi8(upper, small, high, size);
   lower = _mm512_mask_shuffle_epi8(lower, small, low, size);

@@ -16,7 +16,8 @@ INLINE byte_vec b_load(const void *from) { B_EACH(vld1q_u8((const uint8_t *)from
 INLINE void p_store(uint16_t *to, pair_vec x) {
   for (int i = 0; i < 4; i++) vst1q_u8((uint8_t *)to + 16 * i, x.part[i]);
 }
-INLINE byte_vec b_repeat(const uint8_t table[16]) { B_EACH(vld1q_u8(table)); }
+#define TABLE_BITS 4
+INLINE byte_vec b_table(const uint8_t table[64]) { return b_load(table); }
 INLINE byte_vec b_low(byte_vec x) { B_EACH(vandq_u8(x.part[i], vdupq_n_u8(0x0f))); }
 INLINE byte_vec b_high(byte_vec x) { B_EACH(vshrq_n_u8(x.part[i], 4)); }
 
@@ -33,9 +34,6 @@ INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *secon
 }
 
 INLINE byte_vec look_up(byte_vec table, byte_vec at) { B_EACH(vqtbl1q_u8(table.part[i], at.part[i])); }
-INLINE void p_from_table(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
-  p_join(look_up(low, codes), look_up(high, codes), first, second);
-}
 
 /* The upper halves of eight whole numbers as float32. */
 INLINE uint8x16_t upper_halves(int16x8_t x) {

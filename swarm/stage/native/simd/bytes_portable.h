@@ -22,7 +22,8 @@ INLINE byte_vec b_load(const void *from) {
   return result;
 }
 INLINE void p_store(uint16_t *to, pair_vec x) { memcpy(to, x.at, sizeof x.at); }
-INLINE byte_vec b_repeat(const uint8_t table[16]) { B_EACH(table[i % 16]); }
+#define TABLE_BITS 6
+INLINE byte_vec b_table(const uint8_t table[64]) { return b_load(table); }
 INLINE byte_vec b_low(byte_vec x) { B_EACH(x.at[i] & 0x0f); }
 INLINE byte_vec b_high(byte_vec x) { B_EACH(x.at[i] >> 4); }
 INLINE byte_vec b_with_bits(byte_vec codes, byte_vec line, int at, int mask) {
@@ -36,10 +37,7 @@ INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *secon
   }
 }
 
-INLINE byte_vec look_up(byte_vec table, byte_vec codes) { B_EACH(table.at[codes.at[i] & 15]); }
-INLINE void p_from_table(byte_vec codes, byte_vec low, byte_vec high, pair_vec *first, pair_vec *second) {
-  p_join(look_up(low, codes), look_up(high, codes), first, second);
-}
+INLINE byte_vec look_up(byte_vec table, byte_vec codes) { B_EACH(table.at[codes.at[i] & 63]); }
 
 INLINE void p_from_differences(byte_vec codes, int64_t offset, pair_vec *first, pair_vec *second) {
   for (int i = 0; i < 32; i++) {
