@@ -45,8 +45,8 @@ __attribute__((unused)) static int has_avx512(void) {
 /* A compiler that can't build these variants may not know the name either. */
 #if defined(SWARM_HAS_AVX512BF16) || defined(SWARM_HAS_AMX)
 static int has_avx512bf16(void) {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512vbmi");
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vnni");
 }
 
 __attribute__((unused)) static int has_amx(void) { return has_avx512bf16() && swarm_tiles_refused() == NULL; }
