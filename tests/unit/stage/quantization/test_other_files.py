@@ -252,3 +252,22 @@ def test_a_plain_checkpoint_has_no_quantized_matrices(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
     checkpoint = Checkpoint(tmp_path)
     assert (checkpoint.quantized, tuple(checkpoint.tensors)) == ({}, names)
+
+
+def test_a_file_of_settings_is_part_of_the_models_identity(tmp_path: Path) -> None:
+    """Workers with other settings for the same codes have other weights."""
+    layers = {f"model.layers.{layer}.q.{part}": tensor for layer in range(2) for part, tensor in make_layer().items()}
+    header(tmp_path / "model.safetensors", layers | {"embed.weight": torch.zeros(4, 4)})
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    digests = set()
+    for group in (128, 256):
+        (tmp_path / "quant_config.json").write_text(json.dumps({"q_group_size": group, "w_bit": 4, "version": "GEMM"}))
+        checkpoint = Checkpoint(tmp_path)
+        assert {weight.block for weight in checkpoint.quantized.values()} == {(1, group)}
+        digests.add(checkpoint.manifest("float32").files)
+    assert len(digests) == 2
+
+
+def make_layer() -> Tensors:
+    """Return the parts of an AWQ matrix with one group."""
+    return {name.removeprefix("m."): tensor for name, tensor in make_awq(inputs=128)[0].items()}
