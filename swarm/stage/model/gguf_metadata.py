@@ -129,9 +129,7 @@ class GgufMetadata:
 
     def _unusable(self, key: str, value: Value | None) -> ModelError:
         described = "no" if value is None else f"an unusable value ({str(value)[:40]}) of"
-        return ModelError(
-            f"{self.path} has {described} {key}; download the file again, or use another one of the model"
-        )
+        return ModelError(f"{self.path} has {described} {key}; download it again, or use another file of the model")
 
 
 def _shortest(value: float) -> float:

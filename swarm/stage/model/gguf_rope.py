@@ -36,8 +36,8 @@ def rope_parameters(metadata: GgufMetadata, size: int, *, theta: float | None = 
     slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
     if kind == "longrope" or any(name in metadata.model.tensors for name in _LONG_FACTORS):
         raise ModelError(
-            f"{metadata.path}: rotary positions that depend on the whole batch's length (longrope) can't be served; use "
-            "a model with another context length"
+            f"{metadata.path}: rotary positions that depend on the whole batch's length (longrope) can't be served; "
+            "use a model with another context length"
         )
     if kind == "yarn" and factor > 0:
         parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor}
