@@ -42,6 +42,13 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Weights(StrEnum):
+    auto = "auto"
+    int8 = "int8"
+    int4 = "int4"
+    dense = "dense"
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
     """Options before the command's name."""
@@ -161,6 +168,14 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[
     Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")
+]
+WeightsOption = Annotated[
+    Weights | None,
+    typer.Option(
+        "--weights",
+        help="auto: as the model's files have them. int8, int4: quantize a plain checkpoint at load. dense: unpack "
+        "quantized files.",
+    ),
 ]
 MemoryOption = Annotated[
     str | None,

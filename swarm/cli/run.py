@@ -24,6 +24,7 @@ from swarm.cli.options import (
     StateDirOption,
     ThreadsOption,
     UrlOption,
+    WeightsOption,
     load_settings,
     settings_readers,
 )
@@ -102,8 +103,8 @@ def worker(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="The model: DIR, or owner/name[@revision] on the hub, of which only the files that this worker's "
-            "layers are in are fetched. [default: the embedded demo model]",
+            help="The model: DIR, FILE.gguf, or owner/name[:QUANTIZATION][@revision] on the hub, of which the worker "
+            "fetches what its layers need. [default: the embedded demo model]",
         ),
     ] = None,
     name: Annotated[
@@ -120,6 +121,7 @@ def worker(
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    weights: WeightsOption = None,
     memory_limit: MemoryOption = None,
     threads: ThreadsOption = None,
     state_dir: StateDirOption = None,
@@ -141,6 +143,7 @@ def worker(
         "state_dir": str(state_dir) if state_dir else None,
         "worker.device": device,
         "worker.dtype": dtype.value if dtype else None,
+        "worker.weights": weights.value if weights else None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
     }

@@ -54,7 +54,7 @@ class WorkerSettings(Section):
     packed_cache_bytes: ByteSize = Field(
         default=ByteSize(64 << 30),
         description="Bytes of disk for quantized weights as the kernels read them, in packed in the user's cache "
-        "directory ($SWARM_CACHE). They make the next start quick, and workers of one machine share them in memory. The "
+        "directory ($SWARM_CACHE). They make the next start quick, and workers of one machine share their memory. The "
         "least recently used ones are removed; a twentieth of the disk stays free. 0: none.",
     )
     memory_limit: ByteSize | None = Field(

@@ -41,6 +41,8 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "reason",
     "unreachable",
     "dtype",
+    "weights",
+    "activations",
     "beat_age_s",  # Part of the evidence.
     "progress_per_s",
     "loop_lag_s",

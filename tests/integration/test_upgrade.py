@@ -25,7 +25,9 @@ from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.integration.test_up import StartUp, up  # noqa: F401 (a fixture)
 
-WHEELS = {1: "swarm-0.1.0.whl", 2: "swarm-0.2.0-protocol-2.whl"}  # by version of the protocol
+# by version of the protocol
+WHEELS = {1: "swarm-0.1.0.whl", 2: "swarm-0.2.0-protocol-2.whl", 3: "swarm-0.3.0-protocol-3.whl"}
+BUILDS = {1: None, 2: "0.2.0", 3: "0.3.0"}  # as they report themselves
 OLD = "WITH_THE_OLD_BUILD"
 PROMPT = list(range(5, 25))
 
@@ -103,7 +105,7 @@ async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path,
     async with AsyncClient(swarm.url) as client:
         await swarm.until_serving(client, 2)
         tokens = await answer(client)
-        assert await builds(client) == {"w0": __version__, "w1": None if version == 1 else "0.2.0"}
+        assert await builds(client) == {"w0": __version__, "w1": BUILDS[version]}
         assert await asyncio.to_thread(generated, old, swarm.url) == tokens
         if version == 1:
             with pytest.raises(RequestFailed, match="w1 runs an older version, which can't be restarted remotely"):

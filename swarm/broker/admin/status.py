@@ -89,6 +89,8 @@ def report_nodes(
                 "build": hello.build or None,  # 0.1.0 does not send it
                 "device": hello.device,
                 "dtype": hello.dtype,
+                "weights": hello.manifest.weights,
+                "activations": hello.manifest.activations or hello.dtype,
                 "cores": hello.cores,
                 "state": worker.state.value,
                 "reason": worker.reason,

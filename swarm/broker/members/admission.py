@@ -23,7 +23,7 @@ from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.newcomers import NameClaim
 from swarm.wire.greeting import Greeting, incompatibility
-from swarm.wire.messages import Denied, Hello, Unassign, Welcome
+from swarm.wire.messages import Denied, Hello, Manifest, Unassign, Welcome
 from swarm.wire.schema import schema
 
 T = TypeVar("T")
@@ -232,6 +232,8 @@ def admission_error(hello: Hello, state: State, restart: Restart, rules: PlanRul
     if not is_supported(hello.device):
         return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
     if state.manifest is not None and not may_replace_model(hello, state, restart):
+        if state.manifest.differs_only_in_weights(hello.manifest):
+            return weights_error(hello.manifest, state.manifest)
         difference = state.manifest.difference(hello.manifest)
         if difference is not None and not state.manifest.differs_only_in_dtype(hello.manifest):
             return f"this swarm serves another model: {difference}"
@@ -273,6 +275,25 @@ def dtype_error(dtype: str, wanted: str) -> str:
         f"this swarm computes in {wanted}, and this worker in {dtype}: {there}start all workers with "
         'worker.dtype = "float32", which every device can'
     )
+
+
+def weights_error(manifest: Manifest, wanted: Manifest) -> str:
+    """Return why a worker whose weights or activations are quantized otherwise is not admitted, and what to set."""
+    if manifest.weights != wanted.weights:
+        return (
+            f"this swarm's weights are {_describe_weights(wanted)}, and this worker's {_describe_weights(manifest)}: "
+            "set worker.weights (--weights), worker.weight_group, worker.embedding and worker.head to the same values "
+            "for all workers, and install the same version"
+        )
+    here, there = (each.activations or wanted.dtype for each in (manifest, wanted))
+    return (
+        f"this swarm multiplies activations as {there}, and this worker as {here}: set worker.activations to the same "
+        "value for all workers"
+    )
+
+
+def _describe_weights(manifest: Manifest) -> str:
+    return manifest.weights or f"plain {manifest.dtype}"
 
 
 def name_error(name: str, owner: str, state: State) -> str | None:

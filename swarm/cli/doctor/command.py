@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, load_settings
+from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, WeightsOption, load_settings
 from swarm.cli.output import EXIT_FAILED, print_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def doctor(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: number of workers here.")
     ] = 2,
+    weights: WeightsOption = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +44,10 @@ def doctor(
     """Check whether this machine is fit to run a swarm, or a part of one; nothing is changed.
 
     One line per finding: what is right, what is worth noting (·), and what prevents a start (!), with a remedy. With
-    --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
-    1 if anything prevents a start. With --url, or if this machine joined a swarm, also the connection to its broker, on
-    the workers' port: round trip and throughput. Where systemd units are installed, their settings and state are
-    checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
+    --model (a directory, a GGUF file, or owner/name on a hub, of which no weights are fetched) also how fast it would
+    run. Exit code 1 if anything prevents a start. With --url, or if this machine joined a swarm, also the connection to
+    its broker, on the workers' port: round trip and throughput. Where systemd units are installed, their settings and
+    state are checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
     """
     from swarm.cli.doctor.checks import make_findings
     from swarm.cli.doctor.facts import gather
@@ -54,7 +55,12 @@ def doctor(
     from swarm.stage.shell.openmp import configure_openmp
 
     places = choose_paths(config, state_dir)
-    overrides = {"model": model, "client.url": url, "state_dir": str(places.state) if places.state else None}
+    overrides = {
+        "model": model,
+        "worker.weights": weights.value if weights else None,
+        "client.url": url,
+        "state_dir": str(places.state) if places.state else None,
+    }
     settings = load_settings(context, places.settings, overrides)
     configure_openmp(
         settings.worker.threads

@@ -17,6 +17,7 @@ from swarm.cli.options import (
     JsonOption,
     ModeOption,
     ThreadsOption,
+    WeightsOption,
     load_settings,
 )
 
@@ -46,7 +47,8 @@ def profile(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Start a swarm with this model, DIR or owner/name[@revision]. [default: the embedded demo model]",
+            help="Start a swarm with this model: DIR, FILE.gguf or owner/name[:QUANTIZATION][@revision]. "
+            "[default: the embedded demo model]",
             show_default=False,
         ),
     ] = None,
@@ -57,6 +59,7 @@ def profile(
     seed: Annotated[int, typer.Option("--seed", help="For the random prompts.")] = 1,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    weights: WeightsOption = None,
     mode: ModeOption = None,
     threads: ThreadsOption = None,
     config: ConfigOption = None,
@@ -73,7 +76,7 @@ def profile(
 
     if url is not None and model is not None:
         raise typer.BadParameter("--url profiles a swarm that runs, --model starts one: give one of them")
-    own = {"device": device, "dtype": dtype, "mode": mode, "threads": threads, "config": config}
+    own = {"device": device, "dtype": dtype, "weights": weights, "mode": mode, "threads": threads, "config": config}
     running = url or (os.environ.get("SWARM_URL") if model is None else None)
     if running is not None and any(value is not None for value in own.values()):
         named = next(name for name, value in own.items() if value is not None)
@@ -88,7 +91,7 @@ def profile(
 
         # until the runner installs its handlers, SIGTERM cleans up like Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        wanted = OwnSwarmOptions(context, model, workers, device, dtype, mode, threads, config)
+        wanted = OwnSwarmOptions(context, model, workers, device, dtype, weights, mode, threads, config)
         result = run_with_own_swarm(
             wanted, progress, lambda at: measure(at, plan, seed, progress.set_status, fresh=True)
         )

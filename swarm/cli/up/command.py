@@ -28,6 +28,7 @@ from swarm.cli.options import (
     PortOption,
     StateDirOption,
     ThreadsOption,
+    WeightsOption,
     load_settings,
 )
 from swarm.cli.output import EXIT_INTERRUPTED, ConsoleProgress, JsonProgress, print_error
@@ -53,8 +54,8 @@ def up(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="The model: DIR, or owner/name[@revision] on the hub, of which each worker fetches the files that its "
-            "layers are in. [default: the embedded demo model]",
+            help="The model: DIR, FILE.gguf, or owner/name[:QUANTIZATION][@revision] on the hub, of which each worker "
+            "fetches what its layers need. [default: the embedded demo model]",
         ),
     ] = None,
     workers: Annotated[
@@ -76,6 +77,7 @@ def up(
     ] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="Run no HTTP gateway.")] = False,
     dtype: DtypeOption = None,
+    weights: WeightsOption = None,
     mode: ModeOption = None,
     state_dir: StateDirOption = None,
     memory_limit: MemoryOption = None,
@@ -115,6 +117,7 @@ def up(
         "broker.dtype": dtype.value if dtype else None,
         "gateway.port": http,
         "worker.dtype": dtype.value if dtype else None,
+        "worker.weights": weights.value if weights else None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
         "worker.device": device,
@@ -124,7 +127,7 @@ def up(
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
     require_packages("broker", *(["worker"] if workers else []))
-    path = resolve_model(settings.model)
+    path = resolve_model(settings)
     check_ports(settings.broker.host, settings.broker.port)
     addresses = resolve_own(settings.broker.listen)
     for address in addresses:
@@ -294,6 +297,7 @@ class ChildCommands:
             *("--name", name),
             *("--device", worker.device),
             *("--dtype", worker.dtype),
+            *("--weights", worker.weights),
             *("--threads", str(worker.threads or self._share_of_cores())),
             *(("--host", self.addresses[0]) if self.addresses and worker.host == "auto" else ()),
             *(("--memory-limit", str(int(limit))) if limit else ()),

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarm.errors import ModelError
 
+if TYPE_CHECKING:
+    from swarm.config import Settings
 
-def resolve_model(model: str | None) -> str:
+
+def resolve_model(settings: Settings) -> str:
     """Return what workers load: a model's directory, a hub name with its current commit, or the demo model.
 
     For a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
     Raises ``ModelError``, so that problems are found before workers start.
     """
+    model = settings.model
     if model is None:
         from swarm.demo import model_path
 
         return str(model_path())
     from swarm.cli.output import ConsoleProgress
-    from swarm.stage.model.checkpoint import locate_model
+    from swarm.stage.model.checkpoint import Checkpoint, locate_model
+    from swarm.stage.quantization.at_load import AS_STORED, Quantization
 
     progress = ConsoleProgress(sys.stdout)
     try:
@@ -28,6 +34,9 @@ def resolve_model(model: str | None) -> str:
         progress.clear_status()
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
+    quantization = Quantization.from_settings(settings.worker)
+    if quantization != AS_STORED:
+        Checkpoint.at(location, quantization)  # refuses what is not possible
     return location.name
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarm.cli.meta.packages import require_packages
-from swarm.cli.options import Dtype, Mode, load_settings
+from swarm.cli.options import Dtype, Mode, Weights, load_settings
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.command import ChildCommands, check_ports, export_source_path, worker_memory_share
 from swarm.cli.up.host import HostConnection
@@ -40,6 +40,7 @@ class OwnSwarmOptions:
     num_workers: int
     device: str | None = None
     dtype: Dtype | None = None
+    weights: Weights | None = None
     mode: Mode | None = None
     threads: int | None = None
     config: Path | None = None
@@ -51,6 +52,7 @@ class OwnSwarmOptions:
             "broker.mode": self.mode.value if self.mode else None,
             "broker.dtype": self.dtype.value if self.dtype else None,
             "worker.dtype": self.dtype.value if self.dtype else None,
+            "worker.weights": self.weights.value if self.weights else None,
             "worker.device": self.device,
             "worker.threads": self.threads,
         }
@@ -66,7 +68,7 @@ def run_with_own_swarm(
     """
     settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
     require_packages("broker", "worker")
-    path = resolve_model(settings.model)
+    path = resolve_model(settings)
     export_source_path()
     with state_directory(None) as directory:
         share = worker_memory_share(settings, wanted.num_workers)

@@ -22,6 +22,7 @@ def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
             "context_now": min(served.max_context or manifest.context, manifest.context),
             "vocabulary": manifest.vocab_size,
             "dtype": manifest.dtype,
+            "weights": manifest.weights or manifest.dtype,
             "text": text is not None,
             "chat": has_template,
             "tools": served.tool_format.name if has_template else None,

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
 from swarm.stage.quantization.formats import Codes, WeightFormat
 from swarm.stage.quantization.stored import StoredWeight
+
+if TYPE_CHECKING:
+    from swarm.config import WorkerSettings
 
 AUTO, DENSE, INT4, INT6, INT8 = "auto", "dense", "int4", "int6", "int8"
 
@@ -52,6 +55,10 @@ class Quantization:
     head: str = AUTO  # of the head, and of a table that serves as embedding and head
     activations: str = AUTO  # auto: in the dtype of the computation; int8: rounded to 8 bits before each product
 
+    @classmethod
+    def from_settings(cls, worker: WorkerSettings) -> Quantization:
+        return cls(worker.weights, worker.weight_group, worker.embedding, worker.head, worker.activations)
+
     @property
     def is_dense(self) -> bool:
         """Whether quantized files are unpacked to the dtype of the computation."""
@@ -65,7 +72,10 @@ class Quantization:
     def choose_matrices(
         self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int
     ) -> dict[str, StoredWeight]:
-        """Return the tensors of a plain checkpoint that are quantized at load. Raises ``ModelError`` if none can be."""
+        """Return the plain tensors of a checkpoint that are quantized at load.
+
+        Raises ``ModelError`` if the layers should be quantized and can't be.
+        """
         chosen = {
             tensor.name: weight
             for tensor in tensors
@@ -77,18 +87,29 @@ class Quantization:
             )
         return chosen
 
-    def describe(self, chosen: Iterable[StoredWeight]) -> str:
-        """Return a text that is the same only for equal quantization at load; empty if nothing is quantized."""
-        names = sorted({weight.format.name for weight in chosen})
-        if not names:
-            return ""
-        ends = [
-            f"{part} {width}"
-            for part, width in (("embedding", self._width_of_embedding()), ("head", self._width_of_head()))
-            if width != self.weights
-        ]
-        layers = f"{self.weights} in groups of {self.group}" if self.weights in (INT4, INT8) else "plain"
-        return ", ".join([layers, *ends, f"quantizer {QUANTIZER}"])
+    def check_stored(self, stored: Iterable[StoredWeight], place: str) -> None:
+        """Raise ``ModelError`` if matrices that are quantized in the model's files should be quantized otherwise."""
+        kinds = sorted({weight.format.name for weight in stored})
+        if kinds and self.weights in (INT4, INT8):
+            raise ModelError(
+                f"{place} is quantized already ({', '.join(kinds)}), and --weights {self.weights} is for plain "
+                "checkpoints: start without it, or name the model's float16 or bfloat16 original"
+            )
+
+    def describe(self, stored: Iterable[StoredWeight], chosen: Collection[StoredWeight]) -> str:
+        """Return how a model's weights are quantized, in its files and at load; empty if they are plain.
+
+        Equal texts mean equal numbers if the files are equal.
+        """
+        kinds = sorted({weight.format.name for weight in stored})
+        parts = [DENSE] if kinds and self.is_dense else kinds
+        if chosen:
+            if self.weights in (INT4, INT8):
+                parts.append(self.weights)
+            ends = (("embedding", self._width_of_embedding()), ("head", self._width_of_head()))
+            parts += [f"{part} {width}" for part, width in ends if width not in (AUTO, self.weights)]
+            parts += [f"groups of {self.group}", f"quantizer {QUANTIZER}"]
+        return ", ".join(parts)
 
     def _describe(self, tensor: StoredTensor, model_type: str, vocab_size: int) -> StoredWeight | None:
         width = self._width(tensor, model_type, vocab_size)

@@ -94,7 +94,7 @@ class _Quantizer:
         self._codes = torch.empty(group * capacity, dtype=torch.uint8)
 
     def quantize(self, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the codes ``[groups, weights]`` and scales of groups of weights; the next call overwrites the codes."""
+        """Return the codes ``[groups, weights]`` and scales of groups; the next call overwrites the codes."""
         shape = groups.shape[1], groups.shape[0]
         weights = self._weights[: groups.numel()].view(shape).copy_(groups.t())
         high, low = weights.amax(dim=0), weights.amin(dim=0)

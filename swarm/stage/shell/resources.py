@@ -48,9 +48,7 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
         _model_path(settings),
         device=worker.device,
         dtype=dtype or worker.dtype,
-        quantization=Quantization(
-            worker.weights, worker.weight_group, worker.embedding, worker.head, worker.activations
-        ),
+        quantization=Quantization.from_settings(worker),
         memory_limit=limit,
         threads=worker.threads or None,
         kv_share=worker.kv_share,

@@ -22,6 +22,8 @@ class Asset(Record, frozen=True):
 # Fields that depend on the weights' type.
 _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")
 
+_QUANTIZATION_FIELDS = ("weights", "activations")
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about the model that all processes must agree on; the broker has no other information about it.
@@ -61,6 +63,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether it is the same model with another type of weights, and therefore with other sizes in memory."""
         sizes = {name: getattr(self, name) for name in _DTYPE_FIELDS}
         return self.dtype != other.dtype and self.difference(msgspec.structs.replace(other, **sizes)) is None
+
+    def differs_only_in_weights(self, other: Manifest) -> bool:
+        """Whether it is the same model with weights or activations that are quantized otherwise, perhaps also with
+        another type of weights."""
+        same = {name: getattr(self, name) for name in (*_DTYPE_FIELDS, *_QUANTIZATION_FIELDS)}
+        quantization = [(each.weights, each.activations) for each in (self, other)]
+        return quantization[0] != quantization[1] and self.difference(msgspec.structs.replace(other, **same)) is None
 
     def difference(self, other: Manifest) -> str | None:
         """Return the first field that differs, with both values; None if the two are the same.

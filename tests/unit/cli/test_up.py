@@ -118,14 +118,14 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     file = tmp_path / "weights.bin"
     file.touch()
     with pytest.raises(ModelError, match="is a file"):
-        resolve_model(str(file))
+        resolve_model(Settings(model=str(file)))
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        resolve_model(str(tmp_path))
+        resolve_model(Settings(model=str(tmp_path)))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"no \*\.safetensors"):
-        resolve_model(str(tmp_path))
+        resolve_model(Settings(model=str(tmp_path)))
     (tmp_path / "model.safetensors").touch()
-    assert resolve_model(str(tmp_path)) == str(tmp_path.resolve())
+    assert resolve_model(Settings(model=str(tmp_path))) == str(tmp_path.resolve())
 
 
 @pytest.mark.slow
