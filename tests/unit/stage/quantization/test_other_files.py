@@ -202,12 +202,14 @@ def test_settings_may_have_other_places(tmp_path: Path) -> None:
     def read(config: dict[str, Any]) -> Any:
         return read_quantization(tmp_path, config, lambda path: json.loads(path.read_text()))
 
-    assert read({}) == {}
-    assert read({"compression_config": settings}) == settings
-    assert read({"text_config": {"quantization_config": settings}}) == settings
-    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
-    assert read({}) == settings
-    (tmp_path / "quantize_config.json").unlink()
+    assert read({}) == ({}, None)
+    assert read({"compression_config": settings}) == (settings, None)
+    assert read({"text_config": {"quantization_config": settings}}) == (settings, None)
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        (tmp_path / name).write_text('{"bits": 4, "group_size": 128}')
+        assert read({}) == (settings | {"quant_method": method}, tmp_path / name)
+        assert read({"quantization_config": settings}) == (settings, None)
+        (tmp_path / name).unlink()
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelError, match="NVIDIA ModelOpt"):
         read({})
@@ -250,3 +252,22 @@ def test_a_plain_checkpoint_has_no_quantized_matrices(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
     checkpoint = Checkpoint(tmp_path)
     assert (checkpoint.quantized, tuple(checkpoint.tensors)) == ({}, names)
+
+
+def test_a_file_of_settings_is_part_of_the_models_identity(tmp_path: Path) -> None:
+    """Workers with other settings for the same codes have other weights."""
+    layers = {f"model.layers.{layer}.q.{part}": tensor for layer in range(2) for part, tensor in make_layer().items()}
+    header(tmp_path / "model.safetensors", layers | {"embed.weight": torch.zeros(4, 4)})
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    digests = set()
+    for group in (128, 256):
+        (tmp_path / "quant_config.json").write_text(json.dumps({"q_group_size": group, "w_bit": 4, "version": "GEMM"}))
+        checkpoint = Checkpoint(tmp_path)
+        assert {weight.block for weight in checkpoint.quantized.values()} == {(1, group)}
+        digests.add(checkpoint.manifest("float32").files)
+    assert len(digests) == 2
+
+
+def make_layer() -> Tensors:
+    """Return the parts of an AWQ matrix with one group."""
+    return {name.removeprefix("m."): tensor for name, tensor in make_awq(inputs=128)[0].items()}
