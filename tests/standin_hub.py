@@ -26,6 +26,11 @@ class Hub:
     cut: dict[str, int] = field(default_factory=dict)  # bytes of a file after which it ends
     cut_once: set[str] = field(default_factory=set)  # files that are cut in the middle, the first time only
     answers_ranges: bool = True
+    has_other_sizes: bool = False  # ranges are of a file of another size than was reported
+    has_other_etags: bool = False  # of another content
+    has_other_commits: bool = False  # of another commit
+    redirects: bool = False  # of large files, to another host
+    cut_ranges: dict[str, int] = field(default_factory=dict)  # bytes of a range's answer after which it breaks off
     tells_sha256: bool = True
     asked: list[str] = field(default_factory=list)  # method and path, of files with the range that was asked for
     endpoint: str = ""
@@ -37,6 +42,12 @@ class Hub:
 
     def fetched_weights(self) -> list[str]:
         return [name for name in self.fetched() if name.endswith(".safetensors")]
+
+    def bytes_of(self, name: str) -> int:
+        """How many bytes of a file were asked for in ranges."""
+        start = f"GET /{NAME}/resolve/{COMMIT}/{name} bytes="
+        ranges = [line.removeprefix(start).split("-") for line in self.asked if line.startswith(start)]
+        return sum(min(int(last) + 1, len(self.files[name])) - int(first) for first, last in ranges)
 
     def parts(self) -> list[str]:
         """The files of which parts were asked for."""
@@ -74,7 +85,13 @@ class Handler(BaseHTTPRequestHandler):
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
             self.reply_json([self.entry(name) for name in self.hub.files])
         elif path.startswith(f"/{NAME}/resolve/{COMMIT}/"):
-            self.reply_file(path.removeprefix(f"/{NAME}/resolve/{COMMIT}/"))
+            name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
+            if self.hub.redirects and name in self.hub.files and self.is_large(name):
+                self.redirect(name)
+            else:
+                self.reply_file(name)
+        elif path.startswith("/cdn/"):
+            self.reply_file(path.removeprefix("/cdn/"))
         elif path.startswith(f"/api/models/{NAME}/revision/"):
             self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         else:
@@ -89,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def is_large(self, name: str) -> bool:
         """Kept apart from the repository's small files, and named by its sha256."""
-        return name.endswith(".safetensors") and self.hub.tells_sha256
+        return name.endswith((".safetensors", ".gguf")) and self.hub.tells_sha256
 
     def entry(self, name: str) -> dict[str, object]:
         return {"type": "file", "path": name, "size": len(self.hub.files[name]), "oid": self.etag(name)}
@@ -98,12 +115,23 @@ class Handler(BaseHTTPRequestHandler):
         content = self.hub.files[name]
         return (hashlib.sha256(content) if self.is_large(name) else hashlib.sha1(content)).hexdigest()
 
+    def redirect(self, name: str) -> None:
+        """Large files come from elsewhere; the redirection has what identifies them."""
+        size = str(len(self.hub.files[name]))
+        linked = {"X-Linked-Etag": f'"{self.etag(name)}"', "X-Linked-Size": size, "X-Repo-Commit": COMMIT}
+        host = self.hub.endpoint.replace("127.0.0.1", "localhost")
+        self.reply(302, b"", {"Location": f"{host}/cdn/{name}", "ETag": f'"{"1" * 40}"', **linked})
+
     def reply_file(self, name: str) -> None:
         if name not in self.hub.files:
             self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
         whole = self.hub.files[name]
-        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": COMMIT}
+        etag = "0" * 64 if self.hub.has_other_etags else self.etag(name)
+        commit = COMMIT[::-1] if self.hub.has_other_commits else COMMIT
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
+        if self.hub.redirects:
+            headers = {"ETag": '"another-kind-of-tag"'}
         asked = self.headers.get("Range") if self.hub.answers_ranges else None
         start, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
         content = whole[int(start) : int(last) + 1 if last else self.hub.cut.get(name, len(whole))]
@@ -111,10 +139,14 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, whole, headers)
             return
         if asked is not None:
-            headers["Content-Range"] = f"bytes {start}-{int(start) + len(content) - 1}/{len(whole)}"
+            size = len(whole) + self.hub.has_other_sizes
+            headers["Content-Range"] = f"bytes {start}-{int(start) + len(content) - 1}/{size}"
         is_cut = name in self.hub.cut_once and not last
         self.hub.cut_once -= {name} if is_cut else set()
-        self.reply(200 if asked is None else 206, content, headers, num_sent=len(content) // 2 if is_cut else None)
+        num_sent = len(content) // 2 if is_cut else None
+        if last and len(content) > self.hub.cut_ranges.get(name, len(content)):
+            num_sent = self.hub.cut_ranges[name]
+        self.reply(200 if asked is None else 206, content, headers, num_sent)
 
     def reply_json(self, data: object) -> None:
         self.reply(200, json.dumps(data).encode(), {"Content-Type": "application/json"})

@@ -103,8 +103,8 @@ def worker(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="The model: DIR, or owner/name[@revision] on the hub, of which only the files that this worker's "
-            "layers are in are fetched. [default: the embedded demo model]",
+            help="The model: DIR, FILE.gguf, or owner/name[:QUANTIZATION][@revision] on the hub, of which the worker "
+            "fetches what its layers need. [default: the embedded demo model]",
         ),
     ] = None,
     name: Annotated[

@@ -20,6 +20,10 @@ DOWNLOAD_FAILED = (
     "the cache {cache} lacks {files} of {name}, and fetching from the hub at {endpoint} failed ({reason}); check the "
     "network or HF_ENDPOINT, or name a local directory; whole files are kept"
 )
+RANGES_FAILED = (
+    "the cache {cache} lacks parts of {files} of {name}, and fetching them from the hub at {endpoint} failed "
+    "({reason}); check the network or HF_ENDPOINT, or name a local file; what was fetched is kept"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,22 @@ class HubErrors:
     def invalid_name(self, error: ValueError) -> ModelError:
         return ModelError(f"{self.name} is no name of a model on a hub: {first_line(error)}")
 
+    def no_commit(self, commit: str) -> ModelError:
+        return ModelError(
+            f"the hub at {constants.ENDPOINT} reports {commit[:80]!r} as the commit of {self.name}, which is none; "
+            "correct HF_ENDPOINT"
+        )
+
     def no_space(self, num_bytes: int, free: int) -> ModelError:
         return ModelError(
             f"{self.name} needs {gigabytes(num_bytes)} more in the cache {constants.HF_HUB_CACHE}, but only "
             f"{gigabytes(free)} are free there; make room, or have HF_HUB_CACHE name another disk"
+        )
+
+    def wrong_content(self, file: str, sha256: str) -> ModelError:
+        return ModelError(
+            f"{file} of {self.name} was fetched in parts, and the whole does not have its sha256 {sha256}: the hub at "
+            f"{constants.ENDPOINT} or a proxy sent wrong bytes; the file was removed: start again to fetch it anew"
         )
 
     def missing_shard(self, file: str) -> ModelError:

@@ -24,6 +24,7 @@ __all__ = ["GgufFile", "GgufModel", "Metadata", "Value", "join_parts", "parse_gg
 
 Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 Metadata = dict[str, Value]
+_Description = tuple[str, tuple[int, ...], int, int]  # name, shape, type and offset of a tensor
 ReadRange = Callable[[int, int], bytes]  # (offset, length); fewer bytes only at the end of the file
 
 MAGIC = b"GGUF"
@@ -199,7 +200,7 @@ def parse_gguf(path: Path, num_bytes: int, read: ReadRange) -> GgufFile:
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
         raise ModelError(f"{path} aligns its tensors to {str(alignment)[:40]} bytes; download it again")
     data_start = -(-header.position // alignment) * alignment
-    tensors = [_place(path, num_bytes, data_start, alignment, *each) for each in described]
+    tensors = [_place(header, data_start, alignment, each) for each in described]
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ModelError(f"{path} has two tensors with one name; download it again")
     check_no_overlap(path, tensors)
@@ -227,7 +228,7 @@ def _check_magic(header: _Header) -> int:
     return version
 
 
-def _read_description(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
+def _read_description(header: _Header) -> _Description:
     name = header.text(_MAX_NAME_BYTES)
     (num_dimensions,) = header.unpack("I")
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -237,16 +238,9 @@ def _read_description(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(extents)), kind, offset
 
 
-def _place(
-    path: Path,
-    num_bytes: int,
-    data_start: int,
-    alignment: int,
-    name: str,
-    shape: tuple[int, ...],
-    kind: int,
-    offset: int,
-) -> StoredTensor:
+def _place(header: _Header, data_start: int, alignment: int, described: _Description) -> StoredTensor:
+    path, num_bytes = header.path, header.num_bytes
+    name, shape, kind, offset = described
     if kind not in TYPES:
         raise ModelError(f"{path} stores {name} as type {kind}, which is unknown; use a Q4_K_M or Q8_0 file")
     type_name, block, block_bytes = TYPES[kind]
@@ -268,7 +262,7 @@ class _Header:
     def __init__(self, path: Path, num_bytes: int, read: ReadRange) -> None:
         self.path = path
         self.position = 0
-        self._num_bytes, self._read = num_bytes, read
+        self.num_bytes, self._read = num_bytes, read
         self._buffer, self._begin = b"", 0  # a piece, and its offset
 
     def take(self, length: int) -> bytes:
@@ -280,11 +274,11 @@ class _Header:
         return self._buffer[start : start + length]
 
     def _refill(self, length: int) -> None:
-        if self.position + length > self._num_bytes:
+        if self.position + length > self.num_bytes:
             raise ModelError(f"{self.path} ends inside its header; the file is cut off or damaged, download it again")
         if self.position + length > MAX_HEADER_BYTES:
             raise ModelError(f"{self.path} has a header of more than {MAX_HEADER_BYTES} bytes; download it again")
-        wanted = min(max(length, _CHUNK_BYTES), self._num_bytes - self.position)
+        wanted = min(max(length, _CHUNK_BYTES), self.num_bytes - self.position)
         pieces = [self._buffer[self.position - self._begin :]]
         while sum(map(len, pieces)) < wanted:
             piece = self._read(self.position + sum(map(len, pieces)), wanted - sum(map(len, pieces)))

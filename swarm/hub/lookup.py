@@ -1,5 +1,5 @@
-"""Models by name (``owner/name`` or ``owner/name@revision``): described before they are downloaded, downloaded file by
-file.
+"""Models by name (``names``): described before they are downloaded, downloaded file by file, or by ranges of a file
+(``gguf_lookup``).
 
 The environment variables of huggingface_hub apply: ``HF_ENDPOINT`` (address of the hub), ``HF_HUB_CACHE`` or
 ``HF_HOME`` (location of the cache), ``HF_TOKEN`` (credentials), ``HF_HUB_OFFLINE`` (no requests). This module does not
@@ -19,28 +19,39 @@ other. A broken connection is resumed; after a final failure, complete files are
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-import threading
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from huggingface_hub import HfApi, ModelInfo, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub import try_to_load_from_cache as find_in_cache
 from huggingface_hub.hf_api import RepoSibling
 
 from swarm.errors import ModelError
-from swarm.hub.errors import DOWNLOAD_FAILED, INTERRUPTED, UNREACHABLE, HubErrors, gigabytes
-from swarm.hub.headers import INDEX, LENGTH_BYTES, MAX_HEADER_BYTES, SINGLE, Progress, RemoteFile, Report, remote_header
-from swarm.hub.http import counting_bar, read_range, silence_package
+from swarm.hub.cache import TOKENIZER, is_complete, read_descriptions, store_descriptions
+from swarm.hub.download import Download
+from swarm.hub.errors import INTERRUPTED, HubErrors
+from swarm.hub.gguf_choice import list_models
+from swarm.hub.gguf_lookup import GgufLookup
+from swarm.hub.gguf_snapshot import GgufSnapshot
+from swarm.hub.headers import (
+    INDEX,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    SINGLE,
+    Progress,
+    RemoteFile,
+    Report,
+    StoredTensor,
+    read_header,
+    remote_header,
+)
+from swarm.hub.http import read_range, silence_package
+from swarm.hub.listing import list_files
+from swarm.hub.names import HubName
 
 CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 
 # All files that are ever read in addition to the weights. Listed by name, because repositories also hold the same
 # weights in other formats, in subfolders and as pickles, which must never reach the disk.
@@ -53,22 +64,22 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "quantize_config.json",
+    "hf_quant_config.json",
 )
 
-TIMEOUT_S = 20.0  # For the hub's first answer; a busy hub takes a few seconds, and a person is waiting.
-PROGRESS_INTERVAL_S = 1.0  # Between two progress reports while no bytes arrive: far below any watchdog's timeout.
 FIRST_READ_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.
 MAX_PARALLEL_HEADERS = 8
-DESCRIPTIONS_FOLDER = "swarm"  # Our folder in the model's cache; deleting the model deletes it, too.
 
 
-def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> ModelSnapshot:
-    """Return a model's small files, in the cache's folder, and descriptions of its weights.
+def look_up(name: HubName, report: Report | None = None) -> ModelSnapshot | GgufSnapshot:
+    """Return a model's small files, in the cache's folder, and descriptions of its weights; of a GGUF model its header.
 
     The cache has priority: if it has all of that, whichever weights are present, no request is made. ``report`` gets a
     line before each file of weights that must be downloaded now. Raises ModelError.
     """
-    return _Lookup(repository, revision, report or (lambda _: None)).snapshot()
+    report = report or (lambda _: None)
+    return GgufLookup(name, report).snapshot() if name.has_choice else _Lookup(name, report).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,25 @@ class ModelSnapshot:
     def describe(self, file: str) -> RemoteFile | None:
         return self.descriptions.get(file)
 
+    def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
+        """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
+        absent = sorted({tensor.path for tensor in tensors if not tensor.path.is_file()})
+        for path in absent:
+            if path.name not in self.descriptions:
+                raise ModelError(f"{path} is missing; it was there before: start again, and it is downloaded again")
+        return {path.name: self.descriptions[path.name].num_bytes for path in absent}
+
+    def fetch_tensors(
+        self, tensors: Collection[StoredTensor], progress: Progress | None = None, report: Report | None = None
+    ) -> None:
+        """Download the missing files that hold these tensors, and compare them with their descriptions."""
+        files = self.missing(tensors)
+        self.fetch(files, progress, report)
+        described = {tensor.name: tensor for tensor in tensors}
+        for tensor in (tensor for file in files for tensor in read_header(self.folder / file)):
+            if described.get(tensor.name, tensor) != tensor:
+                raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
+
     def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
         """Download the missing ones of these files of weights, one after the other.
 
@@ -99,7 +129,7 @@ class ModelSnapshot:
         tried, why it failed, and what to do.
         """
         sizes = {file: described.num_bytes for file, described in self.descriptions.items()}
-        _Download(self.repository, self.folder, sizes, progress or (lambda *_: None), report or (lambda _: None)).run(
+        Download(self.repository, self.folder, sizes, progress or (lambda *_: None), report or (lambda _: None)).run(
             files
         )
 
@@ -111,21 +141,35 @@ class ModelSnapshot:
 class _Lookup:
     """One lookup. All exceptions of huggingface_hub become ModelErrors here."""
 
-    repository: str
-    revision: str | None
+    hub_name: HubName
     report: Report
+
+    @property
+    def repository(self) -> str:
+        return self.hub_name.repository
+
+    @property
+    def revision(self) -> str | None:
+        return self.hub_name.revision
 
     @property
     def errors(self) -> HubErrors:
         return HubErrors(self.repository, self.revision)
 
-    def snapshot(self) -> ModelSnapshot:
+    def snapshot(self) -> ModelSnapshot | GgufSnapshot:
         cached = self._read_cache()
-        if cached is not None and _is_complete(cached.folder):
+        if cached is not None and is_complete(cached.folder):
             return cached
+        gguf = GgufLookup(self.hub_name, self.report)
+        if cached is None and (cached_gguf := gguf.cached()) is not None:
+            return cached_gguf
         try:
             with silence_package():
-                return self._query_hub(self._list_files())
+                listing = list_files(self.repository, self.revision)
+                if INDEX not in listing.files and SINGLE not in listing.files and list_models(listing.files):
+                    return gguf.listed(listing)
+                self._check_usable(listing.files)
+                return self._query_hub(listing.files)
         except ModelError:
             # Weights without a tokenizer: use them, because the hub can't be asked whether there is one.
             if cached is not None:
@@ -141,30 +185,19 @@ class _Lookup:
         if not isinstance(config, str):
             return None
         folder = Path(config).parent
-        snapshot = ModelSnapshot(self.repository, folder, _read_descriptions(folder))
+        snapshot = ModelSnapshot(self.repository, folder, read_descriptions(folder))
         known = ((folder / file).is_file() or file in snapshot.descriptions for file in snapshot.files)
         return snapshot if all(known) else None
 
-    def _list_files(self) -> dict[str, RepoSibling]:
-        """Return the files of the repository. Rejects an unusable repository before anything is downloaded."""
-        files = {file.rfilename: file for file in self._model_info().siblings or []}
+    def _check_usable(self, files: Collection[str]) -> None:
+        """Reject an unusable repository before anything is downloaded."""
         if CONFIG not in files:
             raise ModelError(f"{self.errors.name} has no {CONFIG}; is it a language model in Hugging Face form?")
         if INDEX not in files and SINGLE not in files:
             raise ModelError(
                 f"{self.errors.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: "
-                "choose a repository that has safetensors, or convert it and name the local directory"
+                "choose a repository that has safetensors or GGUF files, or convert it and name the local directory"
             )
-        return files
-
-    def _model_info(self) -> ModelInfo:
-        with self.errors.converted(UNREACHABLE):
-            try:
-                return HfApi().model_info(
-                    self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
-                )
-            except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
-                raise ModelError(f"{constants.ENDPOINT} is not a model hub; correct HF_ENDPOINT") from None
 
     def _query_hub(self, files: dict[str, RepoSibling]) -> ModelSnapshot:
         with self.errors.converted(INTERRUPTED):
@@ -175,10 +208,10 @@ class _Lookup:
                 if file not in files:
                     raise self.errors.missing_shard(file)
             described = self._describe_all(folder, [files[file] for file in missing])
-            _store_descriptions(folder, described)
+            store_descriptions(folder, described)
         sizes = {file: files[file].size or 0 for file in missing}
         opaque = [file for file in missing if file not in described]
-        _Download(self.repository, folder, sizes, lambda *_: None, self.report).run(opaque)
+        Download(self.repository, folder, sizes, lambda *_: None, self.report).run(opaque)
         return ModelSnapshot(self.repository, folder, described)
 
     def _describe_all(self, folder: Path, files: list[RepoSibling]) -> dict[str, RemoteFile]:
@@ -228,112 +261,3 @@ def shards_of(folder: Path) -> list[str]:
     if invalid:
         raise ModelError(f"{index} names {invalid[0]!r}, which is not a safetensors file in the same folder")
     return sorted(names)
-
-
-# --- descriptions in the cache ----------------------------------------------------------------------------------------
-
-
-def _descriptions_path(folder: Path) -> Path:
-    """Return the path of the descriptions: outside the commit's folder, which belongs to the repository's own files.
-
-    A commit never changes, so the descriptions never become outdated.
-    """
-    return folder.parent.parent / DESCRIPTIONS_FOLDER / f"{folder.name}.json"
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether all small files of the hub are here: either we downloaded them, or there are more than a library would
-    download that needs only the weights."""
-    return (folder / TOKENIZER).is_file() or _descriptions_path(folder).is_file()
-
-
-def _read_descriptions(folder: Path) -> dict[str, RemoteFile]:
-    try:
-        return msgspec.json.decode(_descriptions_path(folder).read_bytes(), type=dict[str, RemoteFile])
-    except (OSError, msgspec.DecodeError):
-        return {}  # The hub is asked again.
-
-
-def _store_descriptions(folder: Path, described: dict[str, RemoteFile]) -> None:
-    """Store the descriptions atomically, because other processes may read at the same time."""
-    path = _descriptions_path(folder)
-    path.parent.mkdir(exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(_read_descriptions(folder) | described))
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-# --- download ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Download:
-    """Download of files of one commit, one after the other."""
-
-    repository: str
-    folder: Path
-    sizes: Mapping[str, int]
-    progress: Progress
-    report: Report
-    num_received: int = 0  # Bytes of finished files and of the current one.
-
-    @property
-    def errors(self) -> HubErrors:
-        return HubErrors(self.repository, self.folder.name)
-
-    def run(self, files: Collection[str]) -> None:
-        missing = [file for file in sorted(files) if not (self.folder / file).is_file()]
-        total = sum(self.sizes.get(file, 0) for file in missing)
-        with self.errors.converted(DOWNLOAD_FAILED, ", ".join(missing)), silence_package():
-            self._check_space(total)
-            for number, file in enumerate(missing, 1):
-                size = gigabytes(self.sizes.get(file, 0))
-                self.report(f"fetching {self.repository}: {file} ({number} of {len(missing)}, {size})")
-                self._fetch(file, total)
-
-    def _fetch(self, file: str, total: int) -> None:
-        before = self.num_received
-
-        def on_bytes(num_bytes: int) -> None:
-            self.num_received = max(self.num_received, before + num_bytes)
-
-        future = _in_background(
-            lambda: hf_hub_download(
-                self.repository,
-                file,
-                revision=self.folder.name,  # The commit of the small files, because the branch may have moved since.
-                etag_timeout=TIMEOUT_S,
-                tqdm_class=counting_bar(on_bytes),
-            )
-        )
-        while not wait_for([future], PROGRESS_INTERVAL_S).done:
-            self.progress(min(self.num_received, total), total)
-        future.result()
-        self.num_received = before + self.sizes.get(file, 0)  # Another process may have downloaded it.
-        self.progress(min(self.num_received, total), total)
-
-    def _check_space(self, num_bytes: int) -> None:
-        free = shutil.disk_usage(self.folder).free
-        if num_bytes > free:
-            raise self.errors.no_space(num_bytes, free)
-
-
-def _in_background(work: Callable[[], object]) -> Future[object]:
-    """Run in a daemon thread, which does not keep the process alive while it waits for a slow hub."""
-    future: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:
-            future.set_exception(error)
-        finally:
-            if not future.done():
-                future.set_exception(RuntimeError("the download ended unexpectedly"))
-
-    threading.Thread(target=run, name="fetch", daemon=True).start()
-    return future

@@ -21,10 +21,11 @@ from swarm.stage.modules.matrices import JoinedProducts
 from swarm.stage.native.quantized import QuantizedEmbedding, QuantizedLinear
 from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat
+from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, join_rows, stack_experts
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import MANY, Pipeline, nothing, random_tokens, ready
 from tests.model.models import ARCHITECTURES, named_config, random_model
-from tests.model.quantized import E2M1
+from tests.model.quantized import E2M1, random_tensor
 from tests.model.test_program import BY_MODULES, STEPS, Way
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
@@ -236,3 +237,32 @@ def test_kernels_that_compute_quantized_weights_otherwise_are_given_up(monkeypat
     selfcheck.check_kernels(config, "float32", numerics)
     assert "compute LlamaConfig otherwise" in native.unavailable_reason()
     selfcheck._difference.cache_clear()
+
+
+def test_a_part_of_joined_weights_is_read_alone() -> None:
+    """Of experts that are joined and stacked, gate and up are those that were joined; one is read after the other."""
+    reads: list[str] = []
+
+    def weight(name: str) -> QuantizedWeight:
+        tensor = random_tensor(INT4, 6, 40, seed=len(name) + ord(name[0]))
+
+        def read() -> QuantizedTensor:
+            reads.append(name)
+            return tensor
+
+        return QuantizedWeight(INT4, tensor.shape, name, read)
+
+    names = [(f"gate {n}", f"up {n}") for n in range(3)]
+    gates, ups = ([weight(pair[part]) for pair in names] for part in (0, 1))
+    whole = join_rows([stack_experts(gates), stack_experts(ups)])
+    assert whole.shape == (3, 12, 40)
+    assert torch.equal(whole.read().codes[1], torch.cat([gates[1].read().codes, ups[1].read().codes]))
+    reads.clear()
+    parts = [whole.rows(0, 6), whole.rows(6, 12)]
+    for number, (gate, up) in enumerate(zip(*(part.read_experts() for part in parts), strict=True)):
+        assert reads == [f"gate {number}", f"up {number}"]
+        assert torch.equal(torch.cat([gate.codes, up.codes]), whole.expert(number).read().codes)
+        reads.clear()
+    uneven = whole.rows(1, 11, 2)
+    assert torch.equal(uneven.read().codes, whole.read().codes[:, 1:11:2])
+    assert uneven.key != whole.key

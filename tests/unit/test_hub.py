@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 from swarm.errors import ModelError
+from swarm.hub import cache as cache_module
+from swarm.hub import download as download_module
 from swarm.hub import errors as hub_errors
 from swarm.hub import lookup as hub_module
 from swarm.hub.headers import RemoteFile
@@ -34,6 +36,7 @@ PROGRAM = """
 import sys
 from swarm.errors import ModelError
 from swarm.hub.lookup import look_up
+from swarm.hub.names import parse_name
 from swarm.stage.model.checkpoint import Checkpoint
 import msgspec
 
@@ -43,12 +46,12 @@ def show(snapshot):
 def report(line):
     print(line, file=sys.stderr)
 
-repository, _, revision = sys.argv[1].partition("@")
+name = parse_name(sys.argv[1])
 try:
-    snapshot = look_up(repository, revision or None, report)
+    snapshot = look_up(name, report)
     before = show(snapshot)
     snapshot.fetch([] if sys.argv[2:] == ["-"] else sys.argv[2:] or snapshot.files, None, report)
-    print(snapshot.folder, before, show(look_up(repository, revision or None)), sep="\\n")
+    print(snapshot.folder, before, show(look_up(name)), sep="\\n")
 except ModelError as error:
     sys.exit(f"error: {error}")
 finally:
@@ -150,6 +153,13 @@ def test_a_look_up_fetches_no_weights(hub: Hub, run: Run) -> None:
     assert process.stderr == ""
 
 
+def test_settings_of_quantized_weights_are_fetched_and_read(hub: Hub, run: Run) -> None:
+    """Older GPTQ repositories have them in a file of their own."""
+    hub.files |= {"quantize_config.json": b"{", "hf_quant_config.json": b"{  }"}
+    assert "quantize_config.json can't be read as JSON" in error_of(run(NAME, "-", endpoint=hub.endpoint))
+    assert set(hub.fetched()) == SMALL | {"quantize_config.json", "hf_quant_config.json"}
+
+
 def test_what_is_needed_is_fetched_and_nothing_else(hub: Hub, run: Run) -> None:
     """Small files, then the shards, one line each. The folder is a checkpoint, and the one that was described."""
     process = run(NAME, endpoint=hub.endpoint)
@@ -244,29 +254,18 @@ def test_a_file_that_is_not_as_described(hub: Hub, run: Run) -> None:
     """A description is held against the file that comes."""
     process = run(NAME, "-", endpoint=hub.endpoint)
     folder = folder_of(process)
-    described = ModelLocation(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
-    checkpoint = Checkpoint(described.folder, described.remote)
+    described = Swapped(NAME, folder, cache_module.read_descriptions(folder))
+    checkpoint = Checkpoint(folder, described)
     with pytest.raises(ModelError, match=r"has another .* than the hub describes; remove the file"):
         checkpoint.fetch(["head.weight"])
 
 
-class Described:
-    """A remote whose file of weights has its tensors in another order than it says."""
-
-    name = f"{NAME}@{COMMIT}"
-
-    def __init__(self, folder: Path, content: bytes) -> None:
-        self._folder, self._content = folder, content
-
-    def describe(self, file: str) -> RemoteFile:
-        names = ("embed.weight", "model.layers.0.q") if file == SHARDS[0] else ("head.weight", "model.layers.1.q")
-        content = safetensors(*names)
-        length = int.from_bytes(content[:8], "little")
-        return RemoteFile(len(content), "0" * 64, content[8 : 8 + length].decode())
+class Swapped(hub_module.ModelSnapshot):
+    """A model of which a file has its tensors in another order than it says."""
 
     def fetch(self, files: Collection[str], *_: object) -> None:
         assert list(files) == [SHARDS[1]]
-        (self._folder / SHARDS[1]).write_bytes(self._content)
+        (self.folder / SHARDS[1]).write_bytes(safetensors("head.weight", "model.layers.1.q"))
 
 
 # --- which models are the same ---------------------------------------------------------------------------------------
@@ -408,7 +407,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", full)
+    monkeypatch.setattr(download_module, "hf_hub_download", full)
     monkeypatch.setattr(hub_errors.constants, "HF_HUB_CACHE", "/no/such/cache")
     with pytest.raises(ModelError, match="the disk is full: the cache /no/such/cache has no room for somebody/tiny@"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
@@ -433,8 +432,8 @@ def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
             assert waited_long.wait(30)
         return ""
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", slow)
-    monkeypatch.setattr(hub_module, "PROGRESS_INTERVAL_S", 0.001)
+    monkeypatch.setattr(download_module, "hf_hub_download", slow)
+    monkeypatch.setattr(download_module, "PROGRESS_INTERVAL_S", 0.001)
     snapshot_in(tmp_path).fetch(["model.safetensors"], progress)
     assert (40, 100) in said
     assert said[-1] == (100, 100)
@@ -446,7 +445,7 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
     def broken(*_: object, **__: object) -> str:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(hub_module, "hf_hub_download", broken)
+    monkeypatch.setattr(download_module, "hf_hub_download", broken)
     with pytest.raises(ModelError, match="failed \\(out of luck\\)"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
 
@@ -454,15 +453,17 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
 def test_weights_are_of_the_commit_that_was_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the name stands for meanwhile."""
     asked: list[object] = []
-    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision)))
+    monkeypatch.setattr(
+        download_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision))
+    )
     snapshot_in(tmp_path).fetch(["model.safetensors"])
     assert asked == [(NAME, "model.safetensors", tmp_path.name)]
 
 
 def test_a_disk_without_room_is_not_begun_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is asked of the hub then."""
-    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *_, **__: pytest.fail("it was begun"))
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
+    monkeypatch.setattr(download_module, "hf_hub_download", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr(download_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
     with pytest.raises(ModelError, match="more in the cache"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
 
@@ -472,9 +473,9 @@ def test_descriptions_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     first, second = RemoteFile(1, "0" * 64, "{}"), RemoteFile(2, "1" * 64, "{}")
-    hub_module._store_descriptions(folder, {"a.safetensors": first})
-    hub_module._store_descriptions(folder, {"b.safetensors": second})
-    assert hub_module._read_descriptions(folder) == {"a.safetensors": first, "b.safetensors": second}
+    cache_module.store_descriptions(folder, {"a.safetensors": first})
+    cache_module.store_descriptions(folder, {"b.safetensors": second})
+    assert cache_module.read_descriptions(folder) == {"a.safetensors": first, "b.safetensors": second}
     assert [path.suffix for path in (tmp_path / "swarm").iterdir()] == [".json"]
 
 

@@ -63,6 +63,7 @@ class ModelFacts:
     weight_bytes: int = 0
     error: str = ""  # why it can't be served; empty if it can
     digest: str = ""  # of the model's files; independent of their location
+    missing_bytes: int = 0  # of the weights, to fetch from the hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
         yield Finding("model", "trouble", facts.model.error, "choose another one, or fetch it again")
         return
     text = f"{facts.model.name}, {_format_size(facts.model.weight_bytes)} of weights"
+    if facts.model.missing_bytes:
+        text += f" ({_format_size(facts.model.missing_bytes)} to fetch from the hub)"
     if facts.model.digest:
         text += f", files {facts.model.digest}"
     limit = min(facts.available_bytes, facts.memory_limit or facts.available_bytes)

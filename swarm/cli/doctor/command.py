@@ -44,10 +44,10 @@ def doctor(
     """Check whether this machine is fit to run a swarm, or a part of one; nothing is changed.
 
     One line per finding: what is right, what is worth noting (·), and what prevents a start (!), with a remedy. With
-    --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
-    1 if anything prevents a start. With --url, or if this machine joined a swarm, also the connection to its broker, on
-    the workers' port: round trip and throughput. Where systemd units are installed, their settings and state are
-    checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
+    --model (a directory, a GGUF file, or owner/name on a hub, of which no weights are fetched) also how fast it would
+    run. Exit code 1 if anything prevents a start. With --url, or if this machine joined a swarm, also the connection to
+    its broker, on the workers' port: round trip and throughput. Where systemd units are installed, their settings and
+    state are checked, unless others are named. For the problems of a running swarm, use swarmctl doctor.
     """
     from swarm.cli.doctor.checks import make_findings
     from swarm.cli.doctor.facts import gather

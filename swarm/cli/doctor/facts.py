@@ -282,7 +282,8 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         files = checkpoint.manifest(checkpoint.stored_dtype).files
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
-        return ModelFacts(path, checkpoint.num_bytes, digest=digest)
+        missing = sum(checkpoint.missing([*checkpoint.tensors, *checkpoint.quantized]).values())
+        return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
     except ModelError as error:
         return ModelFacts(path, error=str(error))
 

@@ -47,7 +47,8 @@ def profile(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Start a swarm with this model, DIR or owner/name[@revision]. [default: the embedded demo model]",
+            help="Start a swarm with this model: DIR, FILE.gguf or owner/name[:QUANTIZATION][@revision]. "
+            "[default: the embedded demo model]",
             show_default=False,
         ),
     ] = None,

@@ -54,8 +54,8 @@ def up(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="The model: DIR, or owner/name[@revision] on the hub, of which each worker fetches the files that its "
-            "layers are in. [default: the embedded demo model]",
+            help="The model: DIR, FILE.gguf, or owner/name[:QUANTIZATION][@revision] on the hub, of which each worker "
+            "fetches what its layers need. [default: the embedded demo model]",
         ),
     ] = None,
     workers: Annotated[

@@ -35,6 +35,7 @@ from swarm.hub.headers import (
     read_header,
     remote_header,
 )
+from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3
@@ -60,7 +61,6 @@ _ASSETS = (
     "generation_config.json",
 )
 
-_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -74,9 +74,13 @@ class RemoteWeights(Protocol):
     def describe(self, file: str) -> RemoteFile | None:
         """Return the description of a weight file without its data; None if there is none."""
 
-    def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
-        """Download the missing ones of these files into the folder. A file is complete or absent. Raises
-        ``ModelError``."""
+    def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
+        """Return how many bytes must be downloaded before these tensors can be read, by file."""
+
+    def fetch_tensors(
+        self, tensors: Collection[StoredTensor], progress: Progress | None = None, report: Report | None = None
+    ) -> None:
+        """Download what is missing of these tensors: their files, or their parts of files. Raises ``ModelError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +103,39 @@ class ModelLocation:
 
 
 def locate_model(model: str, report: Report | None = None) -> ModelLocation:
-    """Return the location of ``model``: a local folder, a GGUF file (one of its parts is enough) or, for a name such as owner/model, the folder in the hub's
-    cache.
+    """Return the location of ``model``: a local folder, a GGUF file (one of its parts is enough) or, for a name such
+    as owner/model, the folder in the hub's cache.
 
     For a name, missing small files are fetched from the hub; of the weights, only the descriptions. ``report`` is
     called with a line of text about anything that takes long. Raises ``ModelError``.
     """
-    path = Path(model).expanduser()
+    path, name = Path(model).expanduser(), parse_name(model)
     if path.is_dir():
         file = _find_gguf(path)
         return ModelLocation(path.resolve()) if file is None else _locate_gguf(file)
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and (name is None or path.exists()):
         return _locate_gguf(path)
     if path.exists():
         raise ModelError(
             f"{model} is neither a directory nor a .gguf file; name the directory that holds config.json and the "
             "safetensors files, or a GGUF file"
         )
-    named = _HUB_NAME.fullmatch(model)
-    if named is None:
+    if name is None:
         raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
     try:
-        # slow to load, and rarely needed
-        from swarm.hub.lookup import look_up  # noqa: PLC0415 (slow to load, and seldom needed)
+        from swarm.hub.gguf_snapshot import GgufSnapshot  # noqa: PLC0415 (slow to load, and seldom needed)
+        from swarm.hub.lookup import look_up  # noqa: PLC0415
     except ImportError:
         raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
-    snapshot = look_up(named["repository"], named["revision"], report)
+    snapshot = look_up(name, report)
+    if isinstance(snapshot, GgufSnapshot):
+        gguf = read_gguf(snapshot.path)
+        return ModelLocation(derive_folder(gguf), snapshot, gguf)
     return ModelLocation(snapshot.folder, snapshot)
 
 
 def _locate_gguf(file: Path) -> ModelLocation:
-    gguf = read_gguf(file.resolve())
+    gguf = read_gguf(file.absolute())  # the hub's cache has links to files without names
     return ModelLocation(derive_folder(gguf), gguf=gguf)
 
 
@@ -165,7 +171,7 @@ class Checkpoint:
         self._remote = remote
         self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        settings = read_quantization(folder, self.config, _read_json)
+        settings, self._settings_file = read_quantization(folder, self.config, _read_json)
         self.quantization = quantization
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
@@ -285,8 +291,11 @@ class Checkpoint:
     @cached_property
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
-        paths = sorted({tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"})
-        return tuple(self._describe_file(path) for path in paths)
+        paths = {tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"}
+        if self._settings_file is not None:
+            paths.add(self._settings_file)
+        # The order must not depend on where the files are: those of a GGUF model are in two folders.
+        return tuple(self._describe_file(path) for path in sorted(paths, key=lambda path: path.name))
 
     def _describe_file(self, path: Path) -> Asset:
         described = self._remote.describe(path.name) if self._remote is not None else None
@@ -313,26 +322,25 @@ class Checkpoint:
             return self.quantized[name].parts.values()
         return [self.tensors[name]] if name in self.tensors else []
 
+    def _parts_of(self, names: Collection[str]) -> list[StoredTensor]:
+        return [part for name in names for part in self._stored_parts(name)]
+
     def missing(self, names: Collection[str]) -> dict[str, int]:
-        """Return the files that hold these tensors and are not here yet, with their sizes in bytes."""
-        files = {part.path for name in names for part in self._stored_parts(name)}
-        absent = sorted(path for path in files if not path.is_file())
+        """Return how many bytes must be downloaded before these tensors can be read, by file."""
+        tensors = self._parts_of(names)
+        if self._remote is not None:
+            return self._remote.missing(tensors)
+        absent = sorted({tensor.path for tensor in tensors if not tensor.path.is_file()})
         return {path.name: self._describe_file(path).num_bytes for path in absent}
 
     def fetch(self, names: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
-        """Download the missing files that hold these tensors.
+        """Download what is missing of these tensors.
 
-        ``progress`` is called regularly, even if no byte has arrived. Raises ``ModelError``; complete files are kept.
+        ``progress`` is called regularly, even if no byte has arrived. Raises ``ModelError``; what was downloaded is
+        kept.
         """
-        files = self.missing(names)
-        if self._remote is None or not files:
-            return
-        self._remote.fetch(files, progress, report)
-        described = {tensor.name: tensor for tensor in self._stored_tensors()}
-        for file in files:
-            for tensor in read_header(self.folder / file):
-                if described.get(tensor.name, tensor) != tensor:
-                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub describes; remove the file")
+        if self._remote is not None:
+            self._remote.fetch_tensors(self._parts_of(names), progress, report)
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers

@@ -1,8 +1,8 @@
 """Configuration of the model in a GGUF file, as a ``config.json`` of transformers. Does not import torch.
 
-transformers' own table has gaps for what Swarm serves: sizes of heads, soft caps, layers with windows, scaled positions,
-the experts of Mixtral. So each architecture has a function here. A setting that is not understood is refused, because
-the model would compute something else.
+transformers' own table has gaps for what Swarm serves: sizes of heads, soft caps, layers with windows, scaled
+positions, the experts of Mixtral. So each architecture has a function here. A setting that is not understood is
+refused, because the model would compute something else.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def make_config(model: GgufModel) -> Config:
     make = _ARCHITECTURES.get(metadata.architecture)
     if make is None:
         raise ModelError(
-            f"{metadata.path}: GGUF files of the architecture {metadata.architecture[:40]!r} are not supported; use the "
-            f"model's safetensors files, or a model of {', '.join(_ARCHITECTURES)}"
+            f"{metadata.path}: GGUF files of the architecture {metadata.architecture[:40]!r} are not supported; use "
+            f"the model's safetensors files, or a model of {', '.join(_ARCHITECTURES)}"
         )
     metadata.require("attention.causal", True)
     config = make(metadata)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel, Value
@@ -98,7 +98,7 @@ class GgufMetadata:
         value = self._values.get(key, [])
         if not isinstance(value, list) or any(type(each) is not kind for each in value):
             raise self._unusable(key, value)
-        return value
+        return cast(list[T], value)
 
     def flag(self, key: str) -> bool | None:
         """Return a truth value; the key is a full one."""
@@ -129,9 +129,7 @@ class GgufMetadata:
 
     def _unusable(self, key: str, value: Value | None) -> ModelError:
         described = "no" if value is None else f"an unusable value ({str(value)[:40]}) of"
-        return ModelError(
-            f"{self.path} has {described} {key}; download the file again, or use another one of the model"
-        )
+        return ModelError(f"{self.path} has {described} {key}; download it again, or use another file of the model")
 
 
 def _shortest(value: float) -> float:

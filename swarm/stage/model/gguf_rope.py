@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from swarm.errors import ModelError
@@ -23,11 +24,11 @@ def rope_theta(metadata: GgufMetadata, default: float = 10000.0) -> float:
 def rope_parameters(metadata: GgufMetadata, size: int, *, theta: float | None = None) -> dict[str, Any]:
     """Return the parameters for heads of which ``size`` numbers are rotated. Raises ``ModelError``."""
     theta = rope_theta(metadata) if theta is None else theta
-    kind = metadata.raw("rope.scaling.type") or "none"
     factor = metadata.number("rope.scaling.factor", 0.0)
-    original = metadata.integer("rope.scaling.original_context_length", 0, least=0)
-    # multiplies the queries and keys; only the longest scalings have it
-    attention = metadata.number("rope.scaling.attn_factor", 1.0) * metadata.number("rope.scaling.yarn_attn_factor", 1.0)
+    kind = metadata.raw("rope.scaling.type") or ("linear" if factor else "none")
+    original = metadata.integer("rope.scaling.original_context_length", metadata.integer("context_length"))
+    # The first multiplies what YaRN multiplies queries and keys with, the second replaces it.
+    more, attention = (metadata.number(f"rope.scaling.{name}", 1.0) for name in ("attn_factor", "yarn_attn_factor"))
     metadata.require("rope.scaling.yarn_ext_factor", 1.0)
     metadata.require("rope.scaling.yarn_log_multiplier", 0.0)
     metadata.require("rope.scaling.alpha", 0.0, 1.0)
@@ -35,16 +36,17 @@ def rope_parameters(metadata: GgufMetadata, size: int, *, theta: float | None = 
     slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
     if kind == "longrope" or any(name in metadata.model.tensors for name in _LONG_FACTORS):
         raise ModelError(
-            f"{metadata.path}: rotary positions that depend on the whole batch's length (longrope) can't be served; use "
-            "a model with another context length"
+            f"{metadata.path}: rotary positions that depend on the whole batch's length (longrope) can't be served; "
+            "use a model with another context length"
         )
-    if kind == "yarn" and factor > 0 and original:
+    if kind == "yarn" and factor > 0:
         parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor}
         parameters |= {"original_max_position_embeddings": original, "beta_fast": fast, "beta_slow": slow}
-        if attention != 1:
-            parameters["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
+        if attention != 1 or more != 1:
+            usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+            parameters["attention_factor"] = more * (usual if attention == 1 else attention)
         return parameters
-    if attention != 1 or kind not in ("none", "linear", "yarn"):
+    if more != 1 or kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{metadata.path} scales its rotary positions in a way that is not supported ({kind})")
     if kind != "none" and factor not in (0, 1):
         return {"rope_type": kind, "rope_theta": theta, "factor": factor}
@@ -89,7 +91,7 @@ def _llama3_divisors(parameters: dict[str, Any], size: int) -> list[float]:
     return divisors
 
 
-def _solve(divisors: list[float], size: int, theta: float) -> list[tuple[float, float, int]]:
+def _solve(divisors: Sequence[float], size: int, theta: float) -> list[tuple[float, float, int]]:
     """Return (low_freq_factor, high_freq_factor, original context) that fit two divisors between the extremes.
 
     Only the ratios of the three can be found: low_freq_factor is taken as 1.

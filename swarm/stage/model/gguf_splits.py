@@ -37,7 +37,7 @@ _EXPRESSIONS = {
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
 }
 _LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion"})
-_SINGLE_DIGITS = frozenset({"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"})
+_SINGLE_DIGITS = frozenset({"starcoder", "refact", "smollm"})
 
 
 def split_text(name: str) -> Any | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 
 from swarm.errors import ModelError
@@ -24,8 +24,20 @@ _SPACE = "▁"
 
 # Texts of tokens that end an answer, whatever the file names as its end.
 _ENDS = frozenset(
-    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|endoftext|> <|end_of_text|> <end_of_turn> <EOT> "
-    "_<EOT> <|end_of_role|>".split()
+    [
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<EOT>",
+        "_<EOT>",
+        "<|end_of_role|>",
+    ]
 )
 
 
@@ -72,8 +84,8 @@ class _Vocabulary:
         self.split = str(metadata.value("tokenizer.ggml.pre") or "")
         if not self.texts or len(self.texts) > vocab_size or len(self.types) != len(self.texts):
             raise ModelError(
-                f"{metadata.path} has {len(self.texts)} tokens and {len(self.types)} types of tokens for an embedding of "
-                f"{vocab_size}; download it again"
+                f"{metadata.path} has {len(self.texts)} tokens and {len(self.types)} types of tokens, for an embedding "
+                f"of {vocab_size}; download it again"
             )
 
     def unsupported(self, what: str) -> ModelError:
@@ -129,9 +141,7 @@ class _Vocabulary:
         texts = {name: str(self.special(name)) for name in names}
         template = [*(f"{{{name}}}" for name in names if name == "bos"), "$A"]
         template += [f"{{{name}}}" for name in names if name == "eos"]
-        tokens = [
-            (f"{{{name}}}", self.metadata.token(name, self.vocab_size)) for name in texts
-        ]
+        tokens = [(f"{{{name}}}", self.metadata.token(name, self.vocab_size)) for name in texts]
         tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
 
 

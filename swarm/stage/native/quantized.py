@@ -76,20 +76,13 @@ class QuantizedMatrices:
         return [self.packed.data_ptr() + index * self._size for index in range(self.num_experts)]
 
     def _pack(self, weights: Sequence[QuantizedWeight], packed: torch.Tensor) -> None:
-        tensors = [each.read() for each in weights]
-        for tensor, weight in zip(tensors, weights, strict=True):
-            if tensor.shape != weight.shape or tensor.format != weight.format:
-                raise ValueError(
-                    f"a weight of {tuple(tensor.shape)} was read where {tuple(weight.shape)} was described"
-                )
-        form = native_format(self.form, None)
-        for index in range(self.num_experts):
-            parts = [
-                tensor if tensor.codes.ndim == 2 else tensor.map_rows(lambda each, index=index: each[index])  # type: ignore[misc]
-                for tensor in tensors
-            ]
+        form, order = native_format(self.form, None), None
+        for index, parts in enumerate(zip(*(each.read_experts() for each in weights), strict=True)):
+            for part, weight in zip(parts, weights, strict=True):
+                if part.shape != weight.shape[-2:] or part.format != weight.format:
+                    raise ValueError(f"{tuple(part.shape)} was read where {tuple(weight.shape)} was described")
             _pack_matrix(form, parts, packed[index * self._size : (index + 1) * self._size])
-        order = tensors[0].order
+            order = parts[0].order
         if order is not None:
             packed[self.num_experts * self._size :].view(torch.int32).copy_(order)
 

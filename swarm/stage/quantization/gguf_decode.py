@@ -67,19 +67,19 @@ def _q5_1(blocks: torch.Tensor) -> _Decoded:
 
 
 def _q4_k(blocks: torch.Tensor) -> _Decoded:
-    return _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))), _k_scales(blocks)
+    return _nibbles(_lines(blocks[..., 16:], 4)), _k_scales(blocks)
 
 
 def _q5_k(blocks: torch.Tensor) -> _Decoded:
-    low = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32)))  # [..., 4, 64]: two groups a line
+    low = _nibbles(_lines(blocks[..., 48:], 4))  # [..., 4, 64]: two groups a line
     # bit j of the byte for input i of a group belongs to group j
     high = torch.stack([(blocks[..., 16:48] >> group & 1) << 4 for group in range(8)], dim=-2)
     return low.flatten(-2) | high.flatten(-2), _k_scales(blocks)
 
 
 def _q6_k(blocks: torch.Tensor) -> _Decoded:
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))  # [..., 2, 128]
-    bits = blocks[..., 128:192].unflatten(-1, (2, 32))
+    low = _nibbles(_lines(blocks[..., :128], 2))  # [..., 2, 128]
+    bits = _lines(blocks[..., 128:192], 2)
     high = torch.cat([(bits >> shift & 3) << 4 for shift in (0, 2, 4, 6)], dim=-1)
     return low | high, {"scales": _float16(blocks, 208), "group_scales": blocks[..., 192:208].view(torch.int8)}
 
@@ -107,6 +107,11 @@ _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in TYPES.values()}
 
 def _float16(blocks: torch.Tensor, offset: int) -> torch.Tensor:
     return blocks[..., offset : offset + 2].contiguous().view(torch.float16)
+
+
+def _lines(data: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the last dimension as ``count`` lines."""
+    return data.reshape(*data.shape[:-1], count, -1)
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:

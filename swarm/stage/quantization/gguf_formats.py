@@ -33,6 +33,6 @@ def check_type(file: str, tensor: str, kind: str) -> None:
     """Raise ``ModelError`` if tensors of this type can't be used."""
     if kind not in FORMATS and kind not in PLAIN:
         raise ModelError(
-            f"{file} stores {tensor} as {kind}, which is not supported; use a file with {', '.join(FORMATS)}, F16, BF16 "
-            "or F32, such as a Q4_K_M or Q8_0 file"
+            f"{file} stores {tensor} as {kind}, which is not supported; use a file with {', '.join(FORMATS)}, F16, "
+            "BF16 or F32, such as a Q4_K_M or Q8_0 file"
         )

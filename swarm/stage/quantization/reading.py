@@ -6,6 +6,7 @@ import torch
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
+from swarm.hub.presence import check_present
 
 # Types of the tensors by the file's name for them. Numbers of 8 bits that torch can't compute with are read as bytes.
 DTYPES = {
@@ -37,6 +38,7 @@ def read_bytes(stored: StoredTensor) -> torch.Tensor:
 
 
 def _read_into(stored: StoredTensor, target: memoryview) -> None:
+    check_present(stored)
     try:
         with stored.path.open("rb", buffering=0) as file:
             file.seek(stored.offset)

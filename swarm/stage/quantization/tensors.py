@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -66,6 +67,8 @@ class QuantizedWeight:
     ``key`` identifies its contents: the file's digest, the tensor's name and everything that was done to it. Two
     weights with the same key have the same bits. It is empty if the contents have no identity. ``order_key`` identifies
     the order of the inputs; it is empty for their own order.
+
+    A weight that is made of others keeps them, so that a part of it is read alone.
     """
 
     format: WeightFormat
@@ -73,16 +76,35 @@ class QuantizedWeight:
     key: str
     read: Callable[[], QuantizedTensor]
     order_key: str = ""
+    joined: tuple[QuantizedWeight, ...] = ()  # whose outputs these are, one after the other
+    experts: tuple[QuantizedWeight, ...] = ()  # one matrix each
+
+    def read_experts(self) -> Iterator[QuantizedTensor]:
+        """Read the matrices of the experts one after the other; a single matrix is one expert."""
+        if self.experts:
+            yield from (expert.read() for expert in self.experts)
+            return
+        whole = self.read()
+        if whole.codes.ndim == 2:
+            yield whole
+            return
+        for index in range(len(whole.codes)):
+            yield whole.map_rows(lambda each, index=index: each[index])  # type: ignore[misc]
 
     def changed(
         self, how: str, shape: torch.Size, change: Callable[[QuantizedTensor], QuantizedTensor]
     ) -> QuantizedWeight:
         """Return a weight that is derived from this one by ``change``; ``how`` names the change in its key."""
-        read = self.read
-        return replace(self, shape=shape, key=self.key and f"{self.key} {how}", read=lambda: change(read()))
+        read, key = self.read, self.key and f"{self.key} {how}"
+        return replace(self, shape=shape, key=key, read=lambda: change(read()), joined=(), experts=())
 
     def rows(self, first: int, stop: int, step: int = 1) -> QuantizedWeight:
         """Return some of the outputs: ``[first:stop:step]``."""
+        if self.experts:
+            return stack_experts([expert.rows(first, stop, step) for expert in self.experts])
+        ends = tuple(accumulate((each.shape[-2] for each in self.joined), initial=0))
+        if step == 1 and first < stop and first in ends and stop in ends:
+            return join_rows(self.joined[ends.index(first) : ends.index(stop)])
         part = slice(first, stop, step)
         count = len(range(*part.indices(self.shape[-2])))
         shape = torch.Size((*self.shape[:-2], count, self.shape[-1]))
@@ -92,12 +114,16 @@ class QuantizedWeight:
 
     def reordered(self, how: str, index: torch.Tensor) -> QuantizedWeight:
         """Return the outputs in another order: output ``i`` is ``index[i]`` of this one."""
+        if self.experts:
+            return stack_experts([expert.reordered(how, index) for expert in self.experts])
         return self.changed(
             how, self.shape, lambda whole: whole.map_rows(lambda each: each.index_select(each.ndim - 2, index))
         )
 
     def expert(self, index: int) -> QuantizedWeight:
         """Return one matrix of a weight ``[experts, outputs, inputs]``."""
+        if self.experts:
+            return self.experts[index]
         return self.changed(f"expert {index}", self.shape[1:], lambda whole: whole.map_rows(lambda each: each[index]))
 
 
@@ -112,12 +138,16 @@ def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     first = weights[0]
     if len(weights) == 1:
         return first
+    if all(each.experts for each in weights):
+        return stack_experts([join_rows(each) for each in zip(*(each.experts for each in weights), strict=True)])
     shape = torch.Size((*first.shape[:-2], sum(each.shape[-2] for each in weights), first.shape[-1]))
     return replace(
         first,
         shape=shape,
         key=join_keys("rows of", weights),
         read=lambda: _combine([each.read() for each in weights], lambda parts: torch.cat(parts, dim=-2)),
+        joined=tuple(weights),
+        experts=(),
     )
 
 
@@ -130,6 +160,8 @@ def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         shape=torch.Size((len(weights), *first.shape)),
         key=join_keys("experts", weights),
         read=lambda: _combine([each.read() for each in weights], torch.stack),
+        joined=(),
+        experts=tuple(weights),
     )
 
 

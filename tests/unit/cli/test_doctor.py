@@ -402,7 +402,7 @@ def test_a_model_on_a_hub_is_told_without_its_weights(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
-    assert found["model"]["text"].startswith(f"{NAME}, 5 MiB of weights, files ")
+    assert found["model"]["text"].startswith(f"{NAME}, 5 MiB of weights (5 MiB to fetch from the hub), files ")
     assert "layers, by sequences that decode together: 1: " in found["outlook"]["text"]
     assert hub.fetched_weights() == []
     assert {"config.json", "tokenizer.json"} <= set(hub.fetched())

@@ -5,8 +5,17 @@
 #include "codes.h"
 #include "int8_rows.h"
 
+/* What a code with arbitrary bits above its own becomes, over and over: an entry of the table, or the code alone. */
+static byte_vec table_of_codes(int kind, const Int8Codes *codes) {
+  uint8_t table[64];
+  int mask = kind == SWARM_CODES4 ? 15 : kind == SWARM_CODES5 ? 31 : 63;
+  for (int i = 0; i < 64; i++) table[i] = codes->has_table ? codes->table[i & 15] : (uint8_t)(i & mask);
+  return b_table(table);
+}
+
 INLINE void store_codes(int kind, const Int8Codes *codes, byte_vec code, byte_vec table, uint8_t *to) {
-  if (kind == SWARM_CODES4 && codes->has_table) code = b_lookup(table, code);
+  int is_arbitrary = TABLE_BITS == 6 && kind != SWARM_CODES8; /* then the bits above the code's are, too */
+  if (is_arbitrary || (kind == SWARM_CODES4 && codes->has_table)) code = look_up(table, code);
   if (codes->subtracted) code = b_minus(code, codes->subtracted);
   b_store(to, code);
 }
@@ -26,7 +35,7 @@ INLINE void decode_bytes_of_quad(int kind, const Int8Codes *codes, const char *f
 /* `inputs` of a group, fetching as many bytes from `ahead` on as are read. `kind` is a constant where this is called. */
 INLINE void decode_bytes_of_kind(int kind, const Int8Codes *codes, const char *from, int64_t inputs, uint8_t *to,
                                  const char *ahead) {
-  const byte_vec table = b_repeat(codes->table);
+  const byte_vec table = table_of_codes(kind, codes);
   const int64_t lines = lines_of_eight(kind);
   const int quad = kind == SWARM_CODES8 ? 4 : 2; /* lines of a quad */
   for (int64_t input = 0; input < inputs; input += 8, to += 8 * LINE, from += lines * LINE, ahead += lines * LINE) {
