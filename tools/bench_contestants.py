@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,9 @@ ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not ha
 LLAMA_ADVICE = """Make an environment for it, in some minutes and with a C++ compiler, and name it:
   python3 -m venv DIR
   CMAKE_ARGS="-DGGML_RPC=ON -DLLAVA_BUILD=OFF" DIR/bin/pip install --no-binary llama-cpp-python llama-cpp-python
-  … --llama-python DIR/bin/python"""
+  … --llama-python DIR/bin/python
+With gcc 12 on a processor with AMX, set CXXFLAGS="-include $PWD/tools/llama_tiles.h" for the second command, or it
+crashes with quantized weights."""
 
 
 class Peer:
@@ -67,7 +70,12 @@ class Peer:
             self._process.stdin.flush()
             return json.loads(self._process.stdout.readline())["answer"]
         except (BrokenPipeError, ValueError):
-            raise BenchError("the peer's process ended; what it said stands above") from None
+            raise BenchError(f"the peer's process ended; {self._describe_end()}") from None
+
+    def _describe_end(self) -> str:
+        if self._process.wait() == -signal.SIGSEGV:
+            return f"it crashed. {LLAMA_ADVICE}"
+        return "what it said stands above"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 Every file is written once, beside the plain model: GGUF files by llama.cpp's own quantizer, which needs an interpreter
 that has it (--llama-python). The contestants of one file are loaded at a time.
+
+The case "floor": the share of the memory's own speed at which one sequence reads the weights while it generates, in
+percent; 85 is the goal. A probe that only reads as many bytes with as many threads takes its turn in every round.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from time import perf_counter
 from typing import Any, cast
 
 import psutil
-from bench_cases import OURS, Bench, Case, peer_turn, swarm_turn
+from bench_cases import OURS, Bench, Case, context_turns, peer_turn, steady_rate, swarm_turn
 from bench_contestants import LLAMA, LLAMA_RPC, TRANSFORMERS, Peers, quantized_gguf, run_writer
 from bench_lib import TOOLS, BenchError, Row, Turn, in_turns, note
 from bench_memory import MemoryProbe
@@ -39,11 +42,13 @@ CASES = {
         Case("decode-8", "decode", 8),
         Case("decode-16", "decode", 16),
         Case("prompt-512", "prompt", 1, 512),
+        Case("floor", "context", 1, 16),
     )
 }
 CROWD: Goals = {LLAMA: 1.2, LLAMA_RPC: 1.4}
 FILE_GOALS: dict[str, Goals] = {
     "decode-1": {LLAMA: 1.0, LLAMA_RPC: 1.2},
+    "floor": {},
     "decode-4": CROWD,
     "decode-16": CROWD,
     "prompt-512": {LLAMA: 1.5, LLAMA_RPC: 1.5},
@@ -53,11 +58,10 @@ EXPERT_GOALS: dict[str, Goals] = {
     "decode-8": {LLAMA: 1.2, LLAMA_RPC: 1.2},
 }
 PLAIN, INT4, INT4_INT8, GPTQ, GPTQ_INT8 = "bfloat16", "int4", "int4+a8", "GPTQ", "GPTQ+a8"  # a8: int8 rows
-OWN_GOALS: dict[str, Goals] = {"decode-1": {INT4: 3.0}, "prompt-512": {INT4: 0.95, INT4_INT8: 1.5}}
+OWN_GOALS: dict[str, Goals] = {"decode-1": {INT4: 3.0}, "floor": {}, "prompt-512": {INT4: 0.95, INT4_INT8: 1.5}}
 MEMORY_GOALS: Goals = {INT4: 1 / 0.30}
 FIRST, AGAIN = "first start", "from the packed cache"
 START_GOALS: Goals = {AGAIN: 1 / 0.3}
-FLOOR = "share of the floor (goal: 85 %)"
 PROBE = "probe"
 
 INT4_WEIGHTS = {"SWARM_WORKER__WEIGHTS": "int4"}
@@ -109,12 +113,17 @@ async def against_llama(
         probe = stack.enter_context(MemoryProbe(read[OURS], bench.threads))
         for case in bench.chosen([CASES[name] for name in goals]):
             note(f"{title} {case.name} …")
-            turns: dict[str, Turn] = {name: peer_turn(bench, peer, case) for name, peer in others.items()}
-            turns[OURS] = swarm_turn(bench, swarm.client, case)
+            if case.kind == "context":
+                turns = await context_turns(bench, swarm.client, others, case)
+            else:
+                turns = {name: peer_turn(bench, peer, case) for name, peer in others.items()}
+                turns[OURS] = swarm_turn(bench, swarm.client, case)
             samples, speeds = await beside_probe(bench, probe, turns)
-            rows.append(Row(f"{title} {case.name}", "tok/s", samples, subject=OURS, goals=goals[case.name]))
-            if case.name == "decode-1" and goals is FILE_GOALS:
-                rows.append(Row(f"{title} {FLOOR}", "%", floor_shares(samples, read, speeds), subject=OURS))
+            name = f"{title} {case.name}"
+            if case.kind == "context":
+                rows.append(Row(name, "%", floor_shares(samples, read, speeds), subject=OURS))
+            else:
+                rows.append(Row(name, "tok/s", samples, subject=OURS, goals=goals[case.name]))
         facts[f"{title}, a token reads"] = f"{read[OURS] / 1e6:.0f} MB"
         facts[f"{title}, kernels"] = await kernels_of(swarm)
     return rows
@@ -145,16 +154,27 @@ async def own(bench: Bench) -> Outcome:
         probe = stack.enter_context(MemoryProbe(read[INT4], bench.threads))
         for case in bench.chosen([CASES[name] for name in OWN_GOALS]):
             note(f"{case.name} …")
-            turns = {name: swarm_turn(bench, swarm.client, case) for name, swarm in swarms.items()}
+            turns = {name: own_turn(bench, swarm, case) for name, swarm in swarms.items()}
             samples, speeds = await beside_probe(bench, probe, turns)
-            rows.append(Row(case.name, "tok/s", samples, PLAIN, goals=OWN_GOALS[case.name]))
-            if case.name == "decode-1":
-                rows.append(Row(FLOOR, "%", floor_shares(samples, read, speeds), PLAIN))
+            if case.kind == "context":
+                rows.append(Row(case.name, "%", floor_shares(samples, read, speeds), PLAIN))
+            else:
+                rows.append(Row(case.name, "tok/s", samples, PLAIN, goals=OWN_GOALS[case.name]))
         empty = await stack.enter_async_context(Swarm(model_path(), bench.stages, bench.threads))
         base = max(resident for _, resident in await memory_of(empty))
         rows += memory_rows({name: await memory_of(swarm) for name, swarm in swarms.items()}, base)
         facts: dict[str, object] = {f"{name}, kernels": await kernels_of(swarm) for name, swarm in swarms.items()}
     return rows, facts
+
+
+def own_turn(bench: Bench, swarm: Swarm, case: Case) -> Turn:
+    if case.kind != "context":
+        return swarm_turn(bench, swarm.client, case)
+
+    async def turn() -> float:
+        return await steady_rate(swarm.client, bench.prompts(case), bench.new)
+
+    return turn
 
 
 async def memory_of(swarm: Swarm) -> list[tuple[float, float]]:
