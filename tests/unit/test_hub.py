@@ -155,7 +155,7 @@ def test_a_look_up_fetches_no_weights(hub: Hub, run: Run) -> None:
 
 def test_settings_of_quantized_weights_are_fetched_and_read(hub: Hub, run: Run) -> None:
     """Older GPTQ repositories have them in a file of their own."""
-    hub.files |= {"quantize_config.json": b"{", "hf_quant_config.json": b"{}"}
+    hub.files |= {"quantize_config.json": b"{", "hf_quant_config.json": b"{  }"}
     assert "quantize_config.json can't be read as JSON" in error_of(run(NAME, "-", endpoint=hub.endpoint))
     assert set(hub.fetched()) == SMALL | {"quantize_config.json", "hf_quant_config.json"}
 

@@ -171,7 +171,7 @@ class Checkpoint:
         self._remote = remote
         self._gguf = gguf
         self.config = _read_json(folder / "config.json", "a model folder needs it")
-        settings = read_quantization(folder, self.config, _read_json)
+        settings, self._settings_file = read_quantization(folder, self.config, _read_json)
         self.quantization = quantization
         inner = self.config.get("text_config")
         self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
@@ -292,6 +292,8 @@ class Checkpoint:
     def _files(self) -> tuple[Asset, ...]:
         """The files that define the model, with their digests (``identity``)."""
         paths = {tensor.path for tensor in self._stored_tensors()} | {self.folder / "config.json"}
+        if self._settings_file is not None:
+            paths.add(self._settings_file)
         # The order must not depend on where the files are: those of a GGUF model are in two folders.
         return tuple(self._describe_file(path) for path in sorted(paths, key=lambda path: path.name))
 

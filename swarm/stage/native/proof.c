@@ -1,10 +1,13 @@
 /*
  * A small proof that stands between a variant and its users: no test can have run it on every processor there is.
- * Products of both kinds, plain and gated, must have the same bits for every row alone, among some and among all, and
+ * Products of both kinds, plain, gated and with weights of four bits, must have the same bits for every row alone, among some and among all, and
  * those of a few rows must be near the portable variant's, which is slow. The shape leaves no loop out: more than one
  * block, a last block and a last step that aren't full, rows for every way to take them.
  */
 #include "proof.h"
+
+#include "layout.h"
+#include "packing.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -30,9 +33,20 @@ typedef union {
   uint16_t narrow[BLOCKS * PAIRS * WIDTH * 2];
 } Packed;
 
+enum { GROUP = 32, GROUPS = 3 };
+
+/* Weights of four bits, and what their format is. */
+typedef struct {
+  SwarmFormat format;
+  uint8_t codes[OUTPUTS * INPUTS];
+  uint16_t scales[OUTPUTS * GROUPS], minima[OUTPUTS * GROUPS]; /* float16 */
+} Quantized;
+
 typedef struct {
   Rows rows;
-  Packed packed;
+  Packed packed; /* more than enough for four bits, too */
+  Quantized quantized;
+  const SwarmFormat *format; /* of what is packed; NULL: numbers of a kind */
   Products right, all, few;
 } Proof;
 
@@ -88,10 +102,36 @@ static void fill(Proof *proof, int64_t kind, int mirrored) {
   }
 }
 
+/*
+ * Weights of four bits instead, whose groups have scales and minima of several sizes. `mirrored`: an output's codes are
+ * the same in every pair of inputs, and 15 minus that in the next; the minimum is what is between them.
+ */
+static void quantize(Proof *proof, int mirrored) {
+  Quantized *all = &proof->quantized;
+  uint32_t state = 2;
+  all->format = (SwarmFormat){.codes = SWARM_CODES4, .scales = SWARM_SCALES_FLOAT16, .minima = SWARM_MINIMA_FLOAT16,
+                              .group = GROUP};
+  for (int code = 0; code < 16; code++) put(SWARM_BFLOAT16, all->format.table, code, (float)code);
+  for (int64_t at = 0; at < OUTPUTS * GROUPS; at++) {
+    state = state * 1664525u + 1013904223u;
+    all->scales[at] = (uint16_t)(0x2c00 + (state >> 20 & 0xfff));
+    all->minima[at] = (uint16_t)((mirrored ? all->scales[at] : 0x2c00 + (state >> 8 & 0xfff)) + 0x0b80); /* about 7.5 */
+  }
+  for (int64_t at = 0; at < OUTPUTS * INPUTS; at++) {
+    state = state * 1664525u + 1013904223u;
+    uint8_t before = at > 0 ? (uint8_t)(15 - all->codes[at - 1]) : 0;
+    all->codes[at] = mirrored && at % INPUTS % 2 ? before : (uint8_t)(state >> 28);
+  }
+  const SwarmNumbers numbers = {.codes = all->codes, .scales = all->scales, .minima = all->minima, .outputs = OUTPUTS};
+  swarm_pack(&all->format, &numbers, 1, INPUTS, &proof->packed, 1);
+  proof->format = &all->format;
+}
+
 static int multiply(const SwarmKernels *variant, const Proof *proof, int64_t kind, int64_t function, int64_t first,
                     int64_t count, Products *out) {
   const SwarmMatrix matrix = {
-      .packed = &proof->packed, .outputs = OUTPUTS, .inputs = INPUTS, .function = function, .kind = kind};
+      .packed = &proof->packed, .outputs = OUTPUTS, .inputs = INPUTS, .function = function, .kind = kind,
+      .format = proof->format};
   const int64_t offsets[] = {0, count};
   const char *x = (const char *)&proof->rows + first * INPUTS * bytes_of(kind);
   const SwarmRows rows = {x, INPUTS, out, OUTPUTS};
@@ -127,13 +167,15 @@ static const char *same_by_few(const SwarmKernels *variant, Proof *proof, int64_
 }
 
 static const char *prove_products(const SwarmKernels *variant, const SwarmKernels *portable, Proof *proof, int64_t kind,
-                                  int64_t function) {
+                                  int64_t function, int quantized) {
   static const int64_t counts[] = {1, 7, 16, 21, 32};
   fill(proof, kind, 0);
+  if (quantized) quantize(proof, 0);
   if (multiply(portable, proof, kind, function, 0, COMPARED, &proof->right)) return NO_MEMORY;
   if (multiply(variant, proof, kind, function, 0, ROWS, &proof->all)) return NO_MEMORY;
   if (!is_near(proof, kind, function == SWARM_LINEAR ? OUTPUTS : OUTPUTS / 2)) return "its products are wrong";
   fill(proof, kind, 1);
+  if (quantized) quantize(proof, 1);
   if (multiply(variant, proof, kind, function, 0, ROWS, &proof->all)) return NO_MEMORY;
   const char *wrong = NULL;
   for (size_t i = 0; wrong == NULL && i < sizeof counts / sizeof *counts; i++)
@@ -147,7 +189,9 @@ const char *swarm_prove(const SwarmKernels *variant, const SwarmKernels *portabl
   Proof *proof = malloc(sizeof *proof);
   const char *wrong = proof == NULL ? NO_MEMORY : NULL;
   for (int trial = 0; wrong == NULL && trial < 4; trial++)
-    wrong = prove_products(variant, portable, proof, kinds[trial / 2], functions[trial % 2]);
+    wrong = prove_products(variant, portable, proof, kinds[trial / 2], functions[trial % 2], 0);
+  for (int trial = 0; wrong == NULL && trial < 2; trial++)
+    wrong = prove_products(variant, portable, proof, kinds[trial], SWARM_LINEAR, 1);
   free(proof);
   return wrong;
 }

@@ -1,5 +1,5 @@
 /*
- * May this process use tiles (AMX)? The processor must have them, with products of bfloat16; the system must keep them
+ * May this process use tiles (AMX)? The processor must have them, with products of bfloat16 and of bytes; the system must keep them
  * for a thread that is put aside; and it must have given its leave, which a process asks for once. A refusal happens
  * where signal handlers have stacks too small for what is to be kept (Python's faulthandler makes such ones), and in
  * some sandboxes.
@@ -22,7 +22,7 @@
 static int processor_has_tiles(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-  return (d & 1u << 22) && (d & 1u << 24); /* AMX-BF16, AMX-TILE */
+  return (d & 1u << 22) && (d & 1u << 24) && (d & 1u << 25); /* AMX-BF16, AMX-TILE, AMX-INT8 */
 }
 
 static int system_keeps_tiles(void) {

@@ -21,8 +21,9 @@ from swarm.stage.quantization.unsupported import check_leftovers, reject_method
 Finder = Callable[[Settings, TensorPool], Iterator[StoredWeight]]
 
 _KEYS = ("quantization_config", "compression_config")
-_OLDER_GPTQ = "quantize_config.json"
-_MODELOPT = "hf_quant_config.json"
+
+# Files of older folders with settings that newer ones have in config.json, and their method.
+_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 FINDERS: dict[str, Finder] = {
     "gptq": find_gptq,
@@ -62,20 +63,21 @@ def _find(settings: Settings, pool: TensorPool) -> Iterator[StoredWeight]:
 
 def read_quantization(
     folder: Path, config: Mapping[str, Any], read_object: Callable[[Path], dict[str, Any]]
-) -> Settings:
-    """Return the settings that describe a checkpoint's quantized matrices; empty if it is plain.
+) -> tuple[Settings, Path | None]:
+    """Return the settings that describe a checkpoint's quantized matrices, empty if it is plain.
 
     They are part of ``config``, the content of ``config.json``, or in a file of their own in older folders, which
-    ``read_object`` reads. Raises ``ModelError`` if the format is not supported.
+    ``read_object`` reads and is returned, too. Raises ``ModelError`` if the format is not supported.
     """
-    settings = next((read_section(config, key) for key in _KEYS if config.get(key)), {})
+    file = None
     text = config.get("text_config")
-    if not settings and isinstance(text, dict):
-        settings = next((read_section(text, key) for key in _KEYS if text.get(key)), {})
-    if not settings and (folder / _OLDER_GPTQ).is_file():
-        settings = {"quant_method": "gptq", **read_object(folder / _OLDER_GPTQ)}
+    places = [config, text] if isinstance(text, dict) else [config]
+    settings: Settings = next((read_section(place, key) for place in places for key in _KEYS if place.get(key)), {})
+    if not settings:
+        method, file = next(
+            ((method, folder / name) for name, method in _FILES.items() if (folder / name).is_file()), ("", None)
+        )
+        settings = {} if file is None else {"quant_method": method, **read_object(file)}
     if settings and read_text(settings, "quant_method", "") not in FINDERS:
         raise reject_method(settings, config)
-    if not settings and (folder / _MODELOPT).is_file():
-        raise reject_method({"quant_method": "modelopt"}, config)
-    return settings
+    return settings, file

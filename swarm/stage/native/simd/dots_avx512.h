@@ -42,12 +42,9 @@ INLINE vec v_from_ints(ints x) { return _mm512_cvtepi32_ps(x); }
 /* sum + codes · quads, of so many quads as `dots` takes at a time. */
 INLINE ints i_dots(int dots, ints sum, const byte_vec *codes, const ints *quads) {
   if (dots == DOTS_AT_ONCE) {
-#ifdef __AVX512VNNI__
-    return _mm512_dpbusd_epi32(sum, codes[0], quads[0]);
-#else
+    /* As text: GCC keeps the sums of its own function in memory, and a variant may not know whether there is VNNI. */
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes[0]), "v"(quads[0]));
     return sum;
-#endif
   }
   if (dots == DOTS_WIDE) {
     __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(quads[0], 8), 8), odd = _mm512_srai_epi16(quads[0], 8);

@@ -202,12 +202,14 @@ def test_settings_may_have_other_places(tmp_path: Path) -> None:
     def read(config: dict[str, Any]) -> Any:
         return read_quantization(tmp_path, config, lambda path: json.loads(path.read_text()))
 
-    assert read({}) == {}
-    assert read({"compression_config": settings}) == settings
-    assert read({"text_config": {"quantization_config": settings}}) == settings
-    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
-    assert read({}) == settings
-    (tmp_path / "quantize_config.json").unlink()
+    assert read({}) == ({}, None)
+    assert read({"compression_config": settings}) == (settings, None)
+    assert read({"text_config": {"quantization_config": settings}}) == (settings, None)
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        (tmp_path / name).write_text('{"bits": 4, "group_size": 128}')
+        assert read({}) == (settings | {"quant_method": method}, tmp_path / name)
+        assert read({"quantization_config": settings}) == (settings, None)
+        (tmp_path / name).unlink()
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelError, match="NVIDIA ModelOpt"):
         read({})
