@@ -21,7 +21,7 @@ from swarm.cli.up.models import resolve_model
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, PREFIX, SUPERVISOR_LOCK, hold_lock, remove_stale, state_directory
 from swarm.cli.up.summary import format_loading, format_plan, format_serving
-from swarm.config import GatewaySettings, load
+from swarm.config import GatewaySettings, Settings, load
 from swarm.errors import ConfigError, ModelError
 from swarm.wire.messages import Json
 
@@ -117,7 +117,7 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     """A file, a directory without a model, one without weights, a hub name without a hub: each refused by name."""
     file = tmp_path / "weights.bin"
     file.touch()
-    with pytest.raises(ModelError, match="is a file"):
+    with pytest.raises(ModelError, match="is neither a directory nor a .gguf file"):
         resolve_model(Settings(model=str(file)))
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(Settings(model=str(tmp_path)))
