@@ -13,10 +13,17 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM
 
+from swarm.hub.gguf import read_gguf
+from swarm.hub.headers import StoredTensor
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model.checkpoint import Checkpoint, locate_model
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.gguf_source import GgufSource
-from tests.model.cutting import Cutter
+from swarm.stage.quantization import reading
+from swarm.stage.quantization.at_load import Quantization
+from swarm.stage.quantization.gguf_formats import FORMATS
+from swarm.wire.messages import LayerRange
+from tests.model.cutting import Cutter, Pipeline, nothing, ready
 from tests.model.gguf_files import write_model
 from tests.model.models import ARCHITECTURES, named_config, random_model
 
@@ -114,3 +121,76 @@ def test_a_worker_computes_with_a_files_weights(tmp_path: Path, kind: str) -> No
         pipeline.open(1)
         result = pipeline.logits((1, 0, tokens))[0]
         torch.testing.assert_close(result, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("rope_type", ["llama3", "yarn", "linear"])
+def test_scaled_positions_are_those_of_the_original(tmp_path: Path, rope_type: str) -> None:
+    parameters = {"rope_type": rope_type, "rope_theta": 50000.0, "factor": 4.0}
+    if rope_type != "linear":
+        parameters["original_max_position_embeddings"] = 256
+    if rope_type == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    original = random_model(named_config("llama", rope_parameters=parameters, head_dim=64))
+    original.config._attn_implementation = "eager"
+    write_model(tmp_path / "tiny.gguf", original)
+    torch.testing.assert_close(logits(load(open_model(tmp_path / "tiny.gguf"))), logits(original), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts_of_different_types_are_dequantized(tmp_path: Path, kind: str) -> None:
+    """The joined matrix of gate and up needs one format for both."""
+    original = random_model(named_config(kind, **KINDS[kind]))
+    original.config._attn_implementation = "eager"
+    write_model(tmp_path / "tiny.gguf", original, lambda name, _: Type.Q4_0 if "ffn_gate" in name else Type.Q8_0)
+    checkpoint = open_model(tmp_path / "tiny.gguf")
+    source = GgufSource(checkpoint)
+    assert source.quantized("model.layers.0.mlp.experts.gate_up_proj") is None
+    assert source.weight_format("model.layers.0.self_attn.o_proj.weight") == FORMATS["Q8_0"]
+    torch.testing.assert_close(logits(load(checkpoint)), logits(original), rtol=0, atol=1e-4)
+
+
+def test_biases_of_queries_and_keys_have_the_order_of_their_rows(tmp_path: Path) -> None:
+    original = random_model(named_config("llama", attention_bias=True, mlp_bias=True))
+    original.config._attn_implementation = "eager"
+    write_model(tmp_path / "tiny.gguf", original, Type.Q8_0)
+    torch.testing.assert_close(logits(load(open_model(tmp_path / "tiny.gguf"))), logits(original), rtol=0, atol=1e-4)
+
+
+def test_a_stage_reads_the_bytes_of_its_own_layers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "tiny.gguf", random_model(named_config("llama")), Type.Q4_0)
+    expected = {
+        (tensor.offset, tensor.num_bytes)
+        for name, tensor in read_gguf(tmp_path / "tiny.gguf").tensors.items()
+        if name.startswith(("blk.2.", "blk.3."))
+    }
+    ranges: set[tuple[int, int]] = set()
+    read_into = reading._read_into
+
+    def note(stored: StoredTensor, target: memoryview) -> None:
+        ranges.add((stored.offset, len(target)))
+        read_into(stored, target)
+
+    monkeypatch.setattr(reading, "_read_into", note)
+    ready(tmp_path / "tiny.gguf", LayerRange(2, 4))
+    assert ranges == expected
+
+
+@pytest.mark.parametrize("weights", ["int8", "dense"])
+def test_settings_of_quantization_apply_to_files(tmp_path: Path, weights: str) -> None:
+    """A plain file is quantized at load, and a quantized one unpacked."""
+    changes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    original = random_model(named_config("llama", **changes))
+    original.config._attn_implementation = "eager"
+    write_model(tmp_path / "tiny.gguf", original, Type.Q8_0 if weights == "dense" else Type.F16)
+    settings = Quantization(weights)
+    checkpoint = Checkpoint.at(locate_model(str(tmp_path / "tiny.gguf")), settings)
+    assert bool(checkpoint.quantized)
+    executor = TorchExecutor(str(tmp_path / "tiny.gguf"), dtype="float32", quantization=settings)
+    executor.prepare(LayerRange(0, 2), (), 8, nothing)
+    executor.activate(LayerRange(0, 2))
+    pipeline = Pipeline([executor])
+    pipeline.open(1)
+    expected = logits(original)
+    result = pipeline.logits((1, 0, (TOKENS % 251).tolist()))[0]
+    error = ((result - expected).norm() / expected.norm()).item()
+    assert error < (1e-4 if weights == "dense" else 0.1)

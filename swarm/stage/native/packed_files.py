@@ -62,7 +62,7 @@ class PackedFiles:
             path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(FileNotFoundError):  # another process may just have removed it
-            os.utime(path)
+            _mark_used(path)
         return mapping
 
     def write(self, name: str, numbers: memoryview) -> bool:
@@ -75,6 +75,7 @@ class PackedFiles:
                 file.write(_header(numbers))
                 file.write(numbers)
                 file.flush()
+                _mark_used(Path(file.name))
                 os.replace(file.name, self._folder / name)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
@@ -128,6 +129,12 @@ def _list_files(folder: Path) -> Iterable[CachedFile]:
 
 def _is_being_written(file: CachedFile) -> bool:
     return file.path.name.startswith(".") and file.used_at > time.time() - _LEFTOVER_S
+
+
+def _mark_used(path: Path) -> None:
+    """Set the time of the last use. The system's own stamps lag by milliseconds behind the clock that is read here."""
+    now = time.time()
+    os.utime(path, (now, now))
 
 
 def _is_intact(mapping: mmap.mmap) -> bool:

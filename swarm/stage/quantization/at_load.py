@@ -76,11 +76,11 @@ class Quantization:
 
         Raises ``ModelError`` if the layers should be quantized and can't be.
         """
-        chosen = {
-            tensor.name: weight
-            for tensor in tensors
-            if tensor.is_float and (weight := self._describe(tensor, model_type, vocab_size)) is not None
-        }
+        tensors = [tensor for tensor in tensors if tensor.is_float]
+        is_tied = not any(HEAD.search(tensor.name) for tensor in tensors)
+        tables = self._width_of_head() if is_tied else self._width_of_embedding()
+        described = (self._describe(tensor, model_type, vocab_size, tables) for tensor in tensors)
+        chosen = {weight.name: weight for weight in described if weight is not None}
         if self.weights in (INT4, INT8) and not any(LAYER.search(name) for name in chosen):
             raise ModelError(
                 f"the layers of a {model_type} model can't be quantized at load; start without --weights {self.weights}"
@@ -111,8 +111,8 @@ class Quantization:
             parts += [f"groups of {self.group}", f"quantizer {QUANTIZER}"]
         return ", ".join(parts)
 
-    def _describe(self, tensor: StoredTensor, model_type: str, vocab_size: int) -> StoredWeight | None:
-        width = self._width(tensor, model_type, vocab_size)
+    def _describe(self, tensor: StoredTensor, model_type: str, vocab_size: int, tables: str) -> StoredWeight | None:
+        width = self._width(tensor, model_type, vocab_size, tables)
         if width in (AUTO, DENSE):
             return None
         *experts, outputs, inputs = tensor.shape
@@ -129,13 +129,16 @@ class Quantization:
         # a smaller matrix would grow to a whole block
         return weight if weight.packed_bytes < 2 * math.prod(weight.shape) else None
 
-    def _width(self, tensor: StoredTensor, model_type: str, vocab_size: int) -> str:
-        """Return how this tensor is quantized: int4, int6 or int8, or dense."""
+    def _width(self, tensor: StoredTensor, model_type: str, vocab_size: int, tables: str) -> str:
+        """Return how this tensor is quantized: int4, int6 or int8; auto or dense if it is not.
+
+        ``tables``: how the embedding is quantized.
+        """
         num_dimensions = len(tensor.shape)
         if not LAYER.search(tensor.name):
             if num_dimensions != 2 or tensor.shape[0] != vocab_size:
                 return DENSE
-            return self._width_of_head() if HEAD.search(tensor.name) else self._width_of_embedding()
+            return self._width_of_head() if HEAD.search(tensor.name) else tables
         if num_dimensions == 3:
             return self.weights if _EXPERTS.search(tensor.name) else DENSE
         is_matrix = num_dimensions == 2 and tensor.name.endswith(".weight") and not _ROUTER.search(tensor.name)

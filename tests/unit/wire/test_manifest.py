@@ -59,3 +59,20 @@ def test_files(mine: tuple[Asset, ...], theirs: tuple[Asset, ...], words: str) -
     difference = one.difference(two)
     assert difference is not None
     assert difference.startswith(words)
+
+
+def test_the_same_model_quantized_otherwise() -> None:
+    """Weights or activations, in whatever dtype; with another file it is another model."""
+    manifest = fake_manifest(num_layers=4)
+    int4 = msgspec.structs.replace(manifest, weights="int4", layer_bytes=(1,) * 4)
+    for other in (
+        int4,
+        msgspec.structs.replace(int4, dtype="bfloat16"),
+        msgspec.structs.replace(manifest, activations="int8"),
+    ):
+        assert manifest.differs_only_in_weights(other)
+        assert not manifest.differs_only_in_dtype(other)
+        assert not manifest.differs_only_in_weights(msgspec.structs.replace(other, files=(file(SHA256),)))
+    assert not manifest.differs_only_in_weights(msgspec.structs.replace(manifest, dtype="bfloat16"))
+    assert not int4.differs_only_in_weights(int4)
+    assert int4.differs_only_in_dtype(msgspec.structs.replace(int4, dtype="bfloat16"))

@@ -11,9 +11,21 @@ import pytest
 
 from swarm.errors import WireError
 from swarm.params import SamplingParams
+from swarm.testing import fake_manifest
 from swarm.wire import schema, versions
-from swarm.wire.codec import CLIENT, ORDER, SERVER, MessageCodec
-from swarm.wire.messages import PROTOCOL_VERSION, Cancel, Enrol, Release, RequestDetails, StopWorker, Submit
+from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER, MessageCodec
+from swarm.wire.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Description,
+    Enrol,
+    Hello,
+    Manifest,
+    Release,
+    RequestDetails,
+    StopWorker,
+    Submit,
+)
 from swarm.wire.tensors import Bytes
 from swarm.wire.versions import ADDED, VERSIONS
 from tests.unit.wire.any_message import DOORS
@@ -106,3 +118,44 @@ def test_a_cancel_of_a_reader_is_a_cancel_to_an_older_broker() -> None:
     (theirs, _) = said(CLIENT.encode(Cancel(request_id="r", if_reader=True), version=2))
     assert theirs["v"] == 2
     assert "if_reader" not in theirs
+
+
+def test_quantized_weights_are_not_taken_for_plain_ones() -> None:
+    """A broker of the version before can't compare them, so a worker that has them does not join it; a client may
+    go without."""
+    plain = hello(fake_manifest())
+    (theirs, _) = said(WORKER.encode(plain, version=3), WORKER)
+    manifest = theirs["manifest"]
+    assert isinstance(manifest, dict)
+    assert not {"weights", "activations"} & manifest.keys()
+    for field in ("weights", "activations"):
+        quantized = msgspec.structs.replace(fake_manifest(), **{field: "int8"})
+        with pytest.raises(WireError, match=rf"hello\.manifest\.{field} needs version 4 of the protocol"):
+            WORKER.encode(hello(quantized), version=3)
+        (description, _) = said(SERVER.encode(describe(quantized), version=3), SERVER)
+        assert field not in description["manifest"]  # type: ignore[operator]
+
+
+def hello(manifest: Manifest) -> Hello:
+    return Hello(
+        name="w0",
+        incarnation="w0-1",
+        pid=1,
+        host="here",
+        wire_versions=VERSIONS,
+        schema="",
+        device="cpu",
+        dtype=manifest.dtype,
+        cores=1,
+        endpoint="tcp://127.0.0.1:1",
+        memory_bytes=1,
+        costs=(),
+        manifest=manifest,
+        held_layers=None,
+        held=(),
+        logs=(),
+    )
+
+
+def describe(manifest: Manifest) -> Description:
+    return Description(manifest=manifest, state="serving", waits_for="", max_context=1, max_queue=1, swarm_version="1")

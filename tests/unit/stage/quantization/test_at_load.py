@@ -1,0 +1,162 @@
+"""Quantization at load: which matrices, in which formats, with which sizes, and what is refused; without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ModelError
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization
+from tests.files_of_models import TINY_CONFIG, as_file
+
+HIDDEN, WORDS = 128, 256
+LAYER = {
+    "model.layers.0.self_attn.q_proj.weight": (128, HIDDEN),
+    "model.layers.0.mlp.gate_proj.weight": (192, HIDDEN),
+    "model.layers.0.mlp.gate.weight": (64, HIDDEN),  # the router
+    "model.layers.0.input_layernorm.weight": (HIDDEN,),
+    "model.layers.0.self_attn.q_proj.bias": (128,),
+    "model.layers.0.self_attn.small.weight": (8, HIDDEN),
+}
+TABLES = {"model.embed_tokens.weight": (WORDS, HIDDEN), "lm_head.weight": (WORDS, HIDDEN)}
+MATRICES = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"}
+
+
+def write_model(folder: Path, tensors: Mapping[str, tuple[int, ...]], **config: object) -> Path:
+    """A folder with these tensors in bfloat16, all zeros."""
+    header: dict[str, object] = {}
+    at = 0
+    for name, shape in tensors.items():
+        stop = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, stop]}
+        at = stop
+    (folder / "model.safetensors").write_bytes(as_file(header, at))
+    sizes = {"num_hidden_layers": 1, "vocab_size": WORDS, "hidden_size": HIDDEN, "model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG | sizes | config))
+    return folder
+
+
+def opened(folder: Path, quantization: Quantization, **config: object) -> Checkpoint:
+    return Checkpoint(write_model(folder, LAYER | TABLES, **config), quantization=quantization)
+
+
+def widths(checkpoint: Checkpoint) -> dict[str, str]:
+    return {name: weight.format.name for name, weight in checkpoint.quantized.items()}
+
+
+@pytest.mark.parametrize("weights", ["auto", "dense"])
+def test_a_plain_checkpoint_stays_plain(tmp_path: Path, weights: str) -> None:
+    checkpoint = opened(tmp_path, Quantization(weights))
+    assert checkpoint.quantized == {}
+    assert checkpoint.tensors.keys() == (LAYER | TABLES).keys()
+    assert checkpoint.manifest("bfloat16").weights == ""
+
+
+def test_matrices_are_quantized_and_the_rest_is_not(tmp_path: Path) -> None:
+    """Routers, norms and biases stay as they are, and matrices that would not become smaller."""
+    checkpoint = opened(tmp_path, Quantization("int8"))
+    assert widths(checkpoint) == dict.fromkeys(MATRICES | TABLES.keys(), "int8")
+    assert checkpoint.tensors.keys() == (LAYER | TABLES).keys() - checkpoint.quantized.keys()
+
+
+def test_int4_has_a_head_of_six_bits(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path, Quantization("int4"))
+    assert widths(checkpoint) == dict.fromkeys([*MATRICES, "model.embed_tokens.weight"], "int4") | {
+        "lm_head.weight": "int6"
+    }
+
+
+def test_a_table_that_is_also_the_head_has_the_head_s_setting(tmp_path: Path) -> None:
+    tensors = LAYER | {"model.embed_tokens.weight": (WORDS, HIDDEN)}
+    folder = write_model(tmp_path, tensors, tie_word_embeddings=True)
+    assert widths(Checkpoint(folder, quantization=Quantization("int4")))["model.embed_tokens.weight"] == "int6"
+
+
+def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path, Quantization("int4", embedding="dense", head="int8"))
+    assert widths(checkpoint) == dict.fromkeys(MATRICES, "int4") | {"lm_head.weight": "int8"}
+    only_head = opened(tmp_path, Quantization(head="int8"))
+    assert widths(only_head) == {"lm_head.weight": "int8"}
+
+
+def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
+    """4.5 bits in groups of 32, 4.125 in groups of 128; int6 with 6.5, int8 with 8.5."""
+    plain_bytes = 2 * (64 * HIDDEN + HIDDEN + 128 + 8 * HIDDEN)
+    for group, bits in ((32, 4.5), (128, 4.125)):
+        manifest = opened(tmp_path, Quantization("int4", group)).manifest("bfloat16")
+        assert manifest.layer_bytes == ((128 + 192) * HIDDEN * bits / 8 + plain_bytes,)
+        assert manifest.embed_bytes == WORDS * HIDDEN * bits / 8
+        assert manifest.head_bytes == WORDS * HIDDEN * (bits + 2) / 8
+    manifest = opened(tmp_path, Quantization("int8")).manifest("bfloat16")
+    assert (manifest.embed_bytes, manifest.head_bytes) == (WORDS * HIDDEN * 8.5 / 8,) * 2
+
+
+def test_a_share_of_int4_takes_less_than_a_third_of_bfloat16() -> None:
+    """The shape of a model of 1.1 B, in two halves."""
+    hidden, inner, words = 2048, 5632, 32000
+    layer = 11 * (2 * hidden * hidden + 2 * 256 * hidden + 3 * hidden * inner)
+    for end in ("int4", "int6"):
+        packed = layer * 4.5 / 8 + words * hidden * {"int4": 4.5, "int6": 6.5}[end] / 8
+        assert packed <= 0.30 * 2 * (layer + words * hidden)
+
+
+def test_experts_are_quantized_along_their_inputs(tmp_path: Path) -> None:
+    """gpt-oss stores them transposed."""
+    experts = {"model.layers.0.mlp.experts.gate_up_proj": (4, 128, 192)}
+    folder = write_model(tmp_path, experts | TABLES, model_type="gpt_oss")
+    for model_type, expected in (("gpt_oss", ((4, 192, 128), TRANSPOSED)), ("qwen3_moe", ((4, 128, 192), PLAIN))):
+        folder = write_model(tmp_path, experts | TABLES, model_type=model_type)
+        weight = Checkpoint(folder, quantization=Quantization("int4")).quantized[next(iter(experts))]
+        assert (weight.shape, weight.encoding) == expected
+
+
+def test_a_family_without_such_matrices_is_refused(tmp_path: Path) -> None:
+    """Its layers hold their matrices transposed."""
+    with pytest.raises(
+        ModelError, match="the layers of a gpt2 model can't be quantized at load; start without --weights"
+    ):
+        opened(tmp_path, Quantization("int8"), model_type="gpt2")
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
+    stored = opened(tmp_path, Quantization("int8")).quantized.values()
+    with pytest.raises(ModelError, match=r"llama is quantized already \(int8\), and --weights int4 is for plain"):
+        Quantization("int4").check_stored(stored, "llama")
+    Quantization("dense").check_stored(stored, "llama")
+    Quantization().check_stored(stored, "llama")
+
+
+def test_the_manifest_describes_all_that_changes_numbers(tmp_path: Path) -> None:
+    def describe(quantization: Quantization) -> str:
+        return opened(tmp_path, quantization).manifest("bfloat16").weights
+
+    assert describe(Quantization("int8")) == f"int8, groups of 32, quantizer {QUANTIZER}"
+    assert describe(Quantization("int4")) == f"int4, head int6, groups of 32, quantizer {QUANTIZER}"
+    assert describe(Quantization("int4", 128, "int8", "dense")) == (
+        f"int4, embedding int8, head dense, groups of 128, quantizer {QUANTIZER}"
+    )
+    assert describe(Quantization(head="int8")) == f"head int8, groups of 32, quantizer {QUANTIZER}"
+    stored = opened(tmp_path, Quantization("int8")).quantized.values()
+    assert Quantization().describe(stored, ()) == "int8"
+    assert Quantization("dense").describe(stored, ()) == "dense"
+
+
+def test_the_manifest_has_the_activations(tmp_path: Path) -> None:
+    assert opened(tmp_path, Quantization()).manifest("bfloat16").activations == ""
+    assert opened(tmp_path, Quantization(activations="int8")).manifest("bfloat16").activations == "int8"
+
+
+def test_files_are_the_same_whatever_is_quantized(tmp_path: Path) -> None:
+    """They identify the model, and are fetched for the parts of quantized matrices, too."""
+    plain, quantized = opened(tmp_path, Quantization()), opened(tmp_path, Quantization("int4"))
+    assert plain.manifest("bfloat16").files == quantized.manifest("bfloat16").files
+    assert plain.num_bytes == quantized.num_bytes
+    assert plain.stored_dtype == quantized.stored_dtype == "bfloat16"
+    (tmp_path / "model.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="is missing"):
+        quantized.missing(["lm_head.weight"])
