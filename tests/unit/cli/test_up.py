@@ -117,7 +117,7 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     """A file, a directory without a model, one without weights, a hub name without a hub: each refused by name."""
     file = tmp_path / "weights.bin"
     file.touch()
-    with pytest.raises(ModelError, match="is neither a directory nor a .gguf file"):
+    with pytest.raises(ModelError, match="is neither a directory"):
         resolve_model(Settings(model=str(file)))
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(Settings(model=str(tmp_path)))
