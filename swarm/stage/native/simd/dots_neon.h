@@ -25,6 +25,19 @@ enum { DOTS_AT_ONCE, DOTS_WIDE, NUM_DOTS };
 INLINE int quads_at_once(int dots) { return dots == NUM_DOTS ? 0 : 1; }
 INLINE int dots_for(int largest) { return largest < 0 ? NUM_DOTS : HAS_DOTS ? DOTS_AT_ONCE : DOTS_WIDE; }
 
+INLINE byte_vec b_bits(byte_vec x, int by, int mask) {
+  for (int i = 0; i < 4; i++)
+    x.part[i] = vandq_u8(vshlq_u8(x.part[i], vdupq_n_s8((int8_t)-by)), vdupq_n_u8((uint8_t)mask));
+  return x;
+}
+INLINE byte_vec b_or(byte_vec x, byte_vec y) {
+  for (int i = 0; i < 4; i++) x.part[i] = vorrq_u8(x.part[i], y.part[i]);
+  return x;
+}
+INLINE byte_vec b_sixteen(const uint8_t table[16]) {
+  uint8x16_t all = vld1q_u8(table);
+  return (byte_vec){{all, all, all, all}};
+}
 INLINE void b_store(uint8_t *to, byte_vec x) {
   for (int i = 0; i < 4; i++) vst1q_u8(to + 16 * i, x.part[i]);
 }
