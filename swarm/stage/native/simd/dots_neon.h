@@ -16,8 +16,7 @@ enum { DOTS_AT_ONCE, DOTS_WIDE, NUM_DOTS };
 #ifdef __ARM_FEATURE_DOTPROD
 #define HAS_DOTS 1
 #else
-#include <sys/auxv.h>
-#define HAS_DOTS ((getauxval(AT_HWCAP) & 1ul << 20) != 0) /* HWCAP_ASIMDDP */
+#define HAS_DOTS 0
 #endif
 
 #define INT8_EACH_TILE(DEFINE) INT8_EACH_ROWS(DEFINE, DOTS_AT_ONCE) INT8_EACH_ROWS(DEFINE, DOTS_WIDE)
@@ -60,11 +59,10 @@ INLINE vec v_from_ints(ints x) {
 
 INLINE int32x4_t dots_4(int dots, int32x4_t sum, uint8x16_t codes, int32x4_t quads) {
   int8x16_t left = vreinterpretq_s8_u8(codes), right = vreinterpretq_s8_s32(quads);
-  if (dots == DOTS_AT_ONCE) {
-    /* As text: the file is compiled for processors without it, too. */
-    __asm__(".arch_extension dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(left), "w"(right));
-    return sum;
-  }
+#if HAS_DOTS
+  if (dots == DOTS_AT_ONCE) return vdotq_s32(sum, left, right);
+#endif
+  (void)dots;
   int16x8_t low = vmull_s8(vget_low_s8(left), vget_low_s8(right)), high = vmull_high_s8(left, right);
   return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }
