@@ -118,7 +118,7 @@ class Comparison:
     def _all_ours(self, path: Path, quantization: Quantization) -> dict[str, Logits]:
         int8_rows = Quantization(weights=quantization.weights, activations="int8")
         found = {dtype: self._ours(path, dtype, quantization) for dtype in (WIDE, NARROW)}
-        if path.suffix != GGUF or "-" in path.stem:
+        if path.suffix != GGUF or path != gguf_of(self.folder):  # plain weights are not multiplied with int8 rows
             found[INT8_ROWS] = self._ours(path, NARROW, int8_rows)
         return found
 
@@ -200,7 +200,7 @@ class Comparison:
             explained = math.hypot(distance(found[ROUNDED], exact), self._rounding)
             far = distance(found[INT8_ROWS], exact)
             outcome.judge(
-                f"{what}: rows of int8 cost no more than rounding them explains ({far:.3f} % against {explained:.3f} %)",
+                f"{what}: rows of int8 cost no more than their rounding ({far:.3f} % against {explained:.3f} %)",
                 far <= SLACK * explained,
             )
         for by in (WIDE, NARROW, INT8_ROWS):
