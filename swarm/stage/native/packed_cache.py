@@ -75,7 +75,8 @@ def _map(name: str, num_bytes: int) -> torch.Tensor | None:
     try:
         mapping = _files.map(name, num_bytes)
     except OSError as error:
-        _log_once("packed_cache_unread", str(error))
+        if _is_first("unread"):
+            log.warning("packed_cache_unread", folder=str(folder()), why=str(error))
         return None
     return None if mapping is None else torch.from_numpy(np.frombuffer(mapping, np.uint8, num_bytes, FIRST_NUMBER))
 
@@ -87,19 +88,23 @@ def _store(name: str, packed: torch.Tensor) -> torch.Tensor:
         return packed
     try:
         if not _files.write(name, memoryview(packed.numpy())):  # type: ignore[arg-type]
-            _log_once("packed_cache_full", "raise worker.packed_cache_bytes, or free disk space")
+            if _is_first("full"):
+                why = "raise worker.packed_cache_bytes, or free disk space"
+                log.warning("packed_cache_full", folder=str(folder()), why=why)
             return packed
     except OSError as error:
-        _log_once("packed_cache_unwritten", str(error))
+        if _is_first("unwritten"):
+            log.warning("packed_cache_unwritten", folder=str(folder()), why=str(error))
         return packed
     stored = _map(name, len(packed))
     return packed if stored is None else stored
 
 
-def _log_once(event: str, why: str) -> None:
-    if event not in _notes:
-        _notes.add(event)
-        log.warning(event, folder=str(folder()), why=why)
+def _is_first(problem: str) -> bool:
+    """Note a problem, and return whether this process meets it for the first time."""
+    is_first = problem not in _notes
+    _notes.add(problem)
+    return is_first
 
 
 def _file_name(key: str) -> str:
