@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,7 @@ KINDS = (BF16, *TYPES, *OWN, GPTQ)
 EXACT, ROUNDED, WIDE, NARROW, INT8_ROWS, LLAMA = "exact", "8-bit rows", "float32", "bfloat16", "int8 rows", "llama.cpp"
 NO_WORSE = {"int8": "Q8_0", "int4": "Q4_0"}
 SLACK = 1.25
-EQUAL = 1.05  # two divergences over some thousand positions that mean the same
+STANDARD_ERRORS = 2.0  # of a mean of differences, within which it means nothing
 SAME = 0.1  # percent of the deviation: two ways to add float32
 WORST = 3.0  # how much further than usual the logits of one length may be
 
@@ -92,6 +93,7 @@ class Comparison:
         self._exact = Exact(folder)
         self._reference = self._exact.logits(prompts)
         self._scores = scores_of(self._reference)
+        self._divergences: dict[tuple[str, str], torch.Tensor] = {}  # by kind and contestant, of every position
         self._rounding = 0.0  # distance of our own bfloat16 arithmetic with plain weights
 
     def compare(self, kind: str) -> dict[str, Logits]:
@@ -116,7 +118,7 @@ class Comparison:
     def _all_ours(self, path: Path, quantization: Quantization) -> dict[str, Logits]:
         int8_rows = Quantization(weights=quantization.weights, activations="int8")
         found = {dtype: self._ours(path, dtype, quantization) for dtype in (WIDE, NARROW)}
-        if path.suffix != GGUF or "-" in path.stem:
+        if path.suffix != GGUF or path != gguf_of(self.folder):  # plain weights are not multiplied with int8 rows
             found[INT8_ROWS] = self._ours(path, NARROW, int8_rows)
         return found
 
@@ -144,9 +146,10 @@ class Comparison:
     def describe(self, kind: str, by: str, found: dict[str, Logits]) -> Line:
         logits, exact = found[by], found[EXACT]
         scores = scores_of(logits)
-        divergence = (self._scores.exp() * (self._scores - scores)).sum(-1).mean()
+        divergence = 1000 * (self._scores.exp() * (self._scores - scores)).sum(-1)
+        self._divergences[kind, by] = divergence
         same = (self._scores.argmax(-1) == scores.argmax(-1)).double().mean()
-        line = Line(self.name, kind, by, None, None, "", 1000 * float(divergence), 100 * float(same))
+        line = Line(self.name, kind, by, None, None, "", float(divergence.mean()), 100 * float(same))
         if by != EXACT:
             line.distance = distance(logits, exact)
             line.farthest = 100 * float(np.abs(logits - exact).max() / exact.std())
@@ -193,6 +196,13 @@ class Comparison:
                 f"({far:.3f} % against {explained:.3f} %)",
                 far <= SLACK * explained,
             )
+        if ROUNDED in found and INT8_ROWS in found and self._rounding:
+            explained = math.hypot(distance(found[ROUNDED], exact), self._rounding)
+            far = distance(found[INT8_ROWS], exact)
+            outcome.judge(
+                f"{what}: rows of int8 cost no more than their rounding ({far:.3f} % against {explained:.3f} %)",
+                far <= SLACK * explained,
+            )
         for by in (WIDE, NARROW, INT8_ROWS):
             if by in found and distance(found[by], exact) > SAME:
                 length, farther = self._worst_length(found[by], exact)
@@ -200,13 +210,15 @@ class Comparison:
                 outcome.judge(told, farther <= WORST)
 
     def _judge_own(self, outcome: Outcome) -> None:
-        found = {(line.kind, line.by): line.divergence for line in outcome.lines if line.model == self.name}
+        """A divergence counts as larger if its mean difference, position by position, is no accident."""
         for own, theirs in NO_WORSE.items():
             for by in (EXACT, NARROW):
-                if (own, by) in found and (theirs, by) in found:
-                    mine, other = found[own, by], found[theirs, by]
-                    what = f"{self.name}, {by}: {own} is no worse than {theirs} (KL {mine:.3f} against {other:.3f})"
-                    outcome.judge(what, mine <= EQUAL * other)
+                if (own, by) in self._divergences and (theirs, by) in self._divergences:
+                    mine, other = self._divergences[own, by], self._divergences[theirs, by]
+                    error = float((mine - other).std() / len(mine) ** 0.5)
+                    pair = f"KL {mine.mean():.3f} against {other.mean():.3f}, ± {error:.3f}"
+                    holds = float((mine - other).mean()) <= STANDARD_ERRORS * error
+                    outcome.judge(f"{self.name}, {by}: {own} is no worse than {theirs} ({pair})", holds)
 
 
 def scores_of(logits: Logits) -> torch.Tensor:

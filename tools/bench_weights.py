@@ -124,7 +124,7 @@ async def against_llama(
                 rows.append(Row(name, "%", floor_shares(samples, read, speeds), subject=OURS))
             else:
                 rows.append(Row(name, "tok/s", samples, subject=OURS, goals=goals[case.name]))
-        facts[f"{title}, a token reads"] = f"{read[OURS] / 1e6:.0f} MB"
+        facts[f"{title}, weights without the embedding"] = f"{read[OURS] / 1e6:.0f} MB"
         facts[f"{title}, kernels"] = await kernels_of(swarm)
     return rows
 

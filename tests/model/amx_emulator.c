@@ -1,7 +1,7 @@
 /*
  * Runs our AMX variant on a processor without AMX: for tests alone, to be preloaded (LD_PRELOAD).
  *
- * An instruction that the processor doesn't know is a fault (SIGILL). The handler here decodes the six that the variant
+ * An instruction that the processor doesn't know is a fault (SIGILL). The handler here decodes the eight that the variant
  * uses, does by Intel's manual what they would do, and lets the program go on behind them. Anything else that it meets
  * (another instruction, shapes that don't fit each other, tiles that are still set up at the end) ends the process with
  * a word about it. The variant is offered because a preloaded function stands before the library's own of its name.
@@ -159,14 +159,25 @@ static float widened(const uint8_t *row, int element) {
   return x;
 }
 
-/* TDPBF16PS of Intel's manual (volume 2): even and odd products of a step by themselves, then their sum to the rest. */
-static void multiply(const Decoded *found) {
+/* The tiles of a product, once their shapes fit: sums, rows, weights. */
+typedef struct {
+  int sums, left, right, quarters, outputs; /* `quarters`: groups of four bytes in a row */
+} Product;
+
+static Product product_of(const Decoded *found) {
   int sums = ready(found, found->reg), left = ready(found, found->rm), right = ready(found, found->third);
   if (sums == left || sums == right || left == right) die("one tile twice", found->at);
-  int pairs = state.bytes[left] / 4, outputs = state.bytes[sums] / 4;
+  int quarters = state.bytes[left] / 4, outputs = state.bytes[sums] / 4;
   if (state.bytes[left] % 4 || state.bytes[sums] % 4 || state.bytes[sums] != state.bytes[right] ||
-      state.rows[sums] != state.rows[left] || pairs != state.rows[right])
+      state.rows[sums] != state.rows[left] || quarters != state.rows[right])
     die("tiles whose shapes don't fit", found->at);
+  return (Product){sums, left, right, quarters, outputs};
+}
+
+/* TDPBF16PS of Intel's manual (volume 2): even and odd products of a step by themselves, then their sum to the rest. */
+static void multiply(const Decoded *found) {
+  Product all = product_of(found);
+  int sums = all.sums, left = all.left, right = all.right, pairs = all.quarters, outputs = all.outputs;
   int uneven_here = uneven && state.rows[sums] == 1;
   unsigned before = _mm_getcsr();
   _mm_setcsr(FLUSH_AND_ZERO);
@@ -190,6 +201,22 @@ static void multiply(const Decoded *found) {
   _mm_setcsr(before);
 }
 
+/* TDPBSSD and TDPBSUD: four products of bytes to each sum; those of the third tile are signed or not. */
+static void multiply_bytes(const Decoded *found, int is_signed) {
+  Product all = product_of(found);
+  for (int row = 0; row < state.rows[all.sums]; row++) {
+    for (int n = 0; n < all.outputs; n++) {
+      int32_t sum;
+      memcpy(&sum, state.data[all.sums][row] + 4 * n, sizeof sum);
+      for (int i = 0; i < 4 * all.quarters; i++) {
+        uint8_t weight = state.data[all.right][i / 4][4 * n + i % 4];
+        sum += (int8_t)state.data[all.left][row][i] * (is_signed ? (int8_t)weight : weight);
+      }
+      memcpy(state.data[all.sums][row] + 4 * n, &sum, sizeof sum);
+    }
+  }
+}
+
 static void emulate(int signal_number, siginfo_t *info, void *argument) {
   (void)signal_number;
   (void)info;
@@ -208,6 +235,10 @@ static void emulate(int signal_number, siginfo_t *info, void *argument) {
     store(&found);
   else if (form == 0x5c21)
     multiply(&found);
+  else if (form == 0x5e31)
+    multiply_bytes(&found, 1);
+  else if (form == 0x5e21)
+    multiply_bytes(&found, 0);
   else
     die("an instruction that is not emulated", found.at);
   context->uc_mcontext.gregs[REG_RIP] += found.length;

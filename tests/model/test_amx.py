@@ -1,6 +1,6 @@
 """The AMX variant: its chain of sums, what it reads, and what stands between it and its users.
 
-Where the processor has no AMX, a preloaded library (``amx_emulator.c``) does what the six instructions would do, and
+Where the processor has no AMX, a preloaded library (``amx_emulator.c``) does what the eight instructions would do, and
 these tests and ``test_variants`` run once more with it, in a process of their own.
 """
 
@@ -28,7 +28,7 @@ SOURCES = Path(native.__file__).parent
 LIBRARY = native.library()
 RUNS = LIBRARY is not None and "amx" in native.variants(LIBRARY)
 FLAGS = Path("/proc/cpuinfo")
-EMULATED = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps"}
+EMULATED = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps", "tdpbssd", "tdpbsud"}
 TILE_PAIRS = 16
 
 Floats = NDArray[np.float32]
@@ -194,8 +194,8 @@ def emulated(emulator: Path, *arguments: str, **how: str) -> subprocess.Complete
 def test_the_variant_under_the_emulator(emulator: Path) -> None:
     """All tests of it, none left out, and attention, which cuts its products otherwise. The process fails if it leaves
     tiles set up. pytest's own handler of faults would stand in the emulator's way."""
-    files = [f"tests/model/test_{name}.py" for name in ("variants", "amx", "attention")]
-    wanted = "amx-torch or chain or pieces_of or (test_rows and bfloat16 and 20 and not without)"
+    files = [f"tests/model/test_{name}.py" for name in ("variants", "amx", "attention", "int8_rows")]
+    wanted = "amx-torch or (amx and crowds) or chain or pieces_of or (test_rows and bfloat16 and 20 and not without)"
     options = ["-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", wanted]
     done = emulated(emulator, "-m", "pytest", *options, *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -455,7 +455,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
     assert "no directory" in refused(tmp_path / "nowhere")
     file = tmp_path / "file"
     file.write_text("x")
-    assert "is a file" in refused(file)
+    assert "is neither a directory nor a .gguf file" in refused(file)
     assert "config.json is missing" in refused(tmp_path)
 
 

@@ -124,7 +124,7 @@ class TorchExecutor:
         # whether cut and whole models of this kind have the same bits
         self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source)
-        self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
+        self.memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
         self._clock = make_clock(self._device)
@@ -156,6 +156,16 @@ class TorchExecutor:
     def has_own_kernels(self) -> bool:
         """Whether our own kernels multiply, not torch's."""
         return self._skeleton.kernel is NativeLinear
+
+    def scale_memory(self, num_bytes: int) -> int:
+        """Return how much of the manifest's bytes this memory holds.
+
+        The manifest has the packed sizes of quantized matrices. Without our kernels they are dequantized, so that the
+        same layers take more memory.
+        """
+        if self._skeleton.has_quantized_products:
+            return num_bytes
+        return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
 
     @property
     def manifest(self) -> Manifest:

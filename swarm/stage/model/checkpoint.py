@@ -367,6 +367,13 @@ class Checkpoint:
             return _PartSizes(tuple(layers), tables[0][1], head + tables[-1][1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
 
+    def packed_share(self, dtype: str) -> float:
+        """Return the size of all weights by the manifest, over their size where quantized matrices are dequantized."""
+        element_bytes = DTYPE_BYTES[dtype]
+        sizes = list(self._memory_sizes(element_bytes))
+        dense = sum(math.prod(shape) * element_bytes for _, shape, _ in sizes)
+        return sum(size for _, _, size in sizes) / dense
+
     def _memory_sizes(self, element_bytes: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Yield the names, shapes and sizes in memory of all weights."""
         for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):

@@ -25,11 +25,13 @@ from pathlib import Path
 
 import xxhash
 
+from swarm.hub.gguf import MAGIC as GGUF_MAGIC
 from swarm.hub.headers import MAX_HEADER_BYTES
 
 MAX_WHOLE_BYTES = 64 << 20  # largest file that is hashed as a whole
 _NUM_PIECES = 256  # pieces of a larger file that are hashed
 _PIECE_BYTES = 16 << 10
+_GGUF_HEADER_BYTES = 16 << 20  # a GGUF file does not have its header's size; the largest vocabularies take 10 MiB
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -75,7 +77,11 @@ def _sample_digest(path: Path) -> str:
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")  # of the header, which has the names and offsets of all tensors
+        start = file.read(8)
+        length = int.from_bytes(start, "little")  # of the header, which has the names and offsets of all tensors
+        if start.startswith(GGUF_MAGIC):
+            digest.update(start)
+            length = _GGUF_HEADER_BYTES
         digest.update(file.read(min(length, MAX_HEADER_BYTES)))
         for number in range(_NUM_PIECES):
             file.seek((size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))

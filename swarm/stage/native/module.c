@@ -54,8 +54,11 @@ __attribute__((unused)) static int has_amx(void) { return has_avx512bf16() && sw
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
+#define DOTS (1ul << 20) /* HWCAP_ASIMDDP */
 #define BF16 (1ul << 14) /* HWCAP2_BF16, which older headers lack */
-__attribute__((unused)) static int has_neonbf16(void) { return (getauxval(AT_HWCAP2) & BF16) != 0; }
+__attribute__((unused)) static int has_neonbf16(void) {
+  return (getauxval(AT_HWCAP2) & BF16) != 0 && (getauxval(AT_HWCAP) & DOTS) != 0;
+}
 #endif
 
 /* The quickest first. */

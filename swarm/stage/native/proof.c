@@ -183,6 +183,18 @@ static const char *prove_products(const SwarmKernels *variant, const SwarmKernel
   return wrong;
 }
 
+/* Rows rounded to int8 have whole sums, in which no variant may differ from another by a bit. */
+static const char *prove_int8_rows(const SwarmKernels *variant, const SwarmKernels *portable, Proof *proof) {
+  size_t row = OUTPUTS * sizeof(float);
+  fill(proof, SWARM_FLOAT32, 0);
+  quantize(proof, 0);
+  proof->quantized.format.int8_rows = 1;
+  if (multiply(portable, proof, SWARM_FLOAT32, SWARM_LINEAR, 0, COMPARED, &proof->right)) return NO_MEMORY;
+  if (multiply(variant, proof, SWARM_FLOAT32, SWARM_LINEAR, 0, ROWS, &proof->all)) return NO_MEMORY;
+  if (memcmp(&proof->all, &proof->right, COMPARED * row) != 0) return "its products of whole numbers are wrong";
+  return same_by_few(variant, proof, SWARM_FLOAT32, SWARM_LINEAR, 1);
+}
+
 const char *swarm_prove(const SwarmKernels *variant, const SwarmKernels *portable) {
   static const int64_t kinds[] = {SWARM_FLOAT32, SWARM_BFLOAT16}, functions[] = {SWARM_LINEAR, SWARM_SILU};
   if (variant == portable) return NULL; /* the others are held against it; tests hold it against torch */
@@ -192,6 +204,7 @@ const char *swarm_prove(const SwarmKernels *variant, const SwarmKernels *portabl
     wrong = prove_products(variant, portable, proof, kinds[trial / 2], functions[trial % 2], 0);
   for (int trial = 0; wrong == NULL && trial < 2; trial++)
     wrong = prove_products(variant, portable, proof, kinds[trial], SWARM_LINEAR, 1);
+  if (wrong == NULL) wrong = prove_int8_rows(variant, portable, proof);
   free(proof);
   return wrong;
 }

@@ -59,7 +59,7 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
     log_bytes = int(worker.log_bytes)
     if not worker.device.startswith("cuda"):  # for a GPU, the limit is for the device's own memory
         budget = _memory_budget(limit, log_bytes)
-        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+        executor.memory_bytes, log_bytes = executor.scale_memory(budget.model_bytes), budget.log_bytes
     return WorkerResources(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, parse_device(worker.device)))
 
 

@@ -115,7 +115,7 @@ static void multiply_keys(const Attention *job, const Tile *tile, const Room *ro
   Operand queries = {room->queries, elements, operand_bytes(kind)};
   for (int64_t block = at; block < least(at + KEYS, tile->high); block += WIDTH) {
     int64_t vectors = least(WIDTH, tile->high - block + 15) / 16;
-    Piece piece = {keys + block / WIDTH * (elements / 2) * step, step, elements / 2, (int)vectors};
+    Piece piece = {keys + block / WIDTH * (elements / 2) * step, step, elements / 2, (int)vectors, 0};
     const char *ahead = piece.weights + KEYS / WIDTH * piece.pairs * step;
     multiply(kind, piece, queries, tile->rows, (Sums){room->scores + block - at, KEYS, 1}, ahead);
   }
@@ -132,7 +132,7 @@ static void multiply_values(const Attention *job, const Tile *tile, const Room *
                        at / 2 * step;
   Operand weights = {room->weights, KEYS, operand_bytes(kind)};
   for (int64_t element = 0; element < size; element += WIDTH) {
-    Piece piece = {values + element * 4, step, pairs, (int)(least(WIDTH, size - element) / 16)};
+    Piece piece = {values + element * 4, step, pairs, (int)(least(WIDTH, size - element) / 16), 0};
     const char *ahead = piece.weights + KEYS / 2 * step;
     multiply(kind, piece, weights, tile->rows, (Sums){room->stretch.mixed + element, size, 0}, ahead);
   }

@@ -44,15 +44,20 @@ INLINE void store_quad(uint16_t *to, int vector, pair_vec first, pair_vec second
   p_store(to + PAIR_OF_BLOCK + vector * 32, second);
 }
 
+INLINE void decode_pairs(int kind, const Values *values, byte_vec codes, byte_vec low, byte_vec high, pair_vec *first,
+                         pair_vec *second) {
+  if (has_table(kind))
+    p_join(look_up(low, codes), look_up(high, codes), first, second);
+  else if (kind == SWARM_FLOATS8)
+    p_from_floats8(codes, low, high, first, second);
+  else
+    p_from_differences(codes, values->offset, first, second);
+}
+
 INLINE void decode_half(int kind, const Values *values, byte_vec codes, byte_vec low, byte_vec high, uint16_t *to,
                         int vector) {
   pair_vec first, second;
-  if (has_table(kind))
-    p_join(look_up(low, codes), look_up(high, codes), &first, &second);
-  else if (kind == SWARM_FLOATS8)
-    p_from_floats8(codes, low, high, &first, &second);
-  else
-    p_from_differences(codes, values->offset, &first, &second);
+  decode_pairs(kind, values, codes, low, high, &first, &second);
   store_quad(to, vector, first, second);
 }
 

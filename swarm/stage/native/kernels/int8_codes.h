@@ -5,17 +5,8 @@
 #include "codes.h"
 #include "int8_rows.h"
 
-/* What a code with arbitrary bits above its own becomes, over and over: an entry of the table, or the code alone. */
-static byte_vec table_of_codes(int kind, const Int8Codes *codes) {
-  uint8_t table[64];
-  int mask = kind == SWARM_CODES4 ? 15 : kind == SWARM_CODES5 ? 31 : 63;
-  for (int i = 0; i < 64; i++) table[i] = codes->has_table ? codes->table[i & 15] : (uint8_t)(i & mask);
-  return b_table(table);
-}
-
 INLINE void store_codes(int kind, const Int8Codes *codes, byte_vec code, byte_vec table, uint8_t *to) {
-  int is_arbitrary = TABLE_BITS == 6 && kind != SWARM_CODES8; /* then the bits above the code's are, too */
-  if (is_arbitrary || (kind == SWARM_CODES4 && codes->has_table)) code = look_up(table, code);
+  if (kind == SWARM_CODES4 && codes->has_table) code = b_lookup(table, code);
   if (codes->subtracted) code = b_minus(code, codes->subtracted);
   b_store(to, code);
 }
@@ -25,9 +16,9 @@ INLINE void decode_bytes_of_quad(int kind, const Int8Codes *codes, const char *f
                                  byte_vec table, uint8_t *to) {
   _Pragma("GCC unroll 4") for (int vector = 0; vector < 4; vector++) {
     byte_vec code = b_load(from + (kind == SWARM_CODES8 ? vector : vector / 2) * LINE);
-    if (kind != SWARM_CODES8) code = vector % 2 ? b_high(code) : b_low(code);
-    if (kind == SWARM_CODES5) code = b_with_bits(code, more, 4 * quad + vector, 0x10);
-    if (kind == SWARM_CODES6) code = b_with_bits(code, more, 2 * vector, 0x30);
+    if (kind != SWARM_CODES8) code = b_bits(code, vector % 2 * 4, 0x0f);
+    if (kind == SWARM_CODES5) code = b_or(code, b_bits(more, 4 * quad + vector - 4, 0x10));
+    if (kind == SWARM_CODES6) code = b_or(code, b_bits(more, 2 * vector - 4, 0x30));
     store_codes(kind, codes, code, table, to + vector * LINE);
   }
 }
@@ -35,7 +26,7 @@ INLINE void decode_bytes_of_quad(int kind, const Int8Codes *codes, const char *f
 /* `inputs` of a group, fetching as many bytes from `ahead` on as are read. `kind` is a constant where this is called. */
 INLINE void decode_bytes_of_kind(int kind, const Int8Codes *codes, const char *from, int64_t inputs, uint8_t *to,
                                  const char *ahead) {
-  const byte_vec table = table_of_codes(kind, codes);
+  const byte_vec table = b_sixteen(codes->table);
   const int64_t lines = lines_of_eight(kind);
   const int quad = kind == SWARM_CODES8 ? 4 : 2; /* lines of a quad */
   for (int64_t input = 0; input < inputs; input += 8, to += 8 * LINE, from += lines * LINE, ahead += lines * LINE) {

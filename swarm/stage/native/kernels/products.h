@@ -82,7 +82,7 @@ static float *sums_of_block(const Product *job, const Share *mine, int64_t next)
   }
   for (int64_t pair = 0; pair < job->pairs; pair += SEGMENT) {
     int64_t count = least(SEGMENT, job->pairs - pair);
-    Piece piece = {weights + pair * step, step, count, WIDTH / 16};
+    Piece piece = {weights + pair * step, step, count, WIDTH / 16, 0};
     const char *after = pair + count < job->pairs ? piece.weights + count * step : after_all;
     multiply(kind, piece, operand_at(job->x, mine->first, 2 * pair), mine->rows, (Sums){sums, WIDTH, pair == 0}, after);
   }

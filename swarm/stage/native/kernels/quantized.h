@@ -63,9 +63,10 @@ static void decode_group(const Quantized *job, Stream stream, int64_t group, uin
 INLINE void add_parts(const float *parts, const Factors *factors, int64_t rows, float *sums, int first,
                       const float *row_sums, int64_t groups) {
   vec scale[4], minimum[4];
-  for (int v = 0; v < 4; v++) scale[v] = v_load(factors->scales + v * 16);
-  if (row_sums != NULL)
-    for (int v = 0; v < 4; v++) minimum[v] = v_load(factors->minima + v * 16);
+  for (int v = 0; v < 4; v++) {
+    scale[v] = v_load(factors->scales + v * 16);
+    minimum[v] = row_sums == NULL ? v_set(0.0f) : v_load(factors->minima + v * 16);
+  }
   for (int64_t row = 0; row < rows; row++) {
     for (int v = 0; v < 4; v++) {
       vec sum = first ? v_set(0.0f) : v_load(sums + row * WIDTH + v * 16);
@@ -88,6 +89,9 @@ INLINE void multiply_group(int kind, const Quantized *job, const uint16_t *weigh
 #ifdef DECODE_LEAD
 #include "stream_amx.h"
 #endif
+#ifdef FUSED_ROWS
+#include "fused.h"
+#endif
 
 /* Rows `first` and on times a block: `sums` are [rows][64]. 0, or -1 if there is no memory to work in. */
 static int multiply_quantized(int kind, const Quantized *job, Stream stream, Operand x, int64_t first, int64_t rows,
@@ -100,6 +104,12 @@ static int multiply_quantized(int kind, const Quantized *job, Stream stream, Ope
     const float *row_sums = job->row_sums == NULL ? NULL : job->row_sums + first * groups;
     Streamed all = {job, stream, (const uint16_t *)x.at + first * x.stride, x.stride, rows, row_sums, sums};
     stream_tiles(&all, bench);
+    return 0;
+  }
+#endif
+#ifdef FUSED_ROWS
+  if (rows <= FUSED_ROWS) {
+    FUSED[job->format->codes][rows - 1](!MULTIPLIES_PAIRS(kind), job, stream, x, first, sums);
     return 0;
   }
 #endif

@@ -34,6 +34,14 @@ INLINE void pair_tile(int rows, int vectors, const uint16_t *weights, int64_t st
 
 #include "tiles_pairs.h"
 
+/* One pair, as pair_tile adds it. */
+INLINE vec add_one_pair(vec sum, __m512i weights, const void *x) {
+  int both;
+  __builtin_memcpy(&both, x, sizeof both);
+  return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(both));
+}
+#define ADD_PAIR add_one_pair
+
 /* As v_store_bf16, in one instruction; what is denormal becomes 0, as it does when it is multiplied. */
 INLINE void store_pairs(uint16_t *to, vec x) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 

@@ -10,6 +10,9 @@
 /* How many vectors of outputs a tile of so many rows multiplies at a time: 24 sums of the 32 registers. */
 #define VECTORS_AT_ONCE(rows) 4
 
+/* Up to how many rows weights of a few bits are decoded again for each block rather than kept (fused.h). */
+#define FUSED_ROWS 4
+
 typedef __m512 vec;
 typedef __mmask16 mask;
 

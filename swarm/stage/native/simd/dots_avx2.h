@@ -21,6 +21,20 @@ enum { DOTS_BY_FOUR, DOTS_BY_TWO, DOTS_SIGNED, NUM_DOTS };
 INLINE int quads_at_once(int dots) { return dots == DOTS_BY_FOUR ? 4 : dots == DOTS_BY_TWO ? 2 : 1; }
 INLINE int dots_for(int largest) { return largest <= 31 ? DOTS_BY_FOUR : largest <= 63 ? DOTS_BY_TWO : DOTS_SIGNED; }
 
+INLINE __m256i bits_32(__m256i x, int by, int mask) {
+  __m256i moved = by > 0 ? _mm256_srli_epi16(x, by) : by < 0 ? _mm256_slli_epi16(x, -by) : x;
+  return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));
+}
+INLINE byte_vec b_bits(byte_vec x, int by, int mask) {
+  return (byte_vec){bits_32(x.a, by, mask), bits_32(x.b, by, mask)};
+}
+INLINE byte_vec b_or(byte_vec x, byte_vec y) {
+  return (byte_vec){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+}
+INLINE byte_vec b_sixteen(const uint8_t table[16]) {
+  __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+  return (byte_vec){both, both};
+}
 INLINE void b_store(uint8_t *to, byte_vec x) {
   _mm256_storeu_si256((__m256i *)to, x.a);
   _mm256_storeu_si256((__m256i *)to + 1, x.b);

@@ -32,6 +32,15 @@ INLINE int dots_for(int largest) {
   return HAS_DOTS ? DOTS_AT_ONCE : largest <= 31 ? DOTS_BY_FOUR : largest <= 63 ? DOTS_BY_TWO : DOTS_WIDE;
 }
 
+/* Bits of every byte, moved to the right, or left where `by` is negative; `mask` leaves out the neighbour's. */
+INLINE byte_vec b_bits(byte_vec x, int by, int mask) {
+  __m512i moved = by > 0 ? _mm512_srli_epi16(x, (unsigned)by) : by < 0 ? _mm512_slli_epi16(x, (unsigned)-by) : x;
+  return _mm512_and_si512(moved, _mm512_set1_epi8((char)mask));
+}
+INLINE byte_vec b_or(byte_vec x, byte_vec y) { return _mm512_or_si512(x, y); }
+INLINE byte_vec b_sixteen(const uint8_t table[16]) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+}
 INLINE void b_store(uint8_t *to, byte_vec x) { _mm512_storeu_si512(to, x); }
 INLINE byte_vec b_minus(byte_vec x, int y) { return _mm512_sub_epi8(x, _mm512_set1_epi8((char)y)); }
 INLINE byte_vec b_lookup(byte_vec table, byte_vec at) { return _mm512_shuffle_epi8(table, at); }

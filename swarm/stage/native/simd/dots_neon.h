@@ -16,8 +16,7 @@ enum { DOTS_AT_ONCE, DOTS_WIDE, NUM_DOTS };
 #ifdef __ARM_FEATURE_DOTPROD
 #define HAS_DOTS 1
 #else
-#include <sys/auxv.h>
-#define HAS_DOTS ((getauxval(AT_HWCAP) & 1ul << 20) != 0) /* HWCAP_ASIMDDP */
+#define HAS_DOTS 0
 #endif
 
 #define INT8_EACH_TILE(DEFINE) INT8_EACH_ROWS(DEFINE, DOTS_AT_ONCE) INT8_EACH_ROWS(DEFINE, DOTS_WIDE)
@@ -25,6 +24,19 @@ enum { DOTS_AT_ONCE, DOTS_WIDE, NUM_DOTS };
 INLINE int quads_at_once(int dots) { return dots == NUM_DOTS ? 0 : 1; }
 INLINE int dots_for(int largest) { return largest < 0 ? NUM_DOTS : HAS_DOTS ? DOTS_AT_ONCE : DOTS_WIDE; }
 
+INLINE byte_vec b_bits(byte_vec x, int by, int mask) {
+  for (int i = 0; i < 4; i++)
+    x.part[i] = vandq_u8(vshlq_u8(x.part[i], vdupq_n_s8((int8_t)-by)), vdupq_n_u8((uint8_t)mask));
+  return x;
+}
+INLINE byte_vec b_or(byte_vec x, byte_vec y) {
+  for (int i = 0; i < 4; i++) x.part[i] = vorrq_u8(x.part[i], y.part[i]);
+  return x;
+}
+INLINE byte_vec b_sixteen(const uint8_t table[16]) {
+  uint8x16_t all = vld1q_u8(table);
+  return (byte_vec){{all, all, all, all}};
+}
 INLINE void b_store(uint8_t *to, byte_vec x) {
   for (int i = 0; i < 4; i++) vst1q_u8(to + 16 * i, x.part[i]);
 }
@@ -47,11 +59,10 @@ INLINE vec v_from_ints(ints x) {
 
 INLINE int32x4_t dots_4(int dots, int32x4_t sum, uint8x16_t codes, int32x4_t quads) {
   int8x16_t left = vreinterpretq_s8_u8(codes), right = vreinterpretq_s8_s32(quads);
-  if (dots == DOTS_AT_ONCE) {
-    /* As text: the file is compiled for processors without it, too. */
-    __asm__(".arch_extension dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(left), "w"(right));
-    return sum;
-  }
+#if HAS_DOTS
+  if (dots == DOTS_AT_ONCE) return vdotq_s32(sum, left, right);
+#endif
+  (void)dots;
   int16x8_t low = vmull_s8(vget_low_s8(left), vget_low_s8(right)), high = vmull_high_s8(left, right);
   return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }

@@ -16,6 +16,19 @@ enum { DOTS_ONE_BY_ONE, NUM_DOTS };
 INLINE int quads_at_once(int dots) { return dots == NUM_DOTS ? 0 : 1; }
 INLINE int dots_for(int largest) { return largest < 0 ? NUM_DOTS : DOTS_ONE_BY_ONE; }
 
+INLINE byte_vec b_bits(byte_vec x, int by, int mask) {
+  for (int i = 0; i < 64; i++) x.at[i] = (uint8_t)((by > 0 ? x.at[i] >> by : x.at[i] << -by) & mask);
+  return x;
+}
+INLINE byte_vec b_or(byte_vec x, byte_vec y) {
+  for (int i = 0; i < 64; i++) x.at[i] |= y.at[i];
+  return x;
+}
+INLINE byte_vec b_sixteen(const uint8_t table[16]) {
+  byte_vec all;
+  for (int i = 0; i < 64; i++) all.at[i] = table[i % 16];
+  return all;
+}
 INLINE void b_store(uint8_t *to, byte_vec x) { memcpy(to, x.at, sizeof x.at); }
 INLINE byte_vec b_minus(byte_vec x, int y) {
   for (int i = 0; i < 64; i++) x.at[i] = (uint8_t)(x.at[i] - y);

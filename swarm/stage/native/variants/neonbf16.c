@@ -1,5 +1,5 @@
 #if defined(__aarch64__) && defined(__linux__)
-#pragma GCC target("arch=armv8.2-a+bf16")
+#pragma GCC target("arch=armv8.2-a+bf16+dotprod")
 #define VARIANT neonbf16
 #include "../simd/neon.h"
 

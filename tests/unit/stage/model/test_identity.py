@@ -43,6 +43,21 @@ def test_a_large_file_is_known_by_pieces_of_it(plain: Path, monkeypatch: pytest.
     assert {len(digest) for digest in digests} == {32}
 
 
+def test_a_large_gguf_file_is_known_by_its_whole_header(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with a word, not with the size of its header: a change between two pieces is found there alone."""
+    monkeypatch.setattr(identity, "MAX_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(identity, "_GGUF_HEADER_BYTES", 1000)
+    monkeypatch.setattr(identity, "_PIECE_BYTES", 10)
+    digests = []
+    for place in (100, 900, 1100):
+        content = bytearray(b"GGUF" + CONTENT)
+        before = compute_digest(plain) if plain.write_bytes(content) else ""
+        content[place] ^= 1
+        plain.write_bytes(content)
+        digests.append(compute_digest(plain) != before)
+    assert digests == [True, True, False]
+
+
 def test_a_file_in_a_hubs_cache_is_known_without_being_read(tmp_path: Path) -> None:
     """It is a link to a file whose name is the sha256. Names of another kind (of small files) tell nothing."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"

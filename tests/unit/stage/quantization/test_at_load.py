@@ -160,3 +160,16 @@ def test_files_are_the_same_whatever_is_quantized(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="is missing"):
         quantized.missing(["lm_head.weight"])
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_a_worker_without_kernels_knows_what_dequantized_weights_take(tmp_path: Path, weights: str) -> None:
+    """It holds fewer layers than the manifest's sizes suggest."""
+
+    def total(quantization: Quantization) -> int:
+        manifest = opened(tmp_path, quantization).manifest("float32")
+        return sum(manifest.layer_bytes) + manifest.embed_bytes + manifest.head_bytes
+
+    share = opened(tmp_path, Quantization(weights)).packed_share("float32")
+    assert share == pytest.approx(total(Quantization(weights)) / total(Quantization()))
+    assert (share == 1) == (weights == "auto")
