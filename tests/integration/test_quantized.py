@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
@@ -15,7 +20,8 @@ from swarm import AsyncClient
 from swarm.stage import native
 from swarm.stage.native.variant_choice import PORTABLE
 from tests.faults.zygote import Zygote
-from tests.integration.processes import START_S, Processes, figures, some_tokens
+from tests.gguf_headers import write_file
+from tests.integration.processes import START_S, Processes, figures, free_ports, some_tokens
 from tests.model.gguf_files import write_model
 from tests.model.models import llama_config, random_model
 
@@ -208,3 +214,38 @@ async def test_a_worker_with_other_weights_is_refused(
         assert reason in int4_swarm.log("other")
         assert "Traceback" not in int4_swarm.log("other")
         assert await ask(client, 0) == before
+
+
+def refusal(model: Path, *options: str) -> str:
+    """Return why ``swarm up`` refuses a model: with one line, before it starts anything."""
+    command = ["up", "--no-http", "--workers", "2", "--port", str(free_ports()), "--model", str(model), *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm", *command], check=False, capture_output=True, text=True, timeout=START_S
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("swarm: ")
+    return line
+
+
+def test_a_truncated_file_is_one_error(files: dict[str, Path], tmp_path: Path) -> None:
+    """Wherever it ends: in the data or in the header."""
+    content = files["tiny-mixed.gguf"].read_bytes()
+    for name, length in (("data", len(content) - 32), ("header", 500)):
+        file = tmp_path / f"{name}.gguf"
+        file.write_bytes(content[:length])
+        assert re.search(rf"{file} .* download it again$", refusal(file))
+
+
+def test_an_unsupported_type_names_itself_and_what_to_use(tmp_path: Path) -> None:
+    def add_blocks(writer: gguf.GGUFWriter) -> None:
+        blocks = np.zeros((12, gguf.GGML_QUANT_SIZES[Type.IQ4_XS][1]), np.uint8)
+        writer.add_tensor("output.weight", blocks, raw_dtype=Type.IQ4_XS)
+
+    file = write_file(tmp_path / "tiny.gguf", change=add_blocks)
+    assert re.search(r"tiny\.gguf stores output\.weight as IQ4_XS, .* use .* such as a Q4_K_M or Q8_0", refusal(file))
+
+
+def test_a_quantized_file_is_not_quantized_again(files: dict[str, Path]) -> None:
+    line = refusal(files["tiny-mixed.gguf"], "--weights", "int4")
+    assert re.search(r"tiny-mixed is quantized already \(Q4_0, Q4_K, Q6_K, Q8_0\), .* start without it", line)
