@@ -35,7 +35,7 @@ def resolve_model(settings: Settings) -> str:
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
     quantization = Quantization.from_settings(settings.worker)
-    if location.remote is None or location.gguf is not None or quantization != AS_STORED:
+    if location.gguf is not None or quantization != AS_STORED:
         Checkpoint.at(location, quantization)  # raises ModelError, once instead of in each worker
     return location.name
 
