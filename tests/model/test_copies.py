@@ -21,6 +21,7 @@ from swarm.stage.model import program
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable
 from swarm.stage.modules import fused
+from swarm.stage.modules.reading import RowKind, WeightReader
 from swarm.stage.native import cores
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
@@ -172,7 +173,8 @@ def test_joint_matrix() -> None:
     parts.q_proj, parts.k_proj, parts.v_proj = (torch.nn.Linear(32, n, bias=n != 8) for n in (24, 8, 16))
     own = {name: part.requires_grad_(False) for name, part in parts.named_children()}
     assert fused.has_qkv(parts)
-    fused.join_qkv(parts, lambda _, like: like.clone(), PackedLinear)
+    reader = WeightReader(lambda _, like: like.clone(), RowKind(torch.float32))
+    fused.join_qkv(parts, reader, PackedLinear)
     one, two = _rows(32, torch.float32), _rows(32, torch.float32) * 2
     with torch.inference_mode():
         for name, rows in (("q_proj", one), ("k_proj", one), ("v_proj", one), ("v_proj", two), ("q_proj", two)):

@@ -256,6 +256,8 @@ def _compute_same_bits(text: str, dtype: str, numerics: Numerics) -> bool:
 
 def _quantize(model: Any, formats: WeightFormats) -> MemorySource:
     """Return a source of the model's weights, quantized in these formats; the model gets the dequantized ones."""
+    if formats == PLAIN:
+        return MemorySource(model.state_dict())
     stack = find_parts(model).layers
     by_name = formats.kinds_by_name(stack, len(model.get_submodule(stack)))
     return quantize_model(model, by_name)
