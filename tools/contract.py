@@ -8,6 +8,7 @@ of room, and every now and then a worker is killed and another one started, so t
 
     tools/contract.py                                                # 100,000 pairs in bfloat16
     tools/contract.py --requests 2000 --architecture qwen3_moe --dtype float32
+    tools/contract.py --weights int4 --activations int8              # of four bits, and rows of eight
 
 Prints the pairs that were compared and how many differed; exit code 1 if any did.
 """
@@ -160,7 +161,12 @@ def write_model(folder: Path, architecture: str, dtype: str) -> None:
 
 @asynccontextmanager
 async def serving(model: Path, folder: Path, options: argparse.Namespace) -> AsyncIterator[tuple[Swarm, str]]:
-    environment = {"SWARM_BROKER__KV_HEADROOM": "1", "SWARM_BROKER__SETTLE_S": "0.1"}
+    environment = {
+        "SWARM_BROKER__KV_HEADROOM": "1",
+        "SWARM_BROKER__SETTLE_S": "0.1",
+        "SWARM_WORKER__WEIGHTS": options.weights,
+        "SWARM_WORKER__ACTIVATIONS": options.activations,
+    }
     with Zygote(model) as zygote, Swarm(model, folder, zygote, environment) as swarm:
         swarm.start_broker(options.workers)
         limit = f"{await least_mib(swarm) + MORE_MIB}MiB"
@@ -187,6 +193,8 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
         return {
             "architecture": options.architecture,
             "dtype": options.dtype,
+            "weights": options.weights,
+            "activations": options.activations,
             "kernels": sorted(kernels),
             "compared": crowd.compared,
             "differ": len(crowd.different),
@@ -212,6 +220,8 @@ def main() -> int:
     parser.add_argument("--kill-every", type=float, default=15.0, metavar="S", help="on average; 0: nobody dies")
     parser.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="llama")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--weights", choices=("auto", "int8", "int4"), default="auto")
+    parser.add_argument("--activations", choices=("auto", "int8"), default="auto", help="with quantized weights")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="swarm-contract-"))

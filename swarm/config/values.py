@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 _INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,14}")
 _ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
@@ -104,6 +104,12 @@ def _check_endpoint(url: str) -> str:
     raise ValueError("write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700")
 
 
+def _parse_digits(value: object) -> object:
+    """Return the number that a text of digits stands for. Environment variables are text, and pydantic compares a
+    literal with the value as it is."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
 Host = Annotated[str, AfterValidator(_check_loopback)]
 Address = Annotated[str, AfterValidator(_check_address)]
 AddressOrAuto = Annotated[str, AfterValidator(_check_address_or_auto)]
@@ -117,6 +123,7 @@ PortRange = Annotated[str, AfterValidator(_check_port_range)]
 Layers = Annotated[str, AfterValidator(_check_layers)]
 HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+WeightGroup = Annotated[Literal[32, 128], BeforeValidator(_parse_digits)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from swarm.config.values import AddressOrAuto, AddressOrNone, PortRange, Seconds, Section
+from swarm.config.values import AddressOrAuto, AddressOrNone, PortRange, Seconds, Section, WeightGroup
 
 MAX_WORKER_NAME = 119  # its incarnation appends nine characters, and names in messages have at most 128
 
@@ -31,7 +31,7 @@ class WorkerSettings(Section):
         "model's files. int8, int4: quantized when they are loaded from a plain checkpoint, to a half or a quarter of "
         "bfloat16. dense: quantized files are unpacked to worker.dtype.",
     )
-    weight_group: Literal[32, 128] = Field(
+    weight_group: WeightGroup = Field(
         default=32,
         description="Weights that share a scale where worker.weights quantizes them. 128 saves a twelfth of int4's "
         "memory, at the cost of precision.",

@@ -55,6 +55,16 @@ def test_without_sources_the_defaults() -> None:
     assert config.load() == config.Settings()
 
 
+def test_every_number_and_word_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables are text, also where a setting is one of a few numbers."""
+    values = config.Settings().model_dump()
+    for key in config.setting_names():
+        value = config.get(values, key)
+        if value and isinstance(value, bool | int | float | str):
+            monkeypatch.setenv(f"SWARM_{key.upper().replace('.', '__')}", str(value))
+    assert config.load() == config.Settings()
+
+
 def test_settings_do_not_read_the_environment_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only load() reads the machine, so that a test or a program can rely on Settings()."""
     monkeypatch.setenv("SWARM_BROKER__PORT", "6100")

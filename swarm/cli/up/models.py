@@ -35,8 +35,8 @@ def resolve_model(settings: Settings) -> str:
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
     quantization = Quantization.from_settings(settings.worker)
-    if quantization != AS_STORED:
-        Checkpoint.at(location, quantization)  # refuses what is not possible
+    if location.gguf is not None or quantization != AS_STORED:
+        Checkpoint.at(location, quantization)  # raises ModelError, once instead of in each worker
     return location.name
 
 

@@ -185,7 +185,7 @@ class Checkpoint:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
-        quantization.check_stored(self.quantized.values(), _model_name(folder))
+        quantization.check_stored(self.quantized.values(), self._name)
         chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
         self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:
@@ -195,6 +195,10 @@ class Checkpoint:
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
         return cls(location.folder, location.remote, quantization, location.gguf)
+
+    @property
+    def _name(self) -> str:
+        return _model_name(self.folder) if self._gguf is None else self._gguf.name
 
     @property
     def architecture(self) -> str:
@@ -258,7 +262,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=shorten_name(self._gguf.name if self._gguf is not None else _model_name(self.folder)),
+            name=shorten_name(self._name),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
