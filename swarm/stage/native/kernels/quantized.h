@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
   uint16_t weights[3 * SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK]; /* a segment, or three groups */
   Factors factors[SEGMENT_GROUPS];
-  float parts[CHUNK_ROWS * WIDTH];
+  float parts[4 * CHUNK_ROWS * WIDTH];
 } Bench;
 
 /* A block's way through memory: `after` is what the same thread reads next, or NULL. */
@@ -88,6 +88,7 @@ INLINE void multiply_group(int kind, const Quantized *job, const uint16_t *weigh
 
 #ifdef DECODE_LEAD
 #include "stream_amx.h"
+#include "chunks_amx.h"
 #endif
 #ifdef FUSED_ROWS
 #include "fused.h"
@@ -117,6 +118,15 @@ static int multiply_quantized(int kind, const Quantized *job, Stream stream, Ope
     int64_t count = least(at_once, groups - group);
     for (int64_t i = 0; i < count; i++)
       decode_group(job, stream, group + i, bench->weights + i * size / 2 * PAIR_OF_BLOCK, &bench->factors[i]);
+#ifdef DECODE_LEAD
+    if (MULTIPLIES_PAIRS(kind)) {
+      Decoded all = {job, bench->weights, bench->factors, group, count,
+                     (const uint16_t *)x.at + first * x.stride + group * size, x.stride,
+                     job->row_sums == NULL ? NULL : job->row_sums + first * groups + group, sums};
+      multiply_segment(&all, rows, bench->parts);
+      continue;
+    }
+#endif
     for (int64_t row = 0; row < rows; row += CHUNK_ROWS) {
       for (int64_t i = 0; i < count; i++)
         multiply_group(kind, job, bench->weights + i * size / 2 * PAIR_OF_BLOCK, &bench->factors[i], group + i, x,
