@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from swarm.demo import model_path
 from swarm.hub.headers import read_header
+from swarm.stage import native
+from swarm.stage.native.quantizing import quantize as quantize_natively
 from swarm.stage.quantization import quantize as quantizer
 from swarm.stage.quantization.at_load import INT4, INT6, INT8, PLAIN, TRANSPOSED, own_format
-from swarm.stage.quantization.quantize import quantize, read_and_quantize
+from swarm.stage.quantization.quantize import Quantize, quantize, read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
-from swarm.stage.quantization.tensors import code_values
+from swarm.stage.quantization.tensors import QuantizedTensor, code_values
 
 WIDTHS = (INT4, INT6, INT8)
 
@@ -85,7 +87,7 @@ class Digest:
     scales: int
 
 
-def digest(width: str) -> Digest:
+def digest(width: str, quantize: Quantize = quantize) -> Digest:
     """Of weights that are computed by integers only, so that they are the same everywhere."""
     numbers = torch.arange(64 * 256, dtype=torch.int64)
     mixed = (numbers * 2654435761 + 12345) % 65521 * ((numbers * 40503) % 251 + 1)
@@ -116,6 +118,51 @@ def test_bits_are_those_of_every_processor(width: str, threads: int) -> None:
         assert digest(width) == EXPECTED[width]
     finally:
         torch.set_num_threads(before)
+
+
+needs_kernels = pytest.mark.skipif(native.library() is None, reason="needs our kernels")
+
+
+def is_same(one: QuantizedTensor, other: QuantizedTensor) -> bool:
+    """Whether two matrices have the same bits, those of scales that are no numbers included."""
+    scales = torch.equal(one.scales.view(torch.int16), other.scales.view(torch.int16))
+    return scales and torch.equal(one.codes, other.codes) and one.format == other.format
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_variant_of_our_kernels_has_those_bits(width: str) -> None:
+    opened = native.library()
+    assert opened is not None
+    for name in native.variants(opened):
+        with native.using_variant(name):
+            assert digest(width, quantize_natively) == EXPECTED[width], name
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("group", [16, 32, 128])
+def test_our_kernels_quantize_as_the_reference(
+    monkeypatch: pytest.MonkeyPatch, width: str, group: int, dtype: torch.dtype
+) -> None:
+    """Weights of all sizes, short last groups, numbers that are too large or too small for float16, and no numbers."""
+    chance = torch.Generator().manual_seed(5)
+    weights = torch.randn(96, 2, 200, generator=chance) * torch.logspace(-44, 37, 96).view(-1, 1, 1)
+    weights[40], weights[41, 0, 3], weights[42, 1, 7], weights[43, 0, 199] = 0, torch.nan, torch.inf, -torch.inf
+    weights, form = weights.to(dtype), own_format(width, group)
+    expected = quantize(weights, form)
+    assert is_same(quantize_natively(weights, form), expected)
+    monkeypatch.setattr("swarm.stage.native.quantizing._PIECE", 1000)
+    assert is_same(quantize_natively(weights, form), expected)
+    with native.disabled("to compare"):
+        assert is_same(quantize_natively(weights, form), expected)
+
+
+@needs_kernels
+def test_our_kernels_quantize_a_transposed_matrix() -> None:
+    weights, form = samples()["normal"], own_format(INT4, 32)
+    assert is_same(quantize_natively(weights.t().contiguous().t(), form), quantize(weights, form))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -24,6 +24,7 @@ from transformers.core_model_loading import (
 
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.native.quantizing import quantize
 from swarm.stage.quantization.decoding import open_stored, read_stored
 from swarm.stage.quantization.formats import WeightFormat
 from swarm.stage.quantization.reading import read_tensor
@@ -72,11 +73,11 @@ class FolderSource:
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         stored = self._quantized.get(name)
-        return None if stored is None else open_stored(stored, self._checkpoint.digest_files(stored))
+        return None if stored is None else open_stored(stored, self._checkpoint.digest_files(stored), quantize)
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         if name in self._quantized:
-            return read_stored(self._quantized[name]).dequantize(torch.float32)
+            return read_stored(self._quantized[name], quantize).dequantize(torch.float32)
         stored = self._tensors[name]
         if not stored.is_float:
             raise ModelError(

@@ -7,6 +7,7 @@ import torch
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.gguf_names import Change, GgufTensor
+from swarm.stage.native.quantizing import quantize
 from swarm.stage.quantization.decoding import open_stored
 from swarm.stage.quantization.formats import WeightFormat
 from swarm.stage.quantization.reading import read_tensor
@@ -74,7 +75,8 @@ class GgufSource:
         stored = self._checkpoint.quantized.get(name)
         if stored is None:
             return None
-        weight, change = open_stored(stored, self._checkpoint.digest_files(stored)), self._tensors[name].change
+        weight = open_stored(stored, self._checkpoint.digest_files(stored), quantize)
+        change = self._tensors[name].change
         if change in self._heads:
             return weight.reordered(f"halves of {self._heads[change]} heads", self._halves(name, stored.shape, change))
         return weight

@@ -234,6 +234,8 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_activate.restype = None
     opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(NativeRows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
+    opened.swarm_quantize.argtypes = [_pointer, ctypes.c_int]
+    opened.swarm_quantize.restype = None
     opened.swarm_pack.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
     opened.swarm_pack.restype = None
     opened.swarm_lookup.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]

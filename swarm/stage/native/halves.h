@@ -30,4 +30,18 @@ static inline uint16_t swarm_narrow_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* float16: rounded to the nearest, ties to even; too large is infinite. */
+static inline uint16_t swarm_narrow_f16(float x) {
+  uint32_t bits, least = 0x3f000000; /* 0.5, whose neighbour is one least float16 away */
+  memcpy(&bits, &x, sizeof bits);
+  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00;
+  if (bits >= 0x477ff000) return sign | 0x7c00;
+  if (bits >= 0x38800000) return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+  float moved = swarm_float_of(bits) + 0.5f;
+  memcpy(&bits, &moved, sizeof bits);
+  return (uint16_t)(sign | (bits - least));
+}
+
 #endif

@@ -141,6 +141,23 @@ typedef struct {
   int64_t token; /* -1: the logits are not all finite */
 } SwarmDraw;
 
+/*
+ * Plain weights that become codes and scales (quantization/quantize.py). A format's values are whole numbers of steps;
+ * the tables have 512 entries, the middle one for the number 0.
+ */
+#define SWARM_LEAST_QUANTIZED 0x1p-64f /* a group of smaller weights becomes zeros: so would its float16 scale */
+typedef struct {
+  const void *weights; /* [row][input], of the kind */
+  int64_t kind, rows, inputs, group;
+  const float *values; /* nearest value of each whole number, in steps */
+  const uint8_t *grid; /* its code */
+  const float *trials; /* what the largest weight becomes, in steps */
+  int64_t num_trials;
+  float step;
+  uint8_t *codes;   /* [row][input] */
+  uint16_t *scales; /* float16 [row][group] */
+} SwarmQuantization;
+
 typedef struct {
   const char *name;
   /*
@@ -190,6 +207,8 @@ typedef struct {
    */
   void (*combine)(int64_t kind, const SwarmRows *answers, const int64_t *slots, const float *weights, int64_t choices,
                   int64_t num_rows, int64_t size);
+  /* Quantize plain weights. Every variant gives the same bits. */
+  void (*quantize)(const SwarmQuantization *job, int threads);
 } SwarmKernels;
 
 /* The variant that computes. */

@@ -159,6 +159,8 @@ void swarm_activate(int64_t kind, int64_t function, const void *x, void *out, in
   chosen->activate(kind, function, x, out, count);
 }
 
+void swarm_quantize(const SwarmQuantization *job, int threads) { chosen->quantize(job, threads); }
+
 int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
                  const SwarmHow *how, int threads) {
   return chosen->attend(spans, num_spans, cache, batch, how, threads);

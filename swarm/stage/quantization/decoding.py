@@ -16,7 +16,7 @@ from swarm.stage.quantization.at_load import PLAIN, TRANSPOSED
 from swarm.stage.quantization.float_decoders import decode_fp8, decode_mxfp4
 from swarm.stage.quantization.gguf_decode import read_gguf_matrix
 from swarm.stage.quantization.gguf_formats import FORMATS as GGUF_FORMATS
-from swarm.stage.quantization.quantize import read_and_quantize
+from swarm.stage.quantization.quantize import Quantize, quantize, read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
 from swarm.stage.quantization.word_decoders import (
@@ -52,25 +52,27 @@ DECODERS: dict[str, Decoder] = {  # by encoding
     "compressed_int8": Decoder(decode_compressed_int8, order_key),
     "fp8": Decoder(decode_fp8),
     "mxfp4": Decoder(decode_mxfp4),
-    PLAIN: Decoder(read_and_quantize),
-    TRANSPOSED: Decoder(read_and_quantize),
     **dict.fromkeys(GGUF_FORMATS, Decoder(read_gguf_matrix)),
 }
 
 
-def read_stored(weight: StoredWeight) -> QuantizedTensor:
-    """Read a matrix from its file. Raises ``ModelError``."""
+def read_stored(weight: StoredWeight, quantize: Quantize = quantize) -> QuantizedTensor:
+    """Read a matrix from its file; ``quantize`` it if it is plain there. Raises ``ModelError``."""
+    if weight.encoding in (PLAIN, TRANSPOSED):
+        return read_and_quantize(weight, quantize)
     return _decoder(weight).read(weight)
 
 
-def open_stored(weight: StoredWeight, file_digest: str) -> QuantizedWeight:
-    """Return the matrix, which is read when it is needed. ``file_digest`` identifies the contents of its file."""
+def open_stored(weight: StoredWeight, file_digest: str, quantize: Quantize = quantize) -> QuantizedWeight:
+    """Return the matrix, which is read when it is needed. ``file_digest`` identifies the contents of its file;
+    ``quantize`` is applied to matrices that are plain there."""
+    is_plain = weight.encoding in (PLAIN, TRANSPOSED)
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
         key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}",
-        read=lambda: read_stored(weight),
-        order_key=_decoder(weight).order_key(weight),
+        read=lambda: read_stored(weight, quantize),
+        order_key="" if is_plain else _decoder(weight).order_key(weight),
     )
 
 

@@ -7,10 +7,14 @@ Workers with unlike processors must get the same bits. Every number therefore co
 that IEEE 754 rounds in one way, and sums over a group have one order: the second half is added to the first, until one
 number is left. So that these operations have long rows, a piece of the matrix is transposed first: a row holds one
 weight of each group.
+
+This is the reference, and what quantizes where our kernels can't be used. ``native/quantizing`` does the same much
+faster.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,6 +27,9 @@ from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, code_values
 
 _PIECE = 1 << 18  # weights that are quantized at a time, so that intermediate results stay in the processor's cache
+_LEAST = 2.0**-64  # a group of smaller weights becomes zeros, as it would by its float16 scale
+    2.0**-64
+)  # a group of smaller weights becomes zeros: its float16 scale would be 0, and its reciprocal too large
 _MIDDLE = 256  # index of the number 0 in the tables of a grid, which are twice as long
 
 # What the largest weight of a group becomes in each trial, in steps of the format's grid.
@@ -34,8 +41,12 @@ _TRIALS = {
 _NUM_CODES = {Codes.INT4: 16, Codes.INT6: 64, Codes.INT8: 256}
 
 
+# Quantizes plain weights in one of the formats of ``own_format``.
+Quantize = Callable[[torch.Tensor, WeightFormat], QuantizedTensor]
+
+
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class Grid:
     """A format's values as whole numbers of steps, with tables that give the nearest one to each whole number."""
 
     step: float  # a power of two
@@ -45,12 +56,13 @@ class _Grid:
 
 
 @cache
-def _grid(form: WeightFormat) -> _Grid:
+def make_grid(form: WeightFormat) -> Grid:
+    """Return the values of one of the formats of ``own_format``."""
     step = 0.5 if form.table else 1.0
     values = code_values(form)[: _NUM_CODES[form.codes]] / step
     numbers = torch.arange(2 * _MIDDLE) - _MIDDLE
     codes = (numbers.unsqueeze(1) - values).abs().argmin(dim=1)
-    return _Grid(step, values[codes], codes.to(torch.uint8), _TRIALS[form.codes])
+    return Grid(step, values[codes], codes.to(torch.uint8), _TRIALS[form.codes])
 
 
 def quantize(weights: torch.Tensor, form: WeightFormat) -> QuantizedTensor:
@@ -61,7 +73,7 @@ def quantize(weights: torch.Tensor, form: WeightFormat) -> QuantizedTensor:
     codes = torch.empty(rows.shape, dtype=torch.uint8)
     scales = torch.empty(len(rows), num_groups, dtype=torch.float16)
     num_rows = min(len(rows), max(1, _PIECE // (num_groups * form.group)))
-    quantizer = _Quantizer(_grid(form), form.group, num_rows * num_groups)
+    quantizer = _Quantizer(make_grid(form), form.group, num_rows * num_groups)
     for first in range(0, len(rows), num_rows):
         some = rows[first : first + num_rows]
         if inputs % form.group:
@@ -72,7 +84,7 @@ def quantize(weights: torch.Tensor, form: WeightFormat) -> QuantizedTensor:
     return QuantizedTensor(form, codes.view(weights.shape), scales.view(*weights.shape[:-1], num_groups))
 
 
-def read_and_quantize(weight: StoredWeight) -> QuantizedTensor:
+def read_and_quantize(weight: StoredWeight, quantize: Quantize = quantize) -> QuantizedTensor:
     """Read a plain tensor and quantize it. Raises ``ModelError``."""
     tensor = read_tensor(weight.parts["weight"])
     return quantize(tensor.transpose(-1, -2) if weight.encoding == TRANSPOSED else tensor, weight.format)
@@ -85,7 +97,7 @@ class _Quantizer:
     cost as much as computing them.
     """
 
-    def __init__(self, grid: _Grid, group: int, capacity: int) -> None:
+    def __init__(self, grid: Grid, group: int, capacity: int) -> None:
         self._grid = grid
         self._weights = torch.empty(group * capacity)
         self._numbers = torch.empty(group * capacity)
@@ -103,6 +115,7 @@ class _Quantizer:
         if not bool(is_finite.all()):  # such a group gets the scale NaN, which shows in whatever it is multiplied with
             largest = torch.where(is_finite, largest, torch.zeros(()))
             weights.copy_(torch.where(is_finite, weights, torch.zeros(())))
+        largest = torch.where(largest.abs() >= _LEAST, largest, torch.zeros(()))
         scales = self._search_scales(weights, largest)
         stored = torch.where(is_finite, scales / self._grid.step, torch.full((), torch.nan)).half()
         nearest = self._round(weights, _reciprocal(stored.float() * self._grid.step))

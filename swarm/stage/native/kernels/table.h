@@ -4,6 +4,7 @@
 #include "experts.h"
 #include "norms.h"
 #include "products.h"
+#include "quantize.h"
 #include "rope.h"
 #include "sampling.h"
 
@@ -24,4 +25,5 @@ const SwarmKernels TABLE(VARIANT) = {
     .activate = activate,
     .route = route,
     .combine = combine,
+    .quantize = quantize,
 };
