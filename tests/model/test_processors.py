@@ -22,9 +22,14 @@ from swarm.stage.native.variant_choice import PORTABLE
 REPOSITORY = Path(__file__).parents[2]
 KERNELS = Path(native.__file__).parent
 TESTS = REPOSITORY / "tests" / "native"
-DRIVER = [TESTS / "driver.c", TESTS / "decoder.c"]
+DRIVER = [TESTS / "driver.c", TESTS / "decoder.c", TESTS / "quantized.c"]
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-OWN_BITS = ("dense bfloat16", "grouped bfloat16", "attend bfloat16")  # where bfloat16 is multiplied
+OWN_BITS = (
+    "dense bfloat16",
+    "grouped bfloat16",
+    "quantized bfloat16",
+    "attend bfloat16",
+)  # where bfloat16 is multiplied
 PROMPTS = 1000
 FEW_PROMPTS = 100  # plain C in an emulator takes its time
 
@@ -218,7 +223,7 @@ def test_a_slip_shows(tmp_path: Path, expected: Lines, slip: str) -> None:
     text = header.read_text()
     assert text.count(right) == 1
     header.write_text(text.replace(right, wrong))
-    parts = [*DRIVER, TESTS / "alone.c", kernels / "pool.c", kernels / "variants" / "portable.c"]
+    parts = [*DRIVER, TESTS / "alone.c", kernels / "pool.c", kernels / "packing.c", kernels / "variants" / "portable.c"]
     paths = [f"-I{kernels}" if flag == f"-I{KERNELS}" else flag for flag in flags()]
     command = ["cc", *paths, "-DONLY=swarm_kernels_portable", *map(str, parts), "-lm"]
     assert differing(lines([str(compiled(command, tmp_path / "driver"))], "portable", "cases"), expected)

@@ -289,6 +289,7 @@ static void draws(int kind, int64_t words) {
 static void cases(void) {
   for (int kind = SWARM_FLOAT32; kind <= SWARM_BFLOAT16; kind++) {
     products(kind);
+    quantized_cases(kind);
     norms(kind);
     rope(kind);
     mixture(kind, 5, 2, 33);

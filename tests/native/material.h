@@ -14,6 +14,8 @@
 int swarm_choose(const char *name);
 /* decoder.c: answers of a whole small model to prompts of these numbers, a line for each. */
 void decode_prompts(int kind, int64_t first, int64_t count);
+/* quantized.c: cases of quantized matrices with rows of a kind, a line for each. */
+void quantized_cases(int kind);
 
 static const char *const KIND_NAMES[] = {"float32", "bfloat16"};
 
@@ -22,7 +24,7 @@ static inline int64_t bytes_of(int kind) { return kind == SWARM_BFLOAT16 ? 2 : 4
 /* Everything that a case asks for; a test that runs out of memory has failed. */
 static inline void *room(int64_t bytes) {
   void *memory = aligned_alloc(64, (size_t)((bytes + 4159) / 64 * 64)); /* kernels may fetch ahead */
-  if (memory == NULL) abort();
+  if (bytes < 0 || memory == NULL) abort();
   return memset(memory, 0, (size_t)bytes);
 }
 
