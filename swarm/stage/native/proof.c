@@ -1,8 +1,8 @@
 /*
  * A small proof that stands between a variant and its users: no test can have run it on every processor there is.
- * Products of both kinds, plain, gated and with weights of four bits, must have the same bits for every row alone, among some and among all, and
- * those of a few rows must be near the portable variant's, which is slow. The shape leaves no loop out: more than one
- * block, a last block and a last step that aren't full, rows for every way to take them.
+ * Products of both kinds, plain, gated and with weights of four bits, must have the same bits for every row alone, among
+ * some and among all, and those of a few rows must be near the portable variant's, which is slow. The shape leaves no
+ * loop out: more than one block, a last block and a last step that aren't full, rows for every way to take them.
  */
 #include "proof.h"
 
