@@ -28,8 +28,6 @@ from swarm.stage.quantization.tensors import QuantizedTensor, code_values
 
 _PIECE = 1 << 18  # weights that are quantized at a time, so that intermediate results stay in the processor's cache
 _LEAST = 2.0**-64  # a group of smaller weights becomes zeros, as it would by its float16 scale
-    2.0**-64
-)  # a group of smaller weights becomes zeros: its float16 scale would be 0, and its reciprocal too large
 _MIDDLE = 256  # index of the number 0 in the tables of a grid, which are twice as long
 
 # What the largest weight of a group becomes in each trial, in steps of the format's grid.
