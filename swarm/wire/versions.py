@@ -46,8 +46,10 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     },
     4: {
         "description.manifest.activations": True,
+        "description.manifest.shared_bytes": True,
         "description.manifest.weights": True,
         "hello.manifest.activations": False,
+        "hello.manifest.shared_bytes": True,
         "hello.manifest.weights": False,
     },
 }

@@ -74,6 +74,7 @@ class ModelSizes:
     layer_weights: tuple[float, ...]  # time of each layer, as a multiple of the measured layer's time
     hop_bytes: int = 0  # sent from stage to stage in one step
     buffer_bytes: int = OVERHEAD_BYTES  # needed on every stage for computing a step, besides weights and KV cache
+    shared_bytes: int = 0  # of embedding and head, which a stage with both holds once
     head_buffer_bytes: int = OVERHEAD_BYTES  # needed instead of ``buffer_bytes`` on the stage with the head
 
     @property
@@ -89,7 +90,8 @@ class ModelSizes:
         the last."""
         total = sum(self.layer_bytes[layers.first : layers.stop])
         total += self.embed_bytes if layers.first == 0 else 0
-        return total + (self.head_bytes if layers.stop == self.num_layers else 0)
+        total += self.head_bytes if layers.stop == self.num_layers else 0
+        return total - (self.shared_bytes if layers == self.all_layers else 0)
 
     def buffers(self, layers: LayerRange) -> int:
         return self.head_buffer_bytes if layers.stop == self.num_layers else self.buffer_bytes
@@ -122,6 +124,7 @@ class ModelSizes:
             layer_bytes=manifest.layer_bytes,
             embed_bytes=manifest.embed_bytes,
             head_bytes=manifest.head_bytes,
+            shared_bytes=manifest.shared_bytes,
             kv_bytes=manifest.kv_bytes_per_token,
             layer_weights=tuple(size / measured if size else 1.0 for size in manifest.layer_bytes),
             hop_bytes=0,

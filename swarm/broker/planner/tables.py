@@ -55,6 +55,7 @@ def moved_bytes(model: ModelSizes, device: Device) -> Table:
     table = range_sums([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
     table[0, :] += 0 if 0 in loaded else model.embed_bytes
     table[:, -1] += 0 if model.num_layers - 1 in loaded else model.head_bytes
+    table[0, -1] -= 0 if loaded & {0, model.num_layers - 1} else model.shared_bytes
     return table
 
 
@@ -71,6 +72,7 @@ def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArr
     weights = range_sums(list(model.layer_bytes))
     weights[0, :] += model.embed_bytes
     weights[:, -1] += model.head_bytes
+    weights[0, -1] -= model.shared_bytes
     buffers = np.full_like(weights, model.buffer_bytes)
     buffers[:, -1] = model.head_buffer_bytes
     kv = np.floor(kv_positions * range_sums(list(model.kv_bytes)) / device.kv_share)

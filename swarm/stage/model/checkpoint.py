@@ -38,7 +38,7 @@ from swarm.hub.headers import (
 from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
-from swarm.stage.model.identity import compute_digest, compute_xxh3
+from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
@@ -273,6 +273,7 @@ class Checkpoint:
             layer_bytes=parts.layers,
             embed_bytes=parts.embed,
             head_bytes=parts.head,
+            shared_bytes=parts.shared,
             kv_bytes_per_token=(per_token,) * self.num_layers,
             files=self._files,
             assets=self.assets,
@@ -310,9 +311,19 @@ class Checkpoint:
         return Asset(path.name, path.stat().st_size, compute_digest(path))
 
     def digest_files(self, weight: StoredWeight) -> str:
-        """Return the digests of the files that hold a quantized matrix."""
-        digests = {file.name: file.digest for file in self._files}
-        return " ".join(sorted({digests[part.path.name] for part in weight.parts.values()}))
+        """Return what identifies the contents of the files that hold a quantized matrix."""
+        return " ".join(sorted({self._identities[part.path.name] for part in weight.parts.values()}))
+
+    @cached_property
+    def _identities(self) -> dict[str, str]:
+        """By file. A digest of samples may miss a change, so the times at which such a file was written belong to it:
+        what this machine has packed from another version of the file must not be used."""
+        paths = {tensor.path.name: tensor.path for tensor in self._stored_tensors()}
+        return {
+            file.name: f"{file.digest} {describe_version(paths[file.name])}" if is_sampled(file.digest) else file.digest
+            for file in self._files
+            if file.name in paths
+        }
 
     def _stored_tensors(self) -> Iterator[StoredTensor]:
         """Yield all tensors of the files: plain ones and the parts of quantized matrices."""
@@ -365,11 +376,18 @@ class Checkpoint:
             if size == 0:
                 raise ModelError(f"{self.folder} has no weights for layer {index}; download the missing files again")
         if tables:
-            # A tied table is loaded twice even by a stage with both ends: once for lookups, and once packed for its
-            # kernel.
+            # A plain tied table is loaded twice even by a stage with both ends: once for lookups, and once packed for
+            # its kernel. Lookups in a quantized one read what is packed for the kernel.
             tables.sort()
-            return _PartSizes(tuple(layers), tables[0][1], head + tables[-1][1])
+            shared = tables[0][1] if len(tables) == 1 and self._packs_table else 0
+            return _PartSizes(tuple(layers), tables[0][1], head + tables[-1][1], shared)
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
+
+    @property
+    def _packs_table(self) -> bool:
+        """Whether a table of the vocabulary is quantized in memory."""
+        weights = () if self.quantization.is_dense else self.quantized.values()
+        return any(weight.shape[0] == self.vocab_size and not LAYER.search(weight.name) for weight in weights)
 
     def packed_share(self, dtype: str) -> float:
         """Return the size of all weights by the manifest, over their size where quantized matrices are dequantized."""
@@ -400,6 +418,7 @@ class _PartSizes:
     layers: tuple[int, ...]
     embed: int
     head: int
+    shared: int  # bytes of both the embedding and the head that a stage with both holds once
 
 
 def _model_name(folder: Path) -> str:

@@ -44,6 +44,17 @@ def compute_digest(path: Path) -> str:
     return _compute_sha256(path) if path.stat().st_size <= MAX_WHOLE_BYTES else _sample_digest(path)
 
 
+def is_sampled(digest: str) -> bool:
+    """Whether a digest is of pieces of a file only."""
+    return not _SHA256.fullmatch(digest)
+
+
+def describe_version(path: Path) -> str:
+    """Return a text that changes with every change of a local file: its size and when it was written."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def compute_xxh3(path: Path) -> str:
     """Return xxh3-128 of a whole file: for small files that are sent on and verified by the receiver."""
     return xxhash.xxh3_128_hexdigest(path.read_bytes())

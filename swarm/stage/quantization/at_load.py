@@ -93,7 +93,7 @@ class Quantization:
         if kinds and self.weights in (INT4, INT8):
             raise ModelError(
                 f"{place} is quantized already ({', '.join(kinds)}), and --weights {self.weights} is for plain "
-                "checkpoints: start without it, or name the model's float16 or bfloat16 original"
+                "checkpoints: leave worker.weights at auto, or name the model's float16 or bfloat16 original"
             )
 
     def describe(self, stored: Iterable[StoredWeight], chosen: Collection[StoredWeight]) -> str:

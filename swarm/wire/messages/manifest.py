@@ -20,7 +20,7 @@ class Asset(Record, frozen=True):
 
 
 # Fields that depend on the weights' type.
-_DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "kv_bytes_per_token")
+_DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
 
 _QUANTIZATION_FIELDS = ("weights", "activations")
 
@@ -29,7 +29,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The facts about the model that all processes must agree on; the broker has no other information about it.
 
     ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
-    rounded; empty if they have the model's dtype. Other texts mean other numbers.
+    rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
+    both the embedding and the head holds once for both.
     """
 
     name: Name
@@ -48,6 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
     weights: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     activations: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    shared_bytes: Whole = 0
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head
@@ -56,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if layers.first == 0:
             total += self.embed_bytes
         if layers.stop == self.num_layers:
-            total += self.head_bytes
+            total += self.head_bytes - (self.shared_bytes if layers.first == 0 else 0)
         return total
 
     def differs_only_in_dtype(self, other: Manifest) -> bool:

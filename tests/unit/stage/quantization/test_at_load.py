@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization
+from swarm.wire.messages import LayerRange
 from tests.files_of_models import TINY_CONFIG, as_file
 
 HIDDEN, WORDS = 128, 256
@@ -77,6 +80,43 @@ def test_a_table_that_is_also_the_head_has_the_head_s_setting(tmp_path: Path) ->
     assert widths(Checkpoint(folder, quantization=Quantization("int4")))["model.embed_tokens.weight"] == "int6"
 
 
+def test_a_quantized_table_that_is_also_the_head_counts_once_on_a_stage_with_both_ends(tmp_path: Path) -> None:
+    """Stages with one of the two ends need it once each. A plain one is loaded twice even by a stage with both."""
+    sizes = {"num_hidden_layers": 2, "tie_word_embeddings": True}
+    layers = LAYER | {name.replace(".0.", ".1."): shape for name, shape in LAYER.items()}
+    folder = write_model(tmp_path, layers | {"model.embed_tokens.weight": (WORDS, HIDDEN)}, **sizes)
+    table = WORDS * HIDDEN * 6.5 / 8
+    for quantization, held, num_tables in ((Quantization("int4"), table, 1), (Quantization(), 2 * WORDS * HIDDEN, 2)):
+        manifest = Checkpoint(folder, quantization=quantization).manifest("bfloat16")
+        first, last = manifest.layer_bytes
+        assert (manifest.embed_bytes, manifest.head_bytes) == (held, held)
+        for sizes_of in (manifest, ModelSizes.from_manifest(manifest)):
+            assert sizes_of.weight_bytes(LayerRange(0, 1)) == first + held
+            assert sizes_of.weight_bytes(LayerRange(1, 2)) == last + held
+            assert sizes_of.weight_bytes(LayerRange(0, 2)) == first + last + num_tables * held
+
+
+def test_a_sampled_file_that_is_written_again_is_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest may miss the change. The manifest's is compared with other machines', so it has no times."""
+
+    def keys() -> tuple[str, str]:
+        checkpoint = Checkpoint(tmp_path, quantization=Quantization("int4"))
+        weight = checkpoint.quantized["lm_head.weight"]
+        return checkpoint.digest_files(weight), checkpoint.manifest("bfloat16").files[-1].digest
+
+    opened(tmp_path, Quantization("int4"))
+    path = tmp_path / "model.safetensors"
+    os.utime(path, ns=(1, 1))
+    whole = keys()
+    monkeypatch.setattr("swarm.stage.model.identity.MAX_WHOLE_BYTES", 1000)
+    sampled = keys()
+    os.utime(path, ns=(2, 2))
+    again = keys()
+    assert whole[0] == whole[1]
+    assert sampled[0] != again[0]
+    assert sampled[1] == again[1]
+
+
 def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, Quantization("int4", embedding="dense", head="int8"))
     assert widths(checkpoint) == dict.fromkeys(MATRICES, "int4") | {"lm_head.weight": "int8"}
@@ -125,7 +165,7 @@ def test_a_family_without_such_matrices_is_refused(tmp_path: Path) -> None:
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
     stored = opened(tmp_path, Quantization("int8")).quantized.values()
-    with pytest.raises(ModelError, match=r"llama is quantized already \(int8\), and --weights int4 is for plain"):
+    with pytest.raises(ModelError, match=r"quantized already \(int8\), .* leave worker\.weights at auto"):
         Quantization("int4").check_stored(stored, "llama")
     Quantization("dense").check_stored(stored, "llama")
     Quantization().check_stored(stored, "llama")
