@@ -2,7 +2,9 @@
 """Measure products with quantized weights: bytes of packed weights per second, beside what memory alone allows.
 
 Matrices are multiplied in turn, so that none stays in the caches. A probe that only reads the same memory, by as many
-threads, runs in between; shares are of its median.
+threads, runs in between; shares are of its median. All formats take turns at each number of rows. ``torch-int4`` and
+``torch-int8`` are torch's own products (bfloat16 only): ``_weight_int4pack_mm_for_cpu`` with groups of 32, and
+``_weight_int8pack_mm`` with one scale for each output. ``steady``: whether a row has the same bits alone.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ FORMATS = {
     "Q8_0": WeightFormat("Q8_0", Codes.INT8, 32, offset=128),
     "FP8": WeightFormat("FP8", Codes.FP8, 128),
 }
+TORCH = ("torch-int4", "torch-int8")
+TORCH_GROUP = 32
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 TOTAL_BYTES = 192 << 20  # of the matrices that are multiplied in turn
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -92,21 +96,21 @@ class Matrices:
             experts = QuantizedExperts([random_weight(form, outputs, inputs, count)], None, dtype)
             self.table, self.memory, self._keep = experts.table(), experts.matrices.packed, experts
         else:
-            self.count = max(2, TOTAL_BYTES // (outputs * inputs * dtype.itemsize))
-            packed = allocate_packed(self.count, outputs, inputs, dtype)
+            count = max(2, TOTAL_BYTES // (outputs * inputs * dtype.itemsize))
+            packed = allocate_packed(count, outputs, inputs, dtype)
             packed.fill_(0.5)
             kind = native.KINDS[dtype]
             self.table = (native.NativeMatrix * len(packed))(
                 *(native.NativeMatrix(each.data_ptr(), None, outputs, inputs, 0, kind, 0.0, 0.0) for each in packed)
             )
             self.memory, self._keep = packed, packed
-        self.num_bytes = self.memory.numel() * self.memory.element_size()
+        self.num_bytes, self.count = self.memory.numel() * self.memory.element_size(), len(self.table)
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, count: int) -> float:
         """Multiply the first matrices by rows; return the seconds that each took."""
         library, size = native.library(), ctypes.sizeof(native.NativeMatrix)
         assert library is not None
-        base, count = ctypes.addressof(self.table), min(count, len(self.table))
+        base, count = ctypes.addressof(self.table), min(count, self.count)
         began = time.perf_counter()
         for index in range(count):
             library.swarm_linear(
@@ -116,35 +120,89 @@ class Matrices:
         return (time.perf_counter() - began) / count
 
 
+class TorchMatrices:
+    """Equal matrices of random codes as torch packs and multiplies them."""
+
+    def __init__(self, name: str, outputs: int, inputs: int) -> None:
+        self.name, self.dtype = name, torch.bfloat16
+        is_int4 = name == "torch-int4"
+        self.count = TOTAL_BYTES // (outputs * inputs // (2 if is_int4 else 1))
+        codes = torch.randint(0, 16 if is_int4 else 127, (outputs, inputs), dtype=torch.int32)
+        if is_int4:
+            one = torch._convert_weight_to_int4pack_for_cpu(codes, 2)
+            self.factors = torch.ones(inputs // TORCH_GROUP, outputs, 2, dtype=torch.bfloat16)
+        else:
+            one = codes.to(torch.int8)
+            self.factors = torch.ones(outputs, dtype=torch.bfloat16)
+        self.memory = one.expand(self.count, *one.shape).contiguous()
+        self.num_bytes = self.memory.numel() * self.memory.element_size() + self.count * self.factors.numel() * 2
+        self.is_int4 = is_int4
+
+    def multiply(self, rows: torch.Tensor, out: torch.Tensor, count: int) -> float:
+        """Multiply the first matrices by rows; return the seconds that each took."""
+        count = min(count, self.count)
+        began = time.perf_counter()
+        for index in range(count):
+            last = (
+                torch._weight_int4pack_mm_for_cpu(rows, self.memory[index], TORCH_GROUP, self.factors)
+                if self.is_int4
+                else torch._weight_int8pack_mm(rows, self.memory[index], self.factors)
+            )
+        spent = (time.perf_counter() - began) / count
+        out.copy_(last)
+        return spent
+
+
+def is_steady(matrices: Matrices | TorchMatrices, rows: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether the first and the last row have the same bits alone as among all."""
+    matrices.multiply(rows, out, 1)
+    alone = torch.empty(1, out.shape[1], dtype=out.dtype)
+    for row in (0, len(rows) - 1):
+        matrices.multiply(rows[row : row + 1].clone(), alone, 1)
+        if not torch.equal(alone[0], out[row]):
+            return False
+    return True
+
+
 def measure(options: argparse.Namespace, probe: Callable[[int, int, int], object]) -> Iterator[dict[str, object]]:
     outputs, inputs = options.shape
     dtype = DTYPES[options.dtype]
-    for name in options.formats:
-        matrices = Matrices(name, outputs, inputs, dtype)
-        each_bytes = matrices.num_bytes / len(matrices.table)
-        for variant in options.variants:
-            with native.using_variant(variant):
-                for count in options.rows:
-                    rows, out = torch.randn(count, inputs).to(dtype), torch.empty(count, outputs, dtype=dtype)
-                    times, probes = [], []
-                    matrices.multiply(rows, out, 2)
-                    for _ in range(options.runs):
-                        began = time.perf_counter()
-                        probe(matrices.memory.data_ptr(), matrices.num_bytes, options.threads)
-                        probes.append(matrices.num_bytes / (time.perf_counter() - began))
-                        times.append(matrices.multiply(rows, out, max(2, 400 // (count + 8))))
-                    spent = median(times)
-                    yield {
-                        "format": name,
-                        "variant": variant,
-                        "rows": count,
-                        "us": round(spent * 1e6),
-                        "GB/s": round(each_bytes / spent / 1e9, 1),
-                        "probe": round(median(probes) / 1e9, 1),
-                        "share": round(each_bytes / spent / median(probes), 2),
-                        "GF": round(2 * outputs * inputs * count / spent / 1e9),
-                    }
-        del matrices
+    subjects = [
+        (each, variant)
+        for name in options.formats
+        for each in [TorchMatrices(name, outputs, inputs) if name in TORCH else Matrices(name, outputs, inputs, dtype)]
+        for variant in (["torch"] if name in TORCH else options.variants)
+    ]
+    for count in options.rows:
+        rows, out = torch.randn(count, inputs).to(dtype), torch.empty(count, outputs, dtype=dtype)
+        times: list[list[float]] = [[] for _ in subjects]
+        probes: list[list[float]] = [[] for _ in subjects]
+        steady = []
+        for run in range(options.runs + 1):
+            for index, (matrices, variant) in enumerate(subjects):
+                size = matrices.memory.numel() * matrices.memory.element_size()
+                with native.using_variant(native.variant() if variant == "torch" else variant):
+                    if run == 0:  # first calls, which aren't timed
+                        steady.append(is_steady(matrices, rows, out))
+                        matrices.multiply(rows, out, 2)
+                        continue
+                    began = time.perf_counter()
+                    probe(matrices.memory.data_ptr(), size, options.threads)
+                    probes[index].append(size / (time.perf_counter() - began))
+                    times[index].append(matrices.multiply(rows, out, max(2, 400 // (count + 8))))
+        for index, (matrices, variant) in enumerate(subjects):
+            spent, each_bytes = median(times[index]), matrices.num_bytes / matrices.count
+            yield {
+                "format": matrices.name,
+                "variant": variant,
+                "rows": count,
+                "us": round(spent * 1e6),
+                "GB/s": round(each_bytes / spent / 1e9, 1),
+                "probe": round(median(probes[index]) / 1e9, 1),
+                "share": round(each_bytes / spent / median(probes[index]), 2),
+                "GF": round(2 * outputs * inputs * count / spent / 1e9),
+                "steady": "yes" if steady[index] else "no",
+            }
 
 
 def shape(text: str) -> tuple[int, int]:
@@ -154,7 +212,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--formats", nargs="+", choices=[*FORMATS, "dense"], default=[*FORMATS, "dense"])
+    parser.add_argument("--formats", nargs="+", choices=[*FORMATS, *TORCH, "dense"], default=[*FORMATS, "dense"])
     parser.add_argument("--variants", nargs="+", default=None, help="default: the one that this machine uses")
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--shape", type=shape, default=(5632, 2048), help="outputs x inputs")
@@ -166,6 +224,8 @@ def main() -> None:
     wait_passively()
     if native.library() is None:
         parser.error(f"no kernels: {native.unavailable_reason()}")
+    if options.dtype != "bfloat16" and set(options.formats) & set(TORCH):
+        parser.error("torch's own products have bfloat16 rows")
     options.variants = options.variants or [native.variant()]
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(), cores.computing(options.threads, 512):
         found = list(measure(options, build_probe(Path(folder))))

@@ -1,13 +1,13 @@
 /*
- * Runs our AMX variant on a processor without AMX: for tests alone, to be preloaded (LD_PRELOAD).
+ * Runs our AMX variant without the processor's AMX: for tests alone, to be preloaded (LD_PRELOAD).
  *
- * An instruction that the processor doesn't know is a fault (SIGILL). The handler here decodes the eight that the variant
- * uses, does by Intel's manual what they would do, and lets the program go on behind them. Anything else that it meets
+ * An invalid instruction is a fault (SIGILL). Those of AMX are invalid on a processor without it; where it has them, the
+ * test changes the number of their map of opcodes to 31. The handler here decodes the eight that the variant uses, does by Intel's manual what they would do, and lets the program go on behind them. Anything else that it meets
  * (another instruction, shapes that don't fit each other, tiles that are still set up at the end) ends the process with
  * a word about it. The variant is offered because a preloaded function stands before the library's own of its name.
  *
- * AMX_EMULATOR=forgets leaves out odd inputs, AMX_EMULATOR=uneven adds in another order where a tile has one row: so
- * that a test can see what becomes of a processor that computes otherwise than we think.
+ * AMX_EMULATOR=forgets leaves out odd inputs, AMX_EMULATOR=uneven adds in another order where a tile has one row, and
+ * with AMX_EMULATOR="three bytes" a product of bytes leaves out every fourth: so that a test can see what becomes of a processor that computes otherwise than we think.
  */
 #if defined(__x86_64__) && defined(__linux__)
 #define _GNU_SOURCE
@@ -33,7 +33,7 @@ typedef struct {
 
 static __thread State state __attribute__((tls_model("initial-exec")));
 static atomic_int configured; /* threads that have tiles set up */
-static int forgets, uneven, poisoned;
+static int forgets, uneven, poisoned, three_bytes;
 
 const char *swarm_tiles_refused(void) { return NULL; }
 
@@ -97,7 +97,7 @@ static void decode_memory(Decoded *found, const ucontext_t *context, int mod, in
 
 static Decoded decode(const ucontext_t *context) {
   const uint8_t *at = (const uint8_t *)context->uc_mcontext.gregs[REG_RIP];
-  if (at[0] != 0xc4 || (at[1] & 0x1f) != 2) die("no instruction of AMX", at);
+  if (at[0] != 0xc4 || ((at[1] & 0x1f) != 2 && (at[1] & 0x1f) != 31)) die("no instruction of AMX", at);
   if (at[2] & 0x84) die("VEX.W or VEX.L is set", at);
   int modrm = at[4], mod = modrm >> 6;
   Decoded found = {.at = at, .opcode = at[3], .prefix = at[2] & 3, .reg = modrm >> 3 & 7, .rm = modrm & 7,
@@ -209,6 +209,7 @@ static void multiply_bytes(const Decoded *found, int is_signed) {
       int32_t sum;
       memcpy(&sum, state.data[all.sums][row] + 4 * n, sizeof sum);
       for (int i = 0; i < 4 * all.quarters; i++) {
+        if (three_bytes && i % 4 == 3) continue;
         uint8_t weight = state.data[all.right][i / 4][4 * n + i % 4];
         sum += (int8_t)state.data[all.left][row][i] * (is_signed ? (int8_t)weight : weight);
       }
@@ -248,6 +249,7 @@ __attribute__((constructor)) static void install(void) {
   const char *how = getenv("AMX_EMULATOR");
   forgets = how != NULL && strcmp(how, "forgets") == 0;
   uneven = how != NULL && strcmp(how, "uneven") == 0;
+  three_bytes = how != NULL && strcmp(how, "three bytes") == 0;
   poisoned = how != NULL && strcmp(how, "poisoned") == 0;
   struct sigaction action = {.sa_sigaction = emulate, .sa_flags = SA_SIGINFO | SA_NODEFER};
   sigemptyset(&action.sa_mask);

@@ -1,7 +1,8 @@
 """The AMX variant: its chain of sums, what it reads, and what stands between it and its users.
 
-Where the processor has no AMX, a preloaded library (``amx_emulator.c``) does what the eight instructions would do, and
-these tests and ``test_variants`` run once more with it, in a process of their own.
+Some of these tests, and some of the variant's products, attention, quantized weights and int8 rows, run once more
+without the processor's AMX, in a process of their own: a copy of the library has invalid instructions in place of the
+eight, and a preloaded library (``amx_emulator.c``) does what the eight would do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +26,18 @@ from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 
 HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
 SOURCES = Path(native.__file__).parent
 LIBRARY = native.library()
 RUNS = LIBRARY is not None and "amx" in native.variants(LIBRARY)
 FLAGS = Path("/proc/cpuinfo")
+IS_EMULATED = "emulator" in os.environ.get("LD_PRELOAD", "")
 EMULATED = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps", "tdpbssd", "tdpbsud"}
 TILE_PAIRS = 16
 
 Floats = NDArray[np.float32]
 
-needs_amx = pytest.mark.skipif(not RUNS, reason="no AMX: runs under the emulator, by the test at the end of this file")
+needs_amx = pytest.mark.skipif(not RUNS, reason="no AMX: runs under the emulator, by a test at the end of this file")
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
@@ -74,6 +78,8 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = tmp_path_factory.mktemp("pieces") / "pieces.so"
     command = ["cc", "-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", f"-I{SOURCES}"]
     subprocess.run([*command, str(HERE / "amx_pieces.c"), "-o", str(built)], check=True, timeout=240)
+    if IS_EMULATED:
+        make_invalid(built)
     library = ctypes.CDLL(str(built))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.guarded.restype = pointer
@@ -81,6 +87,26 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     product = [pointer, count, count, ctypes.c_int, pointer, count, count, pointer, count, ctypes.c_int, pointer]
     library.piece_of_product.argtypes = product
     return library
+
+
+def tile_instructions(library: Path) -> list[tuple[int, bytes, str]]:
+    """Return address, bytes and name of each instruction of AMX in a library."""
+    listing = subprocess.run(
+        ["objdump", "-d", "--insn-width=16", str(library)], capture_output=True, text=True, check=True, timeout=240
+    ).stdout
+    used = re.findall(r"^ +([0-9a-f]+):\t([0-9a-f ]+)\t(\w*tile\w*|tdp\w+|\w+(?= +.*%tmm))", listing, re.MULTILINE)
+    return [(int(address, 16), bytes.fromhex(code), name) for address, code, name in used]
+
+
+def make_invalid(library: Path) -> None:
+    """Turn each instruction of AMX into one that no processor has, by the number of its opcodes' map: 31 instead of 2.
+    The emulator takes either."""
+    code = bytearray(library.read_bytes())
+    for address, before, name in tile_instructions(library):
+        assert code[address : address + len(before)] == before, f"{name} is elsewhere in the file"
+        assert before[1] & 0x1F == 2
+        code[address + 1] |= 0x1F
+    library.write_bytes(code)
 
 
 def guarded(pieces: ctypes.CDLL, like: NDArray[np.generic]) -> int:
@@ -148,11 +174,7 @@ def test_a_variant_that_fails_its_proof_is_passed_over(monkeypatch: pytest.Monke
 def test_no_instruction_is_used_that_is_not_emulated() -> None:
     """Of all that AMX has, the library uses what the tests run."""
     assert LIBRARY is not None
-    listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", LIBRARY._name], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    used = set(re.findall(r"^ +[0-9a-f]+:\t((?:\w*tile\w*|tdp\w+|\w+ +.*%tmm.*))", listing, re.MULTILINE))
-    names = {line.split()[0] for line in used}
+    names = {name for _, _, name in tile_instructions(Path(LIBRARY._name))}
     assert names == EMULATED if RUNS else names in (EMULATED, set()), (
         "a library may have been built without the variant"
     )
@@ -161,48 +183,60 @@ def test_no_instruction_is_used_that_is_not_emulated() -> None:
 # --- the emulator -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Emulated:
+    """An emulator, and a copy of the repository whose library needs it."""
+
+    emulator: Path
+    copy: Path
+
+    def run(self, *arguments: str, how: str = "") -> subprocess.CompletedProcess[str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**own, "LD_PRELOAD": str(self.emulator), "AMX_EMULATOR": how},
+            cwd=self.copy,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+
 @pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if "emulator" in os.environ.get("LD_PRELOAD", ""):
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    if IS_EMULATED:
         pytest.skip("this is the emulated process")
     if not FLAGS.exists() or "avx512_bf16" not in FLAGS.read_text():
         pytest.skip("AMX is emulated on x86-64 with AVX-512 BF16 alone, which the rest of the variant needs")
-    if LIBRARY is None or shutil.which("cc") is None:
-        pytest.skip("no native kernels, or no C compiler for the emulator")
-    built = tmp_path_factory.mktemp("emulator") / "emulator.so"
+    if LIBRARY is None or shutil.which("cc") is None or shutil.which("objdump") is None:
+        pytest.skip("no native kernels, or no C compiler and objdump for the emulator")
+    folder = tmp_path_factory.mktemp("emulator")
+    built, copy = folder / "emulator.so", folder / "copy"
     command = ["cc", "-std=gnu11", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
         [*command, "-shared", "-fPIC", str(HERE / "amx_emulator.c"), "-o", str(built)], check=True, timeout=240
     )
-    return built
+    for name in ("swarm", "tests"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", copy)
+    make_invalid(copy / SOURCES.relative_to(REPOSITORY) / Path(LIBRARY._name).name)
+    return Emulated(built, copy)
 
 
-def emulated(emulator: Path, *arguments: str, **how: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**own, "LD_PRELOAD": str(emulator), **how},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-@pytest.mark.skipif(RUNS, reason="the processor has AMX, and runs all of this by itself")
-def test_the_variant_under_the_emulator(emulator: Path) -> None:
-    """All tests of it, none left out, and attention, which cuts its products otherwise. The process fails if it leaves
-    tiles set up. pytest's own handler of faults would stand in the emulator's way."""
-    files = [f"tests/model/test_{name}.py" for name in ("variants", "amx", "attention", "int8_rows")]
-    wanted = "amx-torch or (amx and crowds) or chain or pieces_of or (test_rows and bfloat16 and 20 and not without)"
+def test_the_variant_under_the_emulator(emulated: Emulated) -> None:
+    """None of these tests is left out. The process fails if it leaves tiles set up. pytest's own handler of faults
+    would stand in the emulator's way."""
+    names = ("variants", "amx", "attention", "int8_rows", "quantized_kernels")
+    files = [f"tests/model/test_{name}.py" for name in names]
+    products = "amx-torch or (amx and (crowds or (every_number and bfloat16) or gated or another_order))"
+    wanted = f"{products} or chain or pieces_of or (test_rows and bfloat16 and 20 and not without)"
     options = ["-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", wanted]
-    done = emulated(emulator, "-m", "pytest", *options, *files)
+    done = emulated.run("-m", "pytest", *options, *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert re.search(r"^\d+ passed, \d+ deselected", done.stdout, re.MULTILINE), done.stdout[-400:]  # none skipped
 
 
-@pytest.mark.skipif(RUNS, reason="the processor has AMX, and is what it is")
 @pytest.mark.parametrize(
     ("how", "wrong"),
     [
@@ -210,14 +244,15 @@ def test_the_variant_under_the_emulator(emulator: Path) -> None:
         ("forgets", "its products are wrong"),
         ("poisoned", "its products are wrong"),
         ("uneven", "a row has other bits among few rows than among many"),
+        ("three bytes", "its products of whole numbers are wrong"),
     ],
-    ids=["sound", "forgets", "poisoned", "uneven"],
+    ids=["sound", "forgets", "poisoned", "uneven", "three bytes"],
 )
-def test_a_processor_that_computes_otherwise(emulator: Path, how: str, wrong: str) -> None:
+def test_a_processor_that_computes_otherwise(emulated: Emulated, how: str, wrong: str) -> None:
     """The proof at load passes a sound one, and passes over one that is wrong or whose bits depend on the rows."""
     program = (
         "from swarm.stage import native; native.library(); print(native.variant(), native.rejected_variants(), sep=';')"
     )
-    done = emulated(emulator, "-c", program, AMX_EMULATOR=how)
+    done = emulated.run("-c", program, how=how)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == (f"avx512bf16;amx: {wrong}" if wrong else "amx;")

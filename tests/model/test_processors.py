@@ -134,8 +134,9 @@ def expected(here: Command) -> Lines:
 
 def test_every_variant_of_this_processor(here: Command, expected: Lines) -> None:
     """All cases of every kernel: the portable family agrees in all of them, the others in all that isn't a product of
-    bfloat16. With one thread and with three, and each NaN where the others have one."""
-    assert len(expected) >= 1200
+    bfloat16 (rows rounded to int8 are whole numbers). With one thread and with three, and each NaN where the others
+    have one."""
+    assert len(expected) >= 2100
     for name, found in zip(names_here(), all_lines([[*here, each, "cases"] for each in names_here()]), strict=True):
         unlike = differing(found, expected)
         if name not in PORTABLE:

@@ -1,7 +1,7 @@
 """Products with quantized weights, in every variant of our kernels that this processor can run.
 
 A row's bits depend on the row alone, the variants of the portable family have the same bits, and all are near what
-float64 gives. ``test_amx`` runs this file once more under an emulator, where the processor has no AMX.
+float64 gives. ``test_amx`` runs the AMX variant's tests of many rows, gates and orders once more under an emulator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every variant of our kernels that this processor can run: a row's products have the same bits whatever is beside it.
 
-``test_amx`` runs this file once more under an emulator, where the processor has no AMX.
+``test_amx`` runs the AMX variant's tests once more under an emulator.
 """
 
 from __future__ import annotations
