@@ -78,7 +78,7 @@ async def test_two_stages_are_killed_one_after_the_other(bench: Bench) -> None:
 
 
 async def test_all_stages_are_killed(bench: Bench) -> None:
-    """New processes load the packed weights of the old ones from the cache and compute everything again."""
+    """New processes compute everything again from the tokens that the broker has."""
     async with bench.under_load(warm=60):
         for name in await bench.order():
             bench.swarm.kill(name)
