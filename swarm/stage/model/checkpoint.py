@@ -61,6 +61,7 @@ _ASSETS = (
     "generation_config.json",
 )
 
+_GATE_OR_UP = re.compile(r"(?P<path>.*\.mlp\.)(?P<part>gate|up)_proj\.weight")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -401,8 +402,19 @@ class Checkpoint:
         for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
             yield tensor.name, tensor.shape, tensor.num_elements * element_bytes
         for weight in self.quantized.values():
-            dense = math.prod(weight.shape) * element_bytes
-            yield weight.name, weight.shape, dense if self.quantization.is_dense else weight.packed_bytes
+            is_dense = self.quantization.is_dense or self._is_unpacked(weight)
+            size = math.prod(weight.shape) * element_bytes if is_dense else weight.packed_bytes
+            yield weight.name, weight.shape, size
+
+    def _is_unpacked(self, weight: StoredWeight) -> bool:
+        """Whether a matrix is dequantized because it can't be packed with the one that it is multiplied with in one
+        pass: gate and up of unlike formats."""
+        match = _GATE_OR_UP.fullmatch(weight.name)
+        if match is None:
+            return False
+        name = match["path"] + ("up" if match["part"] == "gate" else "gate") + "_proj.weight"
+        other = self.quantized.get(name)
+        return name in self.tensors or (other is not None and other.format != weight.format)
 
     def _positive_setting(self, *names: str, most: int = _MAX_SIZE) -> int:
         """Return the first of these settings that the configuration has, as a positive integer."""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization
+from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization, own_format
 from swarm.wire.messages import LayerRange
 from tests.files_of_models import TINY_CONFIG, as_file
 
@@ -115,6 +116,17 @@ def test_a_sampled_file_that_is_written_again_is_packed_again(tmp_path: Path, mo
     assert whole[0] == whole[1]
     assert sampled[0] != again[0]
     assert sampled[1] == again[1]
+
+
+def test_gate_and_up_of_unlike_formats_count_dense(tmp_path: Path) -> None:
+    """They are multiplied in one pass, and what can't be packed together is dequantized."""
+    layer = LAYER | {"model.layers.0.mlp.up_proj.weight": (192, HIDDEN)}
+    checkpoint = Checkpoint(write_model(tmp_path, layer | TABLES), quantization=Quantization("int4"))
+    packed = checkpoint.manifest("bfloat16").layer_bytes[0]
+    up = checkpoint.quantized["model.layers.0.mlp.up_proj.weight"]
+    checkpoint.quantized[up.name] = replace(up, format=own_format("int8", 32))
+    both = 2 * 192 * HIDDEN
+    assert checkpoint.manifest("bfloat16").layer_bytes[0] == packed + both * (2 - 4.5 / 8)
 
 
 def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
