@@ -4,7 +4,7 @@
 Matrices are multiplied in turn, so that none stays in the caches. A probe that only reads the same memory, by as many
 threads, runs in between; shares are of its median. All formats take turns at each number of rows. ``torch-int4`` and
 ``torch-int8`` are torch's own products (bfloat16 only): ``_weight_int4pack_mm_for_cpu`` with groups of 32, and
-``_weight_int8pack_mm`` with one scale for each output. ``steady``: whether a row has the same bits alone.
+``_weight_int8pack_mm`` with one scale for each output.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class TorchMatrices:
         else:
             one = codes.to(torch.int8)
             self.factors = torch.ones(outputs, dtype=torch.bfloat16)
-        self.memory = one.expand(self.count, *one.shape).contiguous()
+        self.memory = native.allocate_weights(self.count * one.numel(), one.dtype).view(self.count, *one.shape)
+        self.memory.copy_(one)
         self.num_bytes = self.memory.numel() * self.memory.element_size() + self.count * self.factors.numel() * 2
         self.is_int4 = is_int4
 
@@ -153,17 +154,6 @@ class TorchMatrices:
         return spent
 
 
-def is_steady(matrices: Matrices | TorchMatrices, rows: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether the first and the last row have the same bits alone as among all."""
-    matrices.multiply(rows, out, 1)
-    alone = torch.empty(1, out.shape[1], dtype=out.dtype)
-    for row in (0, len(rows) - 1):
-        matrices.multiply(rows[row : row + 1].clone(), alone, 1)
-        if not torch.equal(alone[0], out[row]):
-            return False
-    return True
-
-
 def measure(options: argparse.Namespace, probe: Callable[[int, int, int], object]) -> Iterator[dict[str, object]]:
     outputs, inputs = options.shape
     dtype = DTYPES[options.dtype]
@@ -177,13 +167,11 @@ def measure(options: argparse.Namespace, probe: Callable[[int, int, int], object
         rows, out = torch.randn(count, inputs).to(dtype), torch.empty(count, outputs, dtype=dtype)
         times: list[list[float]] = [[] for _ in subjects]
         probes: list[list[float]] = [[] for _ in subjects]
-        steady = []
         for run in range(options.runs + 1):
             for index, (matrices, variant) in enumerate(subjects):
                 size = matrices.memory.numel() * matrices.memory.element_size()
                 with native.using_variant(native.variant() if variant == "torch" else variant):
                     if run == 0:  # first calls, which aren't timed
-                        steady.append(is_steady(matrices, rows, out))
                         matrices.multiply(rows, out, 2)
                         continue
                     began = time.perf_counter()
@@ -201,7 +189,6 @@ def measure(options: argparse.Namespace, probe: Callable[[int, int, int], object
                 "probe": round(median(probes[index]) / 1e9, 1),
                 "share": round(each_bytes / spent / median(probes[index]), 2),
                 "GF": round(2 * outputs * inputs * count / spent / 1e9),
-                "steady": "yes" if steady[index] else "no",
             }
 
 
