@@ -10,9 +10,7 @@
 #include "tiles_amx.h"
 
 #define HALF 32 /* outputs that are multiplied at a time */
-#ifndef BATCH
-#define BATCH 2
-#endif
+#define BATCH 2 /* groups that are added together */
 
 /* Decoded groups, and the rows that they multiply. */
 typedef struct {
@@ -36,6 +34,7 @@ typedef struct {
   int first;
 } Pending;
 
+/* Add the parts of some rows, of `count` groups. */
 INLINE void add_rows_of(int count, int has_minima, const Pending *from, int64_t groups, int64_t row, int64_t end) {
   vec scale[BATCH][2], minimum[BATCH][2];
   for (int g = 0; g < count; g++) {
@@ -59,7 +58,7 @@ INLINE void add_rows_of(int count, int has_minima, const Pending *from, int64_t 
   }
 }
 
-/* Share `share` of `shares` of the rows. */
+/* Add the parts of one of several equal shares of the rows. */
 INLINE void add_pending(int has_minima, const Pending *from, int64_t groups, int64_t share, int64_t shares) {
   int64_t row = from->rows * share / shares, end = from->rows * (share + 1) / shares;
   if (from->count == BATCH)
@@ -68,7 +67,7 @@ INLINE void add_pending(int has_minima, const Pending *from, int64_t groups, int
     add_rows_of(1, has_minima, from, groups, row, end);
 }
 
-/* One group's products with 32 outputs. `low`: how far the second tile of rows is from the first; 0: there is none. */
+/* One group's products with 32 outputs. `two`: of 17 to 32 rows, else of up to 16. */
 INLINE void multiply_half(const uint16_t *weights, int64_t steps, const uint16_t *x, int64_t stride, int two,
                           float *parts) {
   const uint16_t *x_low = x + TILE_PAIRS * stride;
@@ -79,14 +78,14 @@ INLINE void multiply_half(const uint16_t *weights, int64_t steps, const uint16_t
     TILE_ZERO(2);
     TILE_ZERO(3);
   }
-  for (int64_t at = 0; at < steps; at++, weights += TILE_PAIRS * PAIR_OF_BLOCK, x += 2 * TILE_PAIRS, x_low += 2 * TILE_PAIRS) {
-    TILE_LOAD(4, x, stride * 2);
+  for (int64_t at = 0; at < steps; at++, weights += TILE_PAIRS * PAIR_OF_BLOCK) {
+    TILE_LOAD(4, x + at * 2 * TILE_PAIRS, stride * 2);
     TILE_LOAD(6, weights, step);
     TILE_MULTIPLY(0, 4, 6);
     TILE_LOAD(7, weights + 32, step);
     TILE_MULTIPLY(1, 4, 7);
     if (two) {
-      TILE_LOAD(5, x_low, stride * 2);
+      TILE_LOAD(5, x_low + at * 2 * TILE_PAIRS, stride * 2);
       TILE_MULTIPLY(2, 5, 6);
       TILE_MULTIPLY(3, 5, 7);
     }
@@ -99,7 +98,7 @@ INLINE void multiply_half(const uint16_t *weights, int64_t steps, const uint16_t
   }
 }
 
-/* Up to 32 rows times 32 outputs of all groups; what was pending before is added, and what is pending afterwards left. */
+/* Multiply up to 32 rows and 32 outputs of all groups, adding the parts that were pending; the last ones stay pending. */
 INLINE void multiply_chunk(int has_minima, const Decoded *from, int64_t row, int64_t rows, int64_t output,
                            float *parts[2], Pending *pending) {
   const int64_t size = from->job->format->group, groups = from->job->layout.groups;
@@ -122,6 +121,7 @@ INLINE void multiply_chunk(int has_minima, const Decoded *from, int64_t row, int
   }
 }
 
+/* All rows times all outputs. A rest that fills no two tiles comes last, with tiles of its size. */
 INLINE void multiply_chunks(int has_minima, const Decoded *from, int64_t rows, float *room) {
   const int64_t pairs = least(TILE_PAIRS, from->job->format->group / 2);
   const int64_t rest = rows % TWO_TILES, whole = rows - rest;

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
   uint16_t weights[3 * SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK]; /* a segment, or three groups */
   Factors factors[SEGMENT_GROUPS];
-  float parts[4 * CHUNK_ROWS * WIDTH];
+  float parts[2 * CHUNK_ROWS * WIDTH]; /* with many rows: two batches of groups, half as many outputs (chunks_amx.h) */
 } Bench;
 
 /* A block's way through memory: `after` is what the same thread reads next, or NULL. */
