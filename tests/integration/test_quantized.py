@@ -248,4 +248,6 @@ def test_an_unsupported_type_names_itself_and_what_to_use(tmp_path: Path) -> Non
 
 def test_a_quantized_file_is_not_quantized_again(files: dict[str, Path]) -> None:
     line = refusal(files["tiny-mixed.gguf"], "--weights", "int4")
-    assert re.search(r"tiny-mixed is quantized already \(Q4_0, Q4_K, Q6_K, Q8_0\), .* leave worker\.weights at auto", line)
+    assert re.search(
+        r"tiny-mixed is quantized already \(Q4_0, Q4_K, Q6_K, Q8_0\), .* leave worker\.weights at auto", line
+    )
