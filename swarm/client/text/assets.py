@@ -10,6 +10,7 @@ from pathlib import Path
 
 import xxhash
 
+from swarm.cache_folder import cache_folder
 from swarm.wire.messages import Asset
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -17,11 +18,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 def cache_directory() -> Path:
     """Return ``assets`` in ``$SWARM_CACHE``, or ``swarm/assets`` in the user's cache directory."""
-    chosen = os.environ.get("SWARM_CACHE")
-    if chosen:
-        return Path(chosen) / "assets"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "swarm" / "assets"
+    return cache_folder("assets")
 
 
 def is_genuine(content: bytes, asset: Asset) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from swarm.cache_folder import cache_folder
 from swarm.stage.matmul.probe import SIZES, Proof
 
 _VERSION = 2  # version of the probe: increase it when its trials, or the way kernels are called, change
@@ -31,9 +32,7 @@ _cache: dict[ProofKey, Proof] = {}  # proofs of this process, by key
 
 def folder() -> Path:
     """Return the proofs' folder: ``proofs`` in ``$SWARM_CACHE``, or in ``swarm`` in the user's cache directory."""
-    chosen = os.environ.get("SWARM_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
-    return base / "proofs"
+    return cache_folder("proofs")
 
 
 def get_proof(key: ProofKey, make: Callable[[], Proof]) -> Proof:

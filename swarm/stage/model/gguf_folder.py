@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from swarm.cache_folder import cache_folder
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel
 from swarm.stage.model.gguf_config import make_config
@@ -24,11 +24,9 @@ from swarm.stage.model.gguf_tokenizer import end_tokens, make_tokenizer
 _VERSION = 1  # increase it when the derived files change
 
 
-def cache_folder() -> Path:
+def derived_folders() -> Path:
     """Return the folder of all derived files: ``gguf`` in ``$SWARM_CACHE`` or the user's cache directory."""
-    chosen = os.environ.get("SWARM_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
-    return base / "gguf"
+    return cache_folder("gguf")
 
 
 def derive_folder(model: GgufModel) -> Path:
@@ -36,7 +34,7 @@ def derive_folder(model: GgufModel) -> Path:
 
     Raises ``ModelError``.
     """
-    path = cache_folder() / f"v{_VERSION}-{_header_digest(model)}"
+    path = derived_folders() / f"v{_VERSION}-{_header_digest(model)}"
     if (path / "config.json").is_file():
         return path
     files = _make_files(model)

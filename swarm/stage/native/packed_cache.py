@@ -10,7 +10,6 @@ A cache that can't be used (a full or read-only disk, no home directory) costs o
 from __future__ import annotations
 
 import hashlib
-import os
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from swarm.cache_folder import cache_folder
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.native.packed_files import FIRST_NUMBER, PackedFiles
@@ -40,9 +40,7 @@ def configure(limit_bytes: int) -> None:
 
 def folder() -> Path:
     """Return the cache's folder: ``packed`` in ``$SWARM_CACHE``, or in ``swarm`` in the user's cache directory."""
-    chosen = os.environ.get("SWARM_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
-    return base / "packed"
+    return cache_folder("packed")
 
 
 def load_or_pack(key: str, num_bytes: int, pack: Callable[[torch.Tensor], None]) -> torch.Tensor:

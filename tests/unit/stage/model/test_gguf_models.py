@@ -12,7 +12,7 @@ import pytest
 
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint, locate_model
-from swarm.stage.model.gguf_folder import cache_folder
+from swarm.stage.model.gguf_folder import derived_folders
 from swarm.stage.model.gguf_names import NAMES
 from swarm.stage.quantization.formats import Codes, Minima, Scales
 from tests.gguf_headers import VOCABULARY, llama_tensors, write_file
@@ -81,7 +81,7 @@ def test_copies_of_a_file_have_the_same_derived_files(tmp_path: Path) -> None:
     first, second = (open_model(folder / "tiny.gguf") for folder in (one, other))
     assert first.manifest("float32") == second.manifest("float32")
     assert first.folder == second.folder
-    assert [path.name for path in cache_folder().iterdir()] == [first.folder.name]
+    assert [path.name for path in derived_folders().iterdir()] == [first.folder.name]
 
 
 def test_another_header_has_another_folder(tmp_path: Path) -> None:
