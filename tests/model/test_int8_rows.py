@@ -5,7 +5,6 @@ They must have the bits that numpy gets operation by operation, on every variant
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 from swarm.stage import native
 from swarm.stage.native import cores
-from swarm.stage.native.int8_rows import supports_int8, use_int8_rows
+from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.quantized import QuantizedGated, QuantizedLinear, QuantizedMatrices, quantized_experts
 from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat
 from swarm.stage.quantization.tensors import QuantizedTensor
@@ -159,28 +158,19 @@ def test_rounded_rows_are_close_to_the_rows() -> None:
     assert np.abs(wholes).max() == 127
 
 
-@pytest.fixture
-def process_wide() -> Iterator[None]:
-    use_int8_rows(True)
-    yield
-    use_int8_rows(False)
-
-
 @pytest.mark.skipif(LIBRARY is None, reason="no native kernels")
-@pytest.mark.usefixtures("process_wide")
-def test_the_process_s_setting_holds_for_what_is_packed_after_it() -> None:
+def test_int8_rows_are_a_wish_that_a_format_must_support() -> None:
     """Linear layers and experts; a format that has no such products keeps its own."""
     tensor = random_tensor(WAYS[0], 64, 64)
     fp8 = random_tensor(weight_format(Codes.FP8, Scales.FLOAT32, Minima.NONE, 128), 64, 64)
     experts = random_tensor(WAYS[0], 3, 64, 64)
-    assert QuantizedMatrices([weight_of(tensor)]).format.int8_rows
+    assert QuantizedMatrices([weight_of(tensor)], int8_rows=True).format.int8_rows
     assert not QuantizedMatrices([weight_of(tensor)], int8_rows=False).format.int8_rows
     assert not QuantizedMatrices([weight_of(fp8)]).format.int8_rows
     assert not QuantizedMatrices([weight_of(fp8)], int8_rows=True).format.int8_rows
-    inner, down = quantized_experts([weight_of(experts)], weight_of(experts), torch.float32)
+    inner, down = quantized_experts([weight_of(experts)], weight_of(experts), torch.float32, int8_rows=True)
     assert inner.matrices.format.int8_rows
     assert down.matrices.format.int8_rows
-    use_int8_rows(False)
     assert not QuantizedMatrices([weight_of(tensor)]).format.int8_rows
 
 

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 from swarm.stage.quantization.formats import Codes, WeightFormat
 
-_uses_int8: list[bool] = [False]  # one entry: whether matrices that are packed from now on multiply int8 rows
-
-
-def use_int8_rows(enabled: bool) -> None:
-    """Set whether this process multiplies rows rounded to int8. Call it before anything is loaded."""
-    _uses_int8[:] = [enabled]
-
-
-def uses_int8_rows(form: WeightFormat) -> bool:
-    """Whether a matrix of this format multiplies rows rounded to int8 in this process."""
-    return _uses_int8[0] and supports_int8(form)
-
 
 def supports_int8(form: WeightFormat) -> bool:
     """Whether the values of a format's codes can be multiplied as whole numbers.

@@ -13,7 +13,7 @@ import torch
 
 from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
-from swarm.stage.native.int8_rows import supports_int8, uses_int8_rows
+from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
 from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
@@ -48,10 +48,10 @@ class QuantizedMatrices:
     gives.
     """
 
-    def __init__(self, weights: Sequence[QuantizedWeight], *, int8_rows: bool | None = None) -> None:
+    def __init__(self, weights: Sequence[QuantizedWeight], *, int8_rows: bool = False) -> None:
         """Pack one weight, or a gate and an up projection that become one gated matrix.
 
-        ``int8_rows``: whether rows are rounded to int8, if the format allows it; by default as this process is set.
+        ``int8_rows``: whether rows are rounded to int8, if the format allows it.
         """
         first = weights[0]
         shape = first.shape
@@ -68,8 +68,7 @@ class QuantizedMatrices:
             key, self.num_experts * self._size + order_bytes, lambda packed: self._pack(weights, packed)
         )
         order = self.packed[-order_bytes:].data_ptr() if order_bytes else None
-        wanted = uses_int8_rows(self.form) if int8_rows is None else int8_rows and supports_int8(self.form)
-        self.format = native_format(self.form, order, int8_rows=wanted)
+        self.format = native_format(self.form, order, int8_rows=int8_rows and supports_int8(self.form))
 
     @property
     def addresses(self) -> list[int]:
@@ -163,7 +162,7 @@ class QuantizedLinear(NativeLinear):
         function: tuple[str, str] = ("none", ""),
         limit: float = 0.0,
         *,
-        int8_rows: bool | None = None,
+        int8_rows: bool = False,
     ) -> None:
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
@@ -188,7 +187,7 @@ class QuantizedGated(QuantizedLinear):
         function: tuple[str, str],
         dtype: torch.dtype,
         *,
-        int8_rows: bool | None = None,
+        int8_rows: bool = False,
     ) -> None:
         torch.nn.Module.__init__(self)
         assert function != ("none", ""), "without a function, it is another product"
@@ -235,7 +234,7 @@ class QuantizedExperts:
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         *,
-        int8_rows: bool | None = None,
+        int8_rows: bool = False,
     ) -> None:
         """Pack one weight ``[experts, outputs, inputs]``, or gate and up that become gated matrices. ``bias`` is
         [experts, outputs] in the order of the packed outputs (``gated_bias``)."""
@@ -255,7 +254,7 @@ def quantized_experts(
     inner_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     *,
-    int8_rows: bool | None = None,
+    int8_rows: bool = False,
 ) -> tuple[QuantizedExperts, QuantizedExperts]:
     """Pack a layer's experts. ``inner`` is one weight, or gate and up."""
     return (
