@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from swarm.stage.executor import Batch, Executor
-from swarm.wire.messages import Edge, LayerRange, Step, StepDone, WorkerMessage
+from swarm.stage.executor import Batch, Executor, KvData
+from swarm.wire.messages import Edge, LayerRange, Lineage, Open, Step, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,6 +205,51 @@ class SendDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectKvTargets:
+    """Have connections to these listeners for copies of keys and values, and to no others."""
+
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowKvSenders:
+    """Accept copies of keys and values only from peers with one of these keys, from now on."""
+
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SendKvPart:
+    """Read a sequence's keys and values and send them. Answered by KvPartTaken."""
+
+    to: Edge
+    epoch: int
+    lineage: Lineage
+    sequence: int
+    layers: LayerRange
+    start: int  # a multiple of BLOCK
+    tokens: tuple[int, ...]  # at these positions
+    open: Open | None  # with the first part of a sequence for this target; without tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKv:
+    """Store copied keys and values."""
+
+    sequence: int
+    limit: int
+    data: KvData
+
+
+@dataclass(frozen=True, slots=True)
+class DropKv:
+    """Drop a sequence's copied keys and values in these layers."""
+
+    sequence: int
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """End the process: in good order (code 0), to be started again (75), or because it can never work (78)."""
 
@@ -230,7 +275,7 @@ class WriteStageLog:
 
 
 # actions that change a sequence's memory
-SequenceAction = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence
+SequenceAction = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence | StoreKv | DropKv
 
 
 def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
@@ -246,6 +291,10 @@ def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
             executor.truncate(sequence, position)
         case ReleaseSequence(sequence):
             executor.release(sequence)
+        case StoreKv(sequence, limit, data):
+            executor.write_kv(sequence, limit, data)
+        case DropKv(sequence, layers):
+            executor.drop_kv(sequence, layers)
 
 
 Action = (
@@ -268,6 +317,9 @@ Action = (
     | SendRecheck
     | SendStep
     | SendDone
+    | ConnectKvTargets
+    | AllowKvSenders
+    | SendKvPart
     | Exit
     | RestartWithDtype
     | WriteStageLog

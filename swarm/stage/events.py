@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm.stage.actions import Compute
-from swarm.stage.executor import Capacity, ForwardResult
-from swarm.wire.messages import LayerRange, Order, Step
+from swarm.stage.executor import Capacity, ForwardResult, KvData
+from swarm.wire.messages import KvPart, LayerRange, Order, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,8 +133,42 @@ class StandbyLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class KvArrived:
+    """A part of another worker's keys and values arrived over the connection for copies; its checksum is right."""
+
+    part: KvPart
+    data: KvData
+    free_bytes: int  # memory that copies may still take
+    sender: str = ""  # the key with which the sender authenticated; empty: the listener checks no keys
+
+
+@dataclass(frozen=True, slots=True)
+class KvTurn:
+    """There is time to send a part of the keys and values to another worker.
+
+    ``is_idle``: no step is waiting. Otherwise the sender's budget decides. ``blocked``: incarnations of the targets
+    whose connection accepts nothing now.
+    """
+
+    is_idle: bool
+    blocked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class KvPartTaken:
+    """A ``SendKvPart`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: the connection to the
+    target is gone, or the sequence is."""
+
+    to: str
+    num_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageTick:
     """Time has passed."""
+
+    kv_free_bytes: int = 0  # memory that copies of keys and values may still take; negative: some must be dropped
 
 
 Event = (
@@ -153,5 +187,8 @@ Event = (
     | LoadFailed
     | StandbyProgressed
     | StandbyLoaded
+    | KvArrived
+    | KvTurn
+    | KvPartTaken
     | StageTick
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +87,18 @@ class Capacity:
     bits: str = ""  # stages with an equal value compute the same bits, so layers can move between them without a trace
 
 
+@dataclass(frozen=True, slots=True)
+class KvData:
+    """Keys and values of some positions: layer after layer, first all keys, then all values, ``[heads, positions,
+    size]`` each. ``dtype``: as in ``TensorSpec``; ``numbers`` has its bit patterns (uint16 for bfloat16)."""
+
+    layers: LayerRange
+    start: int
+    stop: int
+    dtype: Literal["float32", "bfloat16", "float16"]
+    numbers: NDArray[np.generic]
+
+
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)
 
 
@@ -126,8 +138,8 @@ class Executor(Protocol):
         """
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
-        """Compute with these (prepared) layers from now on. Keep ``kept``, which are loaded, as standby without KV;
-        drop all others."""
+        """Compute with these (prepared) layers from now on. Keep ``kept``, which are loaded, as standby, with copies of
+        other workers' keys and values but none of its own; drop all others."""
 
     def open(self, sequence: int, limit: int) -> None:
         """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""
@@ -172,6 +184,23 @@ class Executor(Protocol):
 
     def reset(self) -> None:
         """Release every sequence."""
+
+    def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
+        """Return a copy of the keys and values of these positions in these layers, in the form of ``KvPart``."""
+
+    def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
+        """Store keys and values that ``read_kv`` returned, here or on another machine. Opens the sequence with this
+        limit if it is not open. They count as a copy (``kv_copy_bytes``) while the layers are not in use."""
+
+    def drop_kv(self, sequence: int, layers: LayerRange) -> None:
+        """Drop a sequence's copies in these layers, which are not in use."""
+
+    def kv_copy_bytes(self) -> int:
+        """Return the memory that copies of other workers' keys and values take."""
+
+    def kv_free_bytes(self) -> int:
+        """Return the memory that copies may still take: what positions in use leave. Negative: copies must be
+        dropped."""
 
     def kv_capacity(self) -> int:
         """Return the number of positions that fit, all sequences together."""

@@ -48,9 +48,17 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "description.manifest.activations": True,
         "description.manifest.shared_bytes": True,
         "description.manifest.weights": True,
+        "activated.copies": True,
+        "hello.kv_endpoint": True,
         "hello.manifest.activations": False,
         "hello.manifest.shared_bytes": True,
         "hello.manifest.weights": False,
+        "kv_held": False,
+        "kv_part.open": False,
+        "kv_part.sender": False,
+        "kv_part.tokens": False,
+        "receive_kv": False,
+        "send_kv": False,
     },
 }
 

@@ -8,6 +8,7 @@ import msgspec
 
 from swarm.params import SamplingParams
 from swarm.wire.messages.common import (
+    MAX_NAME,
     MAX_ROWS,
     MAX_SEQUENCES,
     MAX_STAGES,
@@ -21,6 +22,7 @@ from swarm.wire.messages.common import (
     Text,
     TokenId,
     TokenIds,
+    Version,
     Whole,
 )
 from swarm.wire.messages.records import Edge, Hop, LayerRange, SequencePosition, TensorSpec, TokenLogprob
@@ -128,13 +130,23 @@ class StepDone(Message, frozen=True):
     late: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
-class KvPart(Message, frozen=True):
-    """One block of keys and values in transfer to another stage."""
+class KvPart(Message, frozen=True, kw_only=True):
+    """Keys and values of one sequence in some layers, for a worker that is to hold a copy.
+
+    ``block``: number of the block of ``BLOCK`` positions with which the part begins. ``tokens``: the tokens at its
+    positions, of which the last block may be unfinished. ``open``: the sequence, without tokens. ``tensor``: layer
+    after layer, first the keys, then the values of all these positions, ``[heads, positions, size]`` each, as they are
+    stored. ``sender``: incarnation of the worker that computed them.
+    """
 
     sequence: SequenceId
     layers: LayerRange
     block: Whole
     tensor: TensorSpec
+    v: Version = 4
+    tokens: TokenIds = ()
+    open: Open | None = None
+    sender: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
 
 
 class WeightPart(Message, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 from swarm.wire.messages.common import (
     MAX_NAME,
     MAX_SEQUENCES,
+    MAX_STAGES,
     Endpoint,
     LayerIndex,
     Message,
@@ -24,7 +25,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.data import Open, RecheckRoute
 from swarm.wire.messages.keys import BrokerKey, RotateKey
-from swarm.wire.messages.records import Edge, LayerRange, LayerRanges, SequencePosition
+from swarm.wire.messages.records import Edge, KvSource, KvTarget, LayerRange, LayerRanges, SequencePosition
 
 
 class Welcome(Message, frozen=True):
@@ -140,6 +141,24 @@ class Copy(Message, frozen=True):
     to: Edge
 
 
+class SendKv(Message, frozen=True, kw_only=True):
+    """Order to send copies of keys and values to these workers while the plan of ``epoch`` serves. It replaces the
+    earlier order; without targets, sending ends."""
+
+    targets: Annotated[tuple[KvTarget, ...], msgspec.Meta(max_length=MAX_STAGES)]
+    v: Version = 4
+
+
+class ReceiveKv(Message, frozen=True, kw_only=True):
+    """Order to accept copies of keys and values from these workers while the plan of ``epoch`` serves. It replaces the
+    earlier order; copies of other layers are dropped. ``awaited``: report with ``KvHeld`` as soon as all these
+    positions are held in all these layers."""
+
+    sources: Annotated[tuple[KvSource, ...], msgspec.Meta(max_length=MAX_STAGES)]
+    v: Version = 4
+    awaited: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+
+
 class Release(Message, frozen=True, kw_only=True):
     """Order to drop everything and exit. ``again``: exit in a way that makes the worker's supervisor restart it."""
 
@@ -182,6 +201,8 @@ Order = (
     | Recheck
     | GetDigest
     | Copy
+    | SendKv
+    | ReceiveKv
     | Release
     | LeaseRenewed
     | Unassign

@@ -9,11 +9,13 @@ import msgspec
 
 from swarm.wire.messages.common import (
     ASSET_PART_BYTES,
+    MAX_SEQUENCES,
     MAX_TENSOR_BYTES,
     Endpoint,
     LayerIndex,
     Name,
     Position,
+    PublicKey,
     Record,
     Seconds,
     SequenceId,
@@ -132,3 +134,27 @@ class Edge(Record, frozen=True):
 
     to: Name
     endpoint: Endpoint
+
+
+class KvTarget(Record, frozen=True):
+    """A worker that is to hold copies of keys and values, at the address of its listener for them.
+
+    ``held``: positions that it holds already, where there are any. ``until``: for a migration's last part, the exact
+    positions to send, including the unfinished block; empty: every finished block, as it is finished. ``is_urgent``: a
+    change of plan waits for the copies, so they are not held back in favour of steps.
+    """
+
+    to: Edge
+    layers: LayerRange
+    held: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+    until: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+    is_urgent: bool = False
+
+
+class KvSource(Record, frozen=True):
+    """A worker from which copies of keys and values of these layers are accepted. ``key``: its public key, where keys
+    are used."""
+
+    incarnation: Name
+    layers: LayerRange
+    key: PublicKey | None = None

@@ -116,7 +116,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
     ``key``: its public key, by which other workers authenticate it. ``ticket``: identifies its listener at the relay,
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
-    that it uses for keys and values. ``settings``: its settings, for operators who ask.
+    that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
+    for copies of keys and values; empty: it takes none.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -146,6 +147,7 @@ class Hello(Message, frozen=True, kw_only=True):
     build: Annotated[str, msgspec.Meta(max_length=64)] = ""
     kv_share: Part = KV_SHARE
     settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
+    kv_endpoint: Endpoint = ""
 
 
 class Probe(Message, frozen=True):
@@ -184,12 +186,28 @@ class Refused(Message, frozen=True):
 
 class Activated(Message, frozen=True):
     """Report that the plan of ``epoch`` is active, with what survived the truncation. ``kept``: warm layers in addition
-    to the plan's."""
+    to the plan's. ``copies``: copies of other workers' keys and values, in layers that are not the plan's."""
 
     incarnation: Incarnation
     held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
     logs: Annotated[tuple[LogRange, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
     kept: LayerRanges = ()
+    copies: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+
+
+class KvHeld(Message, frozen=True, kw_only=True):
+    """Report of the copies of other workers' keys and values held here, in addition to those of the plan's own layers.
+
+    Sent when they have changed, at most once a second, and immediately when the positions that ``ReceiveKv`` awaits are
+    complete. ``num_bytes``: memory that they take; ``free_bytes``: memory left for more.
+    """
+
+    incarnation: Incarnation
+    held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    v: Version = 4
+    num_bytes: Whole = 0
+    free_bytes: Whole = 0
+    is_complete: bool = False
 
 
 class KeptWarm(Message, frozen=True, tag="kept"):
@@ -304,6 +322,7 @@ WorkerMessage = (
     | Refused
     | Activated
     | KeptWarm
+    | KvHeld
     | Rechecked
     | LogDigest
     | ReplayDone
