@@ -12,6 +12,7 @@ from swarm.stage import native
 if TYPE_CHECKING:
     from swarm.stage.attention.arena import KvArena, LayerBuffer, Rack
     from swarm.stage.attention.grid import Span
+    from swarm.wire.messages import LayerRange
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
@@ -67,6 +68,15 @@ def native_cache(slab: LayerBuffer) -> NativeCache:
         keys.shape[1],
         native.KINDS[keys.dtype],
     )
+
+
+def cache_table(rack: Rack, layers: LayerRange) -> ctypes.Array[NativeCache]:
+    """Return a table of a rack's keys and values in these layers, which exist."""
+    if layers not in rack.tables:
+        slabs = [rack.buffers[layer] for layer in range(layers.first, layers.stop)]
+        rack.tables[layers] = (NativeCache * len(slabs))(*map(native_cache, slabs))
+    table: ctypes.Array[NativeCache] = rack.tables[layers]
+    return table
 
 
 def group_by_rack(arena: KvArena, spans: Iterable[Span]) -> Iterator[RackBatch]:
