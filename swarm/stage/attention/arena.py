@@ -246,7 +246,8 @@ class KvArena:
         if not self._has_pages and held.rack.positions < held.allocated:
             self._resize(held.rack, held.allocated)
         for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
-            self.ensure_region(sequence, layer, *shape.empty(flat))
+            if layer not in held.layers:
+                self.ensure_region(sequence, layer, *shape.empty(flat))
         Slabs(held.rack, held.slot, layers).write(start, stop, flat)
 
     def drop_copies(self, sequence: int, layers: LayerRange) -> None:
