@@ -13,7 +13,8 @@ from swarm.errors import IllegalMove
 from swarm.stage import native
 from swarm.stage.attention import layouts
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.transfer import KvShape, from_patterns, to_patterns
+from swarm.stage.attention.racks import KvShape
+from swarm.stage.attention.transfer import from_patterns, to_patterns
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import KvData
 from swarm.stage.quantization.at_load import Quantization

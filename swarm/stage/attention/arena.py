@@ -14,110 +14,22 @@ sequence's own slot, so that taking over a layer moves nothing. They are counted
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.grid import CELL, round_up
-from swarm.stage.attention.layouts import Layout, choose_layouts
-from swarm.stage.attention.transfer import KvShape, Slabs, count_numbers
+from swarm.stage.attention.layouts import choose_layouts
+from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
+from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
 
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Keys and values of one sequence in one layer, zero where never written: ``[key heads, units, numbers]`` each."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    sizes: tuple[int, int]  # of one key, and of one value
-    layouts: tuple[Layout, Layout]  # of the keys, and of the values
-
-    @property
-    def shape(self) -> KvShape:
-        return KvShape(self.keys.shape[0], *self.sizes)
-
-    def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a copy of some positions' keys and values ``[key heads, positions, size]``."""
-        count = stop - start
-        keys, values = self.shape.split(self.keys.new_empty(self.shape.numbers * count), count)
-        self.read_to(start, keys, values)
-        return keys, values
-
-    def read_to(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy the positions from ``start`` on to keys and values ``[key heads, positions, size]``."""
-        self.layouts[0].read(self.keys, start, keys)
-        self.layouts[1].read(self.values, start, values)
-
-    def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write keys and values ``[key heads, positions, size]``, beginning at position ``start``."""
-        self.layouts[0].write(self.keys, start, keys)
-        self.layouts[1].write(self.values, start, values)
-
-    def copy_from(self, source: Region, position: int) -> None:
-        """Copy the positions before ``position`` from another region, together with the rest of the last unit."""
-        for mine, other, layout in zip(
-            (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
-        ):
-            units = -(-position // layout.unit)
-            mine[:, :units] = other[:, :units]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBuffer:
-    """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages (CPU only).
-
-    The ``layouts`` of the two decide how many positions a unit holds and how its numbers are ordered. In the plain
-    layout, a unit is a position.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    sizes: tuple[int, int]  # of one key, and of one value
-    layouts: tuple[Layout, Layout]  # of the keys, and of the values
-    pages: tuple[mmap.mmap, ...]  # the mappings under the two tensors; empty on other devices
-
-    def region(self, slot: int) -> Region:
-        return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
-
-    def clear(self, slot: int) -> None:
-        """Give a slot's pages back to the operating system; they read as zeros afterwards."""
-        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
-            size = tensor.stride(0) * tensor.itemsize
-            pages.madvise(mmap.MADV_DONTNEED, slot * size, size)
-
-    def free_from(self, slot: int, position: int) -> None:
-        """Give back the slot's pages that hold only positions from ``position`` on."""
-        for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
-            units = -(-position // layout.unit)
-            for head in range(tensor.shape[1]):
-                begin = (slot * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
-                first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
-                stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
-                if first < stop:
-                    pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
-
-
-@dataclass(slots=True, eq=False)
-class Rack:
-    """Slots for sequences of up to ``positions`` positions. A rack of one sequence (not on a CPU) grows with it."""
-
-    positions: int
-    free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
-    buffers: dict[int, LayerBuffer] = field(default_factory=dict)  # by layer
-    # Addresses of the slabs of a range of layers, for a kernel that works on all of them; emptied by any change of a
-    # slab.
-    tables: dict[LayerRange, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -363,7 +275,7 @@ class KvArena:
         rack.positions = positions
         rack.tables.clear()
         for layer, old in rack.buffers.items():
-            new = self._new_buffer(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
+            new = new_buffer(self._num_slots, positions, old.shape, old.keys)
             new.region(0).copy_from(old.region(0), kept)
             rack.buffers[layer] = new
 
@@ -375,7 +287,7 @@ class KvArena:
     def shapes(self, sequence: int) -> dict[int, KvShape]:
         """Return the shapes of the layers in which something of the sequence was written."""
         held = self._sequences[sequence]
-        return {layer: held.rack.buffers[layer].region(held.slot).shape for layer in held.layers}
+        return {layer: held.rack.buffers[layer].shape for layer in held.layers}
 
     def region(self, sequence: int, layer: int) -> Region | None:
         """Return the sequence's region in this layer; None if it was never written."""
@@ -392,30 +304,16 @@ class KvArena:
 
     def ensure_buffer(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerBuffer:
         """Return a layer of a rack, created at first use."""
-        sizes, layouts = (keys.shape[2], values.shape[2]), choose_layouts(keys)
+        shape = KvShape(keys.shape[0], keys.shape[2], values.shape[2])
         if layer not in rack.buffers:
-            rack.buffers[layer] = self._new_buffer(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
+            rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
             rack.tables.clear()
         buffer = rack.buffers[layer]
-        if buffer.layouts is not layouts:
+        if buffer.layouts is not choose_layouts(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
-        if buffer.sizes != sizes or buffer.keys.shape[1] != keys.shape[0]:
+        if buffer.shape != shape:
             raise IllegalMove(f"layer {layer} holds keys and values of other heads; release them first")
         return buffer
-
-    def _new_buffer(
-        self, positions: int, heads: int, sizes: tuple[int, int], dtype: torch.dtype, layouts: tuple[Layout, Layout]
-    ) -> LayerBuffer:
-        shapes = [
-            (self._num_slots, heads, positions // layout.unit, layout.numbers(size))
-            for layout, size in zip(layouts, sizes, strict=True)
-        ]
-        with torch.inference_mode(False):  # forks and copies write outside of a pass
-            (key_part, key_pages), (value_part, value_pages) = (
-                _allocate(shape, dtype, self._device) for shape in shapes
-            )
-        pages = tuple(each for each in (key_pages, value_pages) if each is not None)
-        return LayerBuffer(key_part, value_part, sizes, layouts, pages)
 
     def mark_written(self, sequences: tuple[int, ...], layer: int) -> None:
         """Record that these sequences have data in this layer."""
@@ -427,23 +325,3 @@ class KvArena:
         if region is None:
             raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")
         return region
-
-
-def _allocate(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, mmap.mmap | None]:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device), None
-    num_elements = shape[0] * shape[1] * shape[2] * shape[3]
-    # Each slot begins on a page, so that it can be given back separately. Cells and sizes ensure that without padding
-    # for all but tiny heads.
-    place_bytes = num_elements // shape[0] * dtype.itemsize
-    stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    try:
-        pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
-    except OSError as error:
-        raise MemoryError(f"no address space for keys and values: {error}") from error
-    flat = torch.frombuffer(pages, dtype=dtype, count=stride * shape[0])
-    strides = (stride, shape[2] * shape[3], shape[3], 1)
-    return flat.as_strided(shape, strides), pages

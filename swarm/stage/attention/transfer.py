@@ -17,12 +17,11 @@ import torch
 from swarm.stage import native
 from swarm.stage.attention.kernel_args import cache_table
 from swarm.stage.attention.layouts import PACKED
+from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack
+from swarm.wire.messages import LayerRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from swarm.stage.attention.arena import LayerBuffer, Rack
-    from swarm.wire.messages import LayerRange
 
 # The numpy types that hold the bit patterns of each dtype.
 _PATTERNS: Final = {
@@ -30,30 +29,6 @@ _PATTERNS: Final = {
     torch.bfloat16: np.dtype(np.uint16),
     torch.float16: np.dtype(np.float16),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """Key heads of a layer, and the sizes of one key and one value."""
-
-    heads: int
-    key_size: int
-    value_size: int
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of one position."""
-        return self.heads * (self.key_size + self.value_size)
-
-    def split(self, flat: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """View a layer's flat numbers as keys and values."""
-        num_keys = self.heads * positions * self.key_size
-        keys = flat[:num_keys].view(self.heads, positions, self.key_size)
-        return keys, flat[num_keys:].view(self.heads, positions, self.value_size)
-
-    def empty(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of no positions, with the dtype and device of ``like``."""
-        return self.split(like[:0], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +62,7 @@ class Slabs:
 
     @property
     def shapes(self) -> list[KvShape]:
-        return [KvShape(buffer.keys.shape[1], *buffer.sizes) for buffer in self._buffers]
+        return [buffer.shape for buffer in self._buffers]
 
     @property
     def _buffers(self) -> list[LayerBuffer]:

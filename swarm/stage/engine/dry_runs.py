@@ -14,7 +14,7 @@ import torch
 from swarm.errors import DeviceError
 from swarm.log import get_logger
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.transfer import KvShape
+from swarm.stage.attention.racks import KvShape
 from swarm.stage.engine import portability
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.selfcheck import allowed_difference

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.transfer import KvShape, from_patterns, to_patterns
+from swarm.stage.attention.racks import KvShape
+from swarm.stage.attention.transfer import from_patterns, to_patterns
 from swarm.stage.executor import KvData, KvDtype
 from swarm.stage.model.build import ModelSkeleton
 from swarm.wire.messages import LayerRange, Manifest
