@@ -342,8 +342,9 @@ class FakeExecutor:
         return KvData(layers, start, stop, "float32", states.view(np.float32))
 
     def fits_kv(self, data: KvData) -> bool:
-        num_states = len(data.layers) * (data.stop - data.start)
-        return data.layers.stop <= self.manifest.num_layers and data.numbers.nbytes == num_states * STATE_BYTES > 0
+        is_range = 0 <= data.layers.first < data.layers.stop <= self.manifest.num_layers and data.start < data.stop
+        num_bytes = STATE_BYTES * len(data.layers) * (data.stop - data.start) if is_range else 0
+        return is_range and data.dtype == self.dtype and data.numbers.nbytes == num_bytes
 
     def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
         """Store states. As in a real cache, written positions may cost those behind them in the same block."""
