@@ -3,7 +3,8 @@ depend on it.
 
 Some schedules are far larger than the others, some queues are short, and some callers ask for the route of each token.
 Requests are cancelled by other clients, clients die for good, listeners close, reads and computations fail, devices
-break, and requests make steps fail. Most swarms check keys, and some keys are revoked.
+break, and requests make steps fail. Most swarms check keys, and some keys are revoked. Copies of keys and values lag,
+are lost, evicted or damaged, and die with their owners.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from random import Random
 
 from swarm.sim.schedules.draw import (
     OTHER_FAULTS,
+    KV_FAULTS,
     SLEEP_FAULTS,
     STEP_FAULTS,
     draw_fault,
@@ -21,7 +23,7 @@ from swarm.sim.schedules.draw import (
     make_schedule,
     replace_fields,
 )
-from swarm.sim.schedules.schedule import Fault, FaultKind, LookupSpec, Schedule
+from swarm.sim.schedules.schedule import Fault, FaultKind, KvConditions, LookupSpec, Schedule
 
 LARGE = 0.03  # share of schedules with many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
@@ -38,6 +40,9 @@ LOOKED_UP = 0.3  # share of schedules in which a client looks answers up while o
 KEPT = 0.15  # share of schedules in which some requests are kept when their readers leave
 BROKER_SLEEPS = 0.04  # share of schedules in which the broker is paused for long
 SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
+NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
+KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
+KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
@@ -59,7 +64,30 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     schedule = _keep_requests(Random(f"kept {seed}"), schedule)
     if schedule.keys:
         schedule = _hide_workers(Random(f"hidden {seed}"), schedule)
-    return _revoke_keys(keys, schedule) if faults and schedule.keys else schedule
+    if faults and schedule.keys:
+        schedule = _revoke_keys(keys, schedule)
+    schedule = _draw_copies(Random(f"copies {seed}"), schedule)
+    for kind in KV_FAULTS if faults else ():
+        schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
+    return schedule
+
+
+def _draw_copies(random: Random, schedule: Schedule) -> Schedule:
+    """Draw who holds copies of keys and values, how often a part may be sent, and the memory for copies."""
+    policy = "none" if random.random() < NO_COPIES else random.choice(("neighbours", "neighbours", "all"))
+    turn_s = random.choice([(0.001, 0.01), (0.005, 0.05), (0.02, 0.3)])
+    conditions = KvConditions(turn_s, random.choice([1 << 20, 1 << 20, 600, 100]))
+    rules = replace(schedule.settings.plan.rules, standby_kv=policy)
+    settings = replace(schedule.settings, plan=replace(schedule.settings.plan, rules=rules))
+    return replace(schedule, settings=settings, kv=conditions)
+
+
+def _add_kv_fault(kind: FaultKind, random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= KV_OFTEN:
+        return schedule
+    point = random.choice(("before", "after")), random.choice(KV_POINTS)
+    fault = replace(draw_fault(random, random.uniform(0.8, 4.5)), kind=kind, point=point)
+    return replace(schedule, faults=(*schedule.faults, fault))
 
 
 def _shorten_queue(random: Random, schedule: Schedule) -> Schedule:
