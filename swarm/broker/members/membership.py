@@ -30,6 +30,7 @@ from swarm.wire.messages import (
     Heartbeat,
     Hello,
     KeptWarm,
+    KvHeld,
     LeaseRenewed,
     Leaving,
     LoadProgress,
@@ -125,6 +126,8 @@ class WorkerMembership:
                 self._on_recomputed(worker, message, now)
             case LoadProgress() | KeptWarm():
                 self._reconfiguration.on_load_progress(worker, message, now)
+            case KvHeld():
+                self._reconfiguration.copies.on_held(worker, message)
             case Stats():
                 worker.stats = message.values
             case DataPathError():

@@ -29,6 +29,7 @@ from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.proposals import TargetPlan, draft
 from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.kv_copies import KvCopies
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings, evict_overflow
 from swarm.broker.recovery.restart import Restart, StartupWait
 from swarm.broker.recovery.route_retries import RouteRetries
@@ -66,6 +67,7 @@ class Reconfiguration:
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = StandbyOrders(state, out)
+        self.copies = KvCopies(state, out)
         self.restart = Restart(state, settings.min_workers)
         self.target = TargetPlan(state, settings.rules)
         self._speed_tracker = SpeedTracker(state)
@@ -95,6 +97,7 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
+                self.copies.refresh(self.target.rules.standby_kv, now)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return
@@ -254,6 +257,7 @@ class Reconfiguration:
         worker = self._state.workers[message.incarnation]
         worker.record_held(message.kept, None)
         self._state.rebuilding.reports[message.incarnation] = message
+        self.copies.on_activated(worker, message)
         if not plans.awaited:
             self._serve(now)
 
@@ -326,6 +330,7 @@ class Reconfiguration:
         self._state.routes.end_tests(are_open=True)
         self._state.rebuilding.clear()
         self.standby.reset()
+        self.copies.reset()
         self._state.recoveries.record_prepared(now)
         self._state.clear_stages()
         sequences = evict_overflow(self._state)
@@ -348,6 +353,7 @@ class Reconfiguration:
         self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
         if recovery := self._state.recoveries.record_activated(len(self._state.running), now):
             self.log_recovery(recovery)
+        self.copies.on_serving()
         self.rebuilder.begin(now)
         self._release_leaving(now)
 
