@@ -75,7 +75,7 @@ def _run(seed: int, *, faults: bool) -> Outcome:
         _play(world, cluster, schedule)
     except (Violation, IllegalMove) as error:
         failure = f"{type(error).__name__}: {error}"
-    except (AssertionError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (AssertionError, LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
         failure = f"a core broke: {error!r}"
     counters = cluster.counters if cluster is not None else {}
     return Outcome(

@@ -73,6 +73,9 @@ class Cluster:
         self.clients: dict[bytes, ClientNode] = {}
         self.readers: list[ReaderView] = []
         self.traps: list[WorkerTrap] = []
+        self.owner_traps: list[
+            int
+        ] = []  # numbers of copied parts still to arrive until the sender of the last one dies
         self.fault_counts: Counter[str] = Counter()  # number of faults, by kind
         self.num_garbled = self.num_refused = 0
         self.may_exit: set[str] = set()  # incarnations that may end
@@ -263,6 +266,7 @@ class Cluster:
         self.world.tell("world", "** all is healed")
         self.network.heal()
         self.traps.clear()
+        self.owner_traps.clear()
         self.broker.traps.clear()
         self.broker.disk.heal()
         self.broker.short_until = 0.0
@@ -311,17 +315,22 @@ class Cluster:
             return
         raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
 
-    def send_kv_part(self, endpoint: str, frames: list[Bytes], key: str | None, *, is_garbled: bool) -> None:
-        """Deliver a part of keys and values. The receiver must refuse a garbled one."""
+    def send_kv_part(self, endpoint: str, frames: list[Bytes], sender: WorkerView, *, is_garbled: bool) -> None:
+        """Deliver a part of keys and values. The receiver must refuse a garbled one. The sender may die now."""
         node = self.routes.kv_receiver(endpoint)
         if node is None:
             return
         assert isinstance(node, WorkerNode)
-        is_taken = node.kv.receive(frames, key, is_garbled=is_garbled)
+        is_taken = node.kv.receive(frames, sender.key, is_garbled=is_garbled)
         self.num_garbled += is_garbled
         self.num_refused += not is_taken
         if is_taken == is_garbled:
             raise Violation(f"I7: a part of keys and values is {'garbled and taken' if is_garbled else 'refused'}")
+        self.owner_traps = [num_left - 1 for num_left in self.owner_traps]
+        if 0 in self.owner_traps and sender.incarnation in self.workers:
+            self.fault_counts["owner of copies"] += 1
+            self.crash(sender.incarnation)
+        self.owner_traps = [num_left for num_left in self.owner_traps if num_left > 0]
 
     def send_to_broker(self, node: WorkerView, message: WorkerMessage, life: int) -> None:
         """Deliver a worker's message. ``life``: the broker process to which it was sent."""

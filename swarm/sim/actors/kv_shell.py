@@ -111,8 +111,7 @@ class SimKvShell:
         )
         frames = DATA.encode(part, bytes(payload))
         is_garbled, self.num_garbled = self.num_garbled > 0, max(0, self.num_garbled - 1)
-        endpoint, key = action.to.endpoint, self._node.key
-        deliver = partial(self._cluster.send_kv_part, endpoint, frames, key, is_garbled=is_garbled)
+        deliver = partial(self._cluster.send_kv_part, action.to.endpoint, frames, self._node, is_garbled=is_garbled)
         link.send(deliver, extra_s=self._chance.uniform(0.0, self.lag_s))
         return len(payload)
 
@@ -127,14 +126,19 @@ class SimKvShell:
             self._is_ticking = False
             return
         if not self._node.is_busy and not self._node.is_stopped:
-            self._node.post(self._make_turn(is_idle=self._node.has_free_turn))
+            self._offer(self._make_turn(is_idle=self._node.has_free_turn))
         self._schedule_turn()
 
     def turn_after_step(self) -> KvTurn | None:
         """Return a turn between two steps, now and then."""
         if not self._links or self._chance.random() >= TURN_AFTER_STEP:
             return None
-        return self._make_turn(is_idle=False)
+        turn = self._make_turn(is_idle=False)
+        return turn if self._node.core.wants_kv_turn(turn, self._world.now) else None
+
+    def _offer(self, turn: KvTurn) -> None:
+        if self._node.core.wants_kv_turn(turn, self._world.now):
+            self._node.post(turn)
 
     def _make_turn(self, *, is_idle: bool) -> KvTurn:
         blocked = [t for t, (_, link) in self._links.items() if link.is_stuck or link.num_waiting >= CHANNEL_PARTS]

@@ -252,7 +252,7 @@ class WorkerNode:
             return
         self._world.tell(self.incarnation, event)
         snapshot = effects.snapshot_held(event, self)
-        self._cluster.kv_check.before_event(self)
+        self._cluster.kv_check.before_event(event, self)
         actions = self.core.handle(event, self._world.now)
         for action in actions:
             if self.is_alive:

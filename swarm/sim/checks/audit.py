@@ -289,7 +289,7 @@ class Audit:
                     if really < position:
                         text = f"sequence {sequence} layer {layer}: reports {position}, holds {really}"
                         raise Violation(f"I8: {node.incarnation} {text}")
-        if core.sequences.keys() != chains.keys():
+        if core.sequences.keys() | core.store.copies.sequences.keys() != chains.keys():
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 
     def check_bounds(self, state: State, workers: Collection[WorkerView]) -> None:

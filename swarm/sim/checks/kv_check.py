@@ -29,7 +29,9 @@ class KvCheck:
         self._expected = ExpectedStates(num_layers)
         self._sources: dict[str, set[str]] = {}  # by receiver: incarnations that its last order names
         self._leaking_since: dict[tuple[str, int], float] = {}  # by holder and sequence
-        self._copy_bytes = 0  # of the worker whose event is being handled, before it
+        # before the event that is being handled: bytes of the worker's copies; at an Activate, their positions by layer
+        self._copy_bytes = 0
+        self._copied: dict[int, dict[int, int]] = {}
         self.num_parts = 0  # parts that were stored
         self.num_adopted = 0  # layers × positions that a stage took over from copies
 
@@ -37,8 +39,13 @@ class KvCheck:
         """Return the workers from which this one is to receive copies."""
         return self._sources.get(incarnation, set())
 
-    def before_event(self, node: WorkerView) -> None:
+    def before_event(self, event: Event, node: WorkerView) -> None:
+        """Record what the worker holds, to compare it with what the event leaves."""
         self._copy_bytes = node.executor.kv_copy_bytes()
+        self._copied = {}
+        if isinstance(event, OrderArrived) and isinstance(event.order, Activate):
+            copies = node.core.store.copies.sequences
+            self._copied = {sequence: dict(copy.positions) for sequence, copy in copies.items()}
 
     def after_event(self, event: Event, node: WorkerView) -> None:
         """Check what the event can have changed."""
@@ -47,12 +54,20 @@ class KvCheck:
                 self._sources[node.incarnation] = {source.incarnation for source in order.sources}
             case OrderArrived(Activate() as order) if order.epoch == node.core.active:
                 self.check_node(node)
+                self._count_adopted(node)
             case KvArrived():
                 self._check_arrival(event, node)
             case StageTick(kv_free_bytes=free) if free < 0:
                 self._check_evicted(-free, node)
             case _:
                 pass
+
+    def _count_adopted(self, node: WorkerView) -> None:
+        for sequence, copied in self._copied.items():
+            held = node.core.sequences.get(sequence)
+            for part in held.kv if held is not None else ():
+                layers = range(part.layers.first, part.layers.stop)
+                self.num_adopted += sum(min(copied.get(layer, 0), part.position) for layer in layers)
 
     def check_node(self, node: WorkerView) -> None:
         """Check everything that a stage claims to hold."""

@@ -346,6 +346,10 @@ def _kv_pair(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.world.schedule(after_s, strike)
 
 
+def _kv_owner(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.owner_traps.append(fault.count)
+
+
 def _kv_stale(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     """Let parts be under way while the broker restarts from an older state of its journal, so that sequences' numbers
     are assigned again."""
@@ -434,5 +438,6 @@ _ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "door_shut": _door_shut,
     "request_fails": _request_fails,
     "kv_crash_at": _crash_at,
+    "kv_owner": _kv_owner,
     "kv_stale": _kv_stale,
 }

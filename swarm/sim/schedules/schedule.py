@@ -62,6 +62,7 @@ FaultKind = Literal[
     "kv_short",  # memory is short, so that copies are dropped; in half of the cases right before their owner dies
     "kv_lost",  # orders about copies, or reports of them, do not arrive
     "kv_crash_at",  # the next worker that reaches a point of a transfer dies there
+    "kv_owner",  # a worker dies once a number of parts of copies have arrived
     "kv_pair",  # a worker and a holder of its copies die within a second
     "kv_stale",  # parts are under way while the broker dies, and returns with an older state of its journal
 ]
