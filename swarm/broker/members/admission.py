@@ -166,7 +166,6 @@ class WorkerAdmission:
             # If it ever sent corrupt results, or was out because its steps raised, its keys and values are not trusted
             # at any of its returns.
             self._out.append(SendToWorker(peer, Unassign(epoch=self._state.plans.journaled_epoch)))
-            worker.forget_held()
         self._reconfiguration.on_members_changed(now)
         self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 

@@ -125,7 +125,7 @@ class WorkerMembership:
             case ReplayDone() | ReplayMissing() | Rechecked() | LogDigest():
                 self._on_recomputed(worker, message, now)
             case KvHeld():
-                self._reconfiguration.on_kv_held(message, now)
+                self._reconfiguration.on_kv_held(worker, message, now)
             case LoadProgress() | KeptWarm():
                 self._reconfiguration.on_load_progress(worker, message, now)
             case Stats():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import ConnectPipeline, Outbox
+from swarm.broker.recovery.kv_copies import KvCopies
 from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow
 from swarm.broker.recovery.speeds import make_gauges
 from swarm.broker.recovery.worker_orders import StandbyOrders, WorkerOrders
@@ -22,6 +23,7 @@ class Activation:
     orders: WorkerOrders
     rebuilder: Rebuilder
     standby: StandbyOrders
+    copies: KvCopies
     timeout_s: float  # until a stage must have reported what it holds
 
     def start(self, now: float) -> None:
@@ -30,6 +32,7 @@ class Activation:
         self.state.routes.end_tests(are_open=True)
         self.state.rebuilding.clear()
         self.standby.reset()
+        self.copies.reset()
         self.state.recoveries.record_prepared(now)
         self.state.clear_stages()
         sequences = evict_overflow(self.state)
@@ -44,8 +47,10 @@ class Activation:
             self.state.count("stale_control")
             return
         plans.awaited.discard(message.incarnation)
-        self.state.workers[message.incarnation].record_held(message.kept, None)
+        worker = self.state.workers[message.incarnation]
+        worker.record_held(message.kept, None)
         self.state.rebuilding.reports[message.incarnation] = message
+        self.copies.on_activated(worker, message)
         if not plans.awaited:
             self._serve(mode, now)
 
@@ -54,13 +59,15 @@ class Activation:
         plan = plans.serve()
         plans.gauge.reset(make_gauges(self.state, mode, plan))
         for stage in plan.stages:
-            self.state.workers[stage.incarnation].planned_layers = stage.layers
+            worker = self.state.workers[stage.incarnation]
+            worker.planned_layers = stage.layers
         self.state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in plan.stages]
         self.orders.unassign_others(plan)
         self.out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=plans.kv_blocks * BLOCK)
         if recovery := self.state.recoveries.record_activated(len(self.state.running), now):
             log_recovery(self.out, recovery)
+        self.copies.on_serving()
         self.rebuilder.begin(now)
         self.orders.release_leaving(now)
 

@@ -197,6 +197,7 @@ class Rebuilder:
         self.rebuilding.reports.clear()
         self.rebuilding.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
         self.rebuilding.began_at = now
+        self.rebuilding.cost = sum(run.cost for sequence in waiting for run in sequence.rebuilds)
         if waiting:
             self._log_start(waiting)
         self._start_next(now)
@@ -217,11 +218,13 @@ class Rebuilder:
         self.state.count("replayed_positions", message.kv - run.done)
         self.state.count("replayed_layer_positions", (message.kv - run.done) * len(run.through))
         self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
+        self.rebuilding.cost_done += (message.kv - run.done) * len(run.through)
         run.done = message.kv
         if run.done >= run.stop:
             sequence.finish_rebuild(run)
         if not sequence.rebuilds:
             self.rebuilding.in_progress.remove(sequence)
+            self.rebuilding.completed_before = self.state.next_step
             self.state.running.refresh(sequence)
             self.state.count("sequences_rebuilt")
             self.out.note(

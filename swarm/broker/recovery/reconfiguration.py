@@ -32,6 +32,7 @@ from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.proposals import TargetPlan, draft
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.activation import Activation, log_recovery
+from swarm.broker.recovery.kv_copies import KvCopies
 from swarm.broker.recovery.migration import Migration
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart, StartupWait
@@ -70,6 +71,7 @@ class Reconfiguration:
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = StandbyOrders(state, out)
+        self.copies = KvCopies(state, out)
         self.restart = Restart(state, settings.min_workers)
         self.target = TargetPlan(state, settings.rules)
         self._speed_tracker = SpeedTracker(state)
@@ -77,7 +79,7 @@ class Reconfiguration:
         self._orders = WorkerOrders(state, out)
         self._migration = Migration(state, out)
         self._activation = Activation(
-            state, out, self._orders, self.rebuilder, self.standby, settings.activate_timeout_s
+            state, out, self._orders, self.rebuilder, self.standby, self.copies, settings.activate_timeout_s
         )
         self._startup_wait = StartupWait(state, self.restart, settings.min_workers, settings.gather_s)
 
@@ -105,6 +107,7 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
+                self.copies.refresh(self.target.rules.standby_kv, now)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return
@@ -224,9 +227,10 @@ class Reconfiguration:
         if plans.current is not None:
             self._migration.on_prepared(message.incarnation)
 
-    def on_kv_held(self, message: KvHeld, now: float) -> None:
+    def on_kv_held(self, worker: Worker, message: KvHeld, now: float) -> None:
         """Handle a worker's report of the copies of keys and values that it holds."""
-        self._migration.on_held(message, now)
+        if self.copies.on_held(worker, message):
+            self._migration.on_held(worker, now)
 
     def on_refused(self, worker: Worker, message: Refused, now: float) -> None:
         coming = self._state.plans.upcoming

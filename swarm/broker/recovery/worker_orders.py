@@ -82,12 +82,10 @@ class WorkerOrders:
         self.send_all(activates, now)
 
     def unassign_others(self, plan: Plan) -> None:
-        """Have workers without a part in this plan drop what they hold of sequences. From then on they hold what they
-        are ordered to."""
+        """Have workers without a part in this plan drop what they hold of sequences."""
         for worker in self.state.workers.values():
             if not worker.is_gone and worker.incarnation not in plan.members:
                 self.send(worker.incarnation, Unassign(epoch=self.state.plans.journaled_epoch))
-                worker.forget_held()
 
     def release_leaving(self, now: float) -> None:
         """Release workers that want to leave and that the active plan does not need."""

@@ -286,11 +286,26 @@ class Rebuilding:
     in_progress: list[Sequence] = field(default_factory=list)
     ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
+    cost: int = 0  # layers times positions of all replays since ``began_at``
+    cost_done: int = 0  # the part of it that is computed
+    completed_before: int = 0  # number of the next step when a sequence last became complete
 
     @property
     def is_idle(self) -> bool:
         """Whether all layers are rebuilt."""
         return not self.queue and not self.in_progress
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences that are not complete yet."""
+        return len(self.queue) + len(self.in_progress)
+
+    def expected_wait_s(self, now: float) -> float:
+        """Return the time from the beginning until a waiting sequence is complete, on average over them: they become
+        complete one after the other, and the rest of the work takes as long as the computed part did."""
+        elapsed_s = max(0.0, now - self.began_at)
+        left = max(0, self.cost - self.cost_done)
+        return elapsed_s * (1 + left / self.cost_done / 2) if self.cost_done else elapsed_s
 
     def clear(self) -> None:
         """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
@@ -299,6 +314,7 @@ class Rebuilding:
             sequence.cancel_rebuilds()
         self.queue.clear()
         self.in_progress.clear()
+        self.cost = self.cost_done = self.completed_before = 0
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
 from swarm.broker.state.evidence import Evidence
+from swarm.broker.state.kv_copies import KvCopyState
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.migration import MigrationState
 from swarm.broker.state.newcomers import Newcomers
@@ -182,6 +183,7 @@ class State:
     migration: MigrationState = field(default_factory=MigrationState)  # copies for a change of plan
     restart: RestartState = field(default_factory=RestartState)  # the start after a restart of the broker
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
+    kv_copies: KvCopyState = field(default_factory=KvCopyState)
     rechecks: RecheckSchedule = field(default_factory=RecheckSchedule)
     in_flight: dict[int, InFlightStep] = field(default_factory=dict)
     next_step: int = 1

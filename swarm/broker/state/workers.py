@@ -208,8 +208,7 @@ class Worker:
         self.warm_layers, self.trusted_positions = warm_layers, trusted_positions
 
     def forget_held(self) -> None:
-        """Note that the worker was ordered to drop what it held: from now on it holds what it is ordered to. A worker
-        that is not trusted never is again."""
+        """Note that the worker has dropped what it held at its Hello. A worker that is not trusted never is again."""
         if self.is_trusted:
             self.trusted_positions = None
 
