@@ -231,7 +231,7 @@ class Rebuilder:
                 "sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.rebuilding.began_at
             )
         else:
-            self._order_chunk(sequence, sequence.rebuilds[0], now)
+            self._continue(sequence, now)
         self._start_next(now)
         self._check_end(now)
 
@@ -243,7 +243,7 @@ class Rebuilder:
             return
         self.state.count("replays_missing")
         run.source, run.through = None, LayerRange(0, run.through.stop)
-        self._order_chunk(sequence, run, now)
+        self._continue(sequence, now)
 
     def tick(self, now: float) -> None:
         """Remove sequences that ended or were preempted, and start the next ones."""
@@ -268,6 +268,8 @@ class Rebuilder:
             s for s in self.rebuilding.in_progress if not s.rebuilds or s.state is not SequenceState.RUNNING
         ]:
             self.rebuilding.in_progress.remove(sequence)
+        if not self.state.plans.is_serving:
+            return
         # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
         while self.rebuilding.queue and len(self.rebuilding.in_progress) < most:
@@ -275,6 +277,15 @@ class Rebuilder:
             if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
                 self.rebuilding.in_progress.append(sequence)
                 self._order_chunk(sequence, sequence.rebuilds[0], now)
+
+    def _continue(self, sequence: Sequence, now: float) -> None:
+        """Order the next chunk. If the plan is about to be replaced, let the sequence wait: the next plan may need
+        other replays."""
+        if self.state.plans.is_serving:
+            self._order_chunk(sequence, sequence.rebuilds[0], now)
+        else:
+            self.rebuilding.in_progress.remove(sequence)
+            self.rebuilding.queue.appendleft(sequence)
 
     def _check_end(self, now: float) -> None:
         if self.rebuilding.is_idle and self.state.plans.is_serving:
