@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from swarm.broker.actions import Action
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
-from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.kv_copies import ENDED_S, PAUSE_S, STANDS_STILL_S
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.wire.messages import (
     BLOCK,
@@ -279,3 +279,27 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     bench.tell("w0", replace(message, lineage=lineage))
     assert bench.state.counters["stale_control"] == 1
     assert "kv_copies_reports" not in bench.state.counters
+
+
+def test_a_holder_is_ordered_to_drop_sequences_that_have_ended() -> None:
+    """A worker without a part in the plan sees no end. The order is repeated until the holder's report is without."""
+    bench = copying()
+    sequence = run(bench, 70)
+    (source, holder), (layers,) = next(iter(sent(bench.log).items()))
+    name = holder.split(".")[0]
+    report(bench, name, {sequence: 64, sequence + 7: 32}, layers)
+    bench.tick()
+    bench.log.clear()
+    bench.tick(ENDED_S + 1.0)
+    last = dict(orders(bench.log, ReceiveKv))[holder]
+    assert isinstance(last, ReceiveKv)
+    assert last.ended == (sequence + 7,)
+    assert source in {item.incarnation for item in last.sources}
+    bench.log.clear()
+    bench.tick(ENDED_S + 1.0)
+    assert len(orders(bench.log, ReceiveKv)) == 1
+    report(bench, name, {sequence: 64}, layers)
+    bench.log.clear()
+    bench.tick(ENDED_S + 1.0)
+    bench.tick(ENDED_S + 1.0)
+    assert all(not order.ended for _, order in orders(bench.log, ReceiveKv))
