@@ -312,6 +312,10 @@ class StageCore:
         """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
         return self.rechecks.has_work and not self.is_parked
 
+    def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
+        """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
+        return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
+
     def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
         match event:
             case KvArrived():

@@ -172,6 +172,10 @@ class KvSender:
             has_block = any((row.start + row.count) // BLOCK > row.start // BLOCK for row in rows)
             self.may_have_work = has_block or any(target.until for target in self.targets.values())
 
+    def has_part(self, turn: KvTurn, now: float) -> bool:
+        """Return whether this turn would be used."""
+        return self._find_part(turn, now) is not None
+
     def take_turn(self, turn: KvTurn, now: float) -> list[Action]:
         """Send the next part, if there is one and time for it."""
         part = self._find_part(turn, now)

@@ -46,7 +46,6 @@ CHECK_EVERY_S = 0.5  # interval at which the progress of the routes is compared
 STANDS_STILL_S = 3.0  # a route without progress for this long is ordered again, if it is …
 MIN_LAG = 64  # … this number of positions behind
 MAX_BACKOFF = 16  # most times that the wait for the next repetition is prolonged
-ENDED_S = 2.0  # for which a holder may report an ended sequence before it is ordered to drop it, and until that repeats
 PAUSE_S = 30.0  # for which a holder without memory gets no further copies
 
 
@@ -231,7 +230,6 @@ class KvCopies:
     out: Outbox
     _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
     _chosen_for: tuple[object, ...] = field(default=())
-    _ended_at: dict[tuple[str, int], float] = field(default_factory=dict)  # by holder and sequence: see ``ENDED_S``
 
     def refresh(self, policy: StandbyPolicy, now: float) -> None:
         """Order the copies that the present workers can hold; again where they stand still."""
@@ -240,28 +238,10 @@ class KvCopies:
             self.reset()
         routes = choose_routes(self.state, policy) if self._has_changed(policy, now) else copies.replicas
         copies.progress = {route: copies.progress.get(route) or CopyProgress(risen_at=now) for route in routes}
-        self.drop_ended(now)
         again = self._find_standing_still(routes, now) if routes == copies.replicas else []
         if routes != copies.replicas or again:
             copies.replicas = routes
             order_copies(self.state, self.out, map(CopyOrder, routes), again)
-
-    def drop_ended(self, now: float) -> None:
-        """Have holders drop the sequences that have ended. A worker without a part in the plan does not see that."""
-        copies, plan = self.state.kv_copies, self.state.plans.current
-        running = {sequence.id for sequence in self.state.running}
-        ended = {
-            holder: [sequence for sequence in held.sequences if sequence not in running]
-            for holder, held in copies.held.items()
-        }
-        since = {(holder, s): self._ended_at.get((holder, s), now) for holder, those in ended.items() for s in those}
-        for holder, (sources, awaited) in copies.sources.items():
-            overdue = tuple(s for s in ended.get(holder, ()) if now - since[holder, s] >= ENDED_S)[:MAX_SEQUENCES]
-            if plan is not None and overdue and holder in self.state.workers:
-                since |= {(holder, sequence): now for sequence in overdue}
-                order = ReceiveKv(epoch=plan.epoch, sources=sources, awaited=awaited, ended=overdue)
-                self.out.append(SendToWorker(self.state.workers[holder].peer, order))
-        self._ended_at = since
 
     def _has_changed(self, policy: StandbyPolicy, now: float) -> bool:
         """Whether anything has changed on which the routes depend."""

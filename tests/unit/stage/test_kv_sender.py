@@ -57,7 +57,9 @@ def to(edge: Edge = HOLDER, layers: LayerRange = LAYERS, **fields: object) -> Kv
 
 def take(stage: StageBench, turn: KvTurn = IDLE, took_s: float = PART_S, num_bytes: int = 9) -> act.SendKvPart | None:
     """Give the stage a turn. Its part, which took a millisecond, unless told otherwise."""
+    is_wanted = stage.core.wants_kv_turn(turn, stage.now)
     parts = parts_in(stage.feed(turn))
+    assert is_wanted == bool(parts)
     if not parts:
         return None
     stage.feed(KvPartTaken(parts[0].to.to, num_bytes, took_s))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from swarm.broker.actions import Action
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
-from swarm.broker.recovery.kv_copies import ENDED_S, PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
 from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.wire.digests import prefix_digests
@@ -282,28 +282,6 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     bench.tell("w0", replace(message, lineage=lineage))
     assert bench.state.counters["stale_control"] == 1
     assert "kv_copies_reports" not in bench.state.counters
-
-
-def test_a_holder_is_ordered_to_drop_sequences_that_have_ended() -> None:
-    """A worker without a part in the plan sees no end. The order is repeated until the holder's report is without."""
-    bench = copying()
-    sequence = run(bench, 70)
-    (_, holder), (layers, *_) = next(iter(sent(bench.log).items()))
-    name = holder.split(".")[0]
-
-    def dropped() -> list[tuple[int, ...]]:
-        bench.log.clear()
-        bench.tick(ENDED_S + 0.1)
-        found = [order for peer, order in orders(bench.log, ReceiveKv) if peer == holder]
-        return [order.ended for order in found if isinstance(order, ReceiveKv) and order.ended]
-
-    report(bench, name, {sequence: 64, sequence + 7: 32}, layers)
-    bench.tick()
-    assert dropped() == [(sequence + 7,)]
-    assert dropped() == [(sequence + 7,)]
-    report(bench, name, {sequence: 64}, layers)
-    assert dropped() == []
-    assert dropped() == []
 
 
 def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right() -> None:
