@@ -279,3 +279,21 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     bench.tell("w0", replace(message, lineage=lineage))
     assert bench.state.counters["stale_control"] == 1
     assert "kv_copies_reports" not in bench.state.counters
+
+
+def test_copies_of_ended_sequences_are_dropped() -> None:
+    """A holder without a part in the plan sees no release. The order is repeated until its report has them no more, and
+    keeps everything else as it was (simulated seed 52)."""
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w0", {sequence: 96, 999: 64}, LayerRange(3, 6))
+    for _ in range(2):
+        bench.take()
+        bench.tick(0.5)
+        told = orders(bench.log, ReceiveKv)
+        assert [(peer, order.ended) for peer, order in told if isinstance(order, ReceiveKv)] == [("w0.1", (999,))]
+        assert accepted(bench.log) == {("w1.1", "w0.1"): [LayerRange(3, 6)]}
+    report(bench, "w0", {sequence: 96}, LayerRange(3, 6))
+    bench.take()
+    bench.tick(0.5)
+    assert orders(bench.take(), ReceiveKv) == []
