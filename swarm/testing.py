@@ -348,14 +348,16 @@ class FakeExecutor:
 
     def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
         """Store states. As in a real cache, written positions may cost those behind them in the same block."""
+        if not self.fits_kv(data):
+            raise IllegalMove(f"{data.numbers.nbytes} bytes are no states of {data.layers.label}")
         if sequence not in self.chains:
             self.open(sequence, limit)
-        if data.stop > self.limits[sequence] or limit != self.limits[sequence]:
-            raise IllegalMove(f"sequence {sequence} has a limit of {self.limits[sequence]}, not {limit}")
+        if data.stop > self.limits[sequence]:
+            raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
         states = np.ascontiguousarray(data.numbers).view(np.uint64).reshape(len(data.layers), -1)
         for layer, numbers in zip(range(data.layers.first, data.layers.stop), states.tolist(), strict=True):
             chain = self.chains[sequence].setdefault(layer, [])
-            if len(chain) < data.start or len(numbers) != data.stop - data.start:
+            if len(chain) < data.start:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: {data.start} is written, {len(chain)} are held")
             chain[data.start : data.stop] = numbers
             if len(chain) < num_blocks(data.stop) * BLOCK:

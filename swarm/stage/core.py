@@ -44,6 +44,7 @@ from swarm.stage.events import (
     Idle,
     KvArrived,
     KvPartTaken,
+    KvStoreFailed,
     KvTurn,
     Loaded,
     LoadFailed,
@@ -202,7 +203,7 @@ class StageCore:
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
                 self._actions.extend(self.pending_plan.handle_event(event))
                 self.epochs.publish_allowed()
-            case KvArrived() | KvTurn() | KvPartTaken():
+            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartTaken():
                 self._on_kv_event(event, now)
             case BrokerConnected():
                 self.membership.on_connected(now)
@@ -315,11 +316,13 @@ class StageCore:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
         return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
 
-    def _on_kv_event(self, event: KvArrived | KvTurn | KvPartTaken, now: float) -> None:
+    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
         match event:
             case KvArrived():
                 layers = None if self.active is None else self.layers
                 self.exchange.arrivals.on_arrived(event, self.lineage, layers, now)
+            case KvStoreFailed(sequence, reason):
+                self.exchange.arrivals.on_store_failed(sequence, reason)
             case KvTurn():
                 if not self.is_parked:
                     self._actions.extend(self.exchange.sender.take_turn(self._with_own_work(event), now))
@@ -327,6 +330,7 @@ class StageCore:
                 self.exchange.sender.on_taken(event, now)
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:
+        """Return the turn; it is not idle while the stage itself has work."""
         return turn if self._is_idle else KvTurn(is_idle=False, blocked=turn.blocked)
 
     @property

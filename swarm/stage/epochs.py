@@ -147,6 +147,7 @@ class EpochManager:
         """Adopt the epoch of the broker that welcomes this worker, and its lineage if it is another one."""
         if order.lineage != self.lineage:
             self._switch_lineage(order)
+        self.exchange.on_welcome()
         self.fence = max(self.fence, order.epoch)
 
     def _switch_lineage(self, order: Welcome) -> None:
@@ -297,7 +298,7 @@ class EpochManager:
         self.allowed.drop_before(epoch)
         self._deactivate()
         self.store.clear(keeps_unopened=True)
-        self.exchange.on_unassigned(now)
+        self.exchange.on_unassigned(epoch, now)
 
     def _deactivate(self) -> None:
         self.active = self.downstream_key = None

@@ -47,7 +47,8 @@ class KvArrivals:
     released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))
     blocked: frozenset[str] = frozenset()  # blocked keys
     _published: AllowKvSenders = field(default=AllowKvSenders(frozenset()))
-    _reported: tuple[HeldSequence, ...] = ()  # what the last report named
+    # what the last report named: copies, and the magnitude of the memory left; None: another report is due
+    _reported: tuple[tuple[HeldSequence, ...], int] | None = ((), 0)
     _checked_at: float = 0.0  # when the last report was due
     _is_awaited: bool = False  # the order awaits positions that are not complete yet
     _unordered_at: float | None = None  # since when copies wait for an order
@@ -60,6 +61,8 @@ class KvArrivals:
 
     def follow(self, order: ReceiveKv, now: float) -> None:
         """Accept what this order names from now on, and drop all other copies."""
+        if self.order is None or self.order.epoch != order.epoch:
+            self.report_again()
         self.order, self._unordered_at = order, None
         self.copies.drop_others(layers_of(source.layers for source in order.sources))
         for sequence in order.ended:
@@ -79,10 +82,13 @@ class KvArrivals:
             self.stop()
 
     def on_activated(self) -> None:
-        """Record that a plan begins, whose ``Activated`` reports the copies that are left."""
-        self._reported = self.copies.inventory()
+        """Record that a plan begins. Its ``Activated`` reports the copies that are left."""
         self._unordered_at = None
         self.released.clear()
+
+    def report_again(self) -> None:
+        """Report what is held with the next tick, changed or not: perhaps the broker has no earlier report."""
+        self._reported = None
 
     def await_order(self, now: float) -> None:
         """Drop the copies unless an order follows soon: the plan does not use this worker."""
@@ -120,8 +126,8 @@ class KvArrivals:
         if problem is not None:
             self.count(problem, 1)
             return
-        self.count("kv_parts_received", 1)
-        self.count("kv_bytes_received", event.data.numbers.nbytes)
+        self.count("kv_parts_stored", 1)
+        self.count("kv_bytes_stored", event.data.numbers.nbytes)
         self._report_if_complete(now)
 
     def _find_stranger(self, event: KvArrived, lineage: Lineage, layers: LayerRange | None) -> str | None:
@@ -194,6 +200,12 @@ class KvArrivals:
             return stored is not None or start == 0
         return True
 
+    def on_store_failed(self, sequence: int, reason: str) -> None:
+        """Drop the copies of a sequence of which a part could not be stored."""
+        self.count("kv_parts_not_stored", 1)
+        self.write_log("kv_part_not_stored", "warning", sequence=sequence, reason=reason)
+        self.copies.drop(sequence)
+
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, free_bytes: int, now: float) -> None:
@@ -227,15 +239,17 @@ class KvArrivals:
 
     def _report(self, now: float, *, is_complete: bool = False) -> None:
         held, self._checked_at = self.copies.inventory(), now
-        if held == self._reported and not is_complete:
+        free_bytes = 0 if self.order is None else max(0, self.free_bytes)
+        report = held, free_bytes.bit_length()
+        if (report == self._reported or not (held or self.order or self._reported)) and not is_complete:
             return
-        self._reported = held
+        self._reported = report
         message = KvHeld(
             epoch=0 if self.order is None else self.order.epoch,
             incarnation=self.incarnation,
             held=held,
             num_bytes=self.copies.num_bytes,
-            free_bytes=max(0, self.free_bytes),
+            free_bytes=free_bytes,
             is_complete=is_complete,
         )
         self.actions.append(SendToBroker(message))

@@ -37,7 +37,7 @@ def describe_sequence(item: Open) -> Open:
 def count_equal(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common beginning of two lists of tokens."""
     shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
+    if list(first[:shorter]) == list(second[:shorter]):  # a list never equals a tuple
         return shorter
     return next(index for index in range(shorter) if first[index] != second[index])
 

@@ -57,9 +57,13 @@ class KvExchange:
     def on_deactivated(self) -> None:
         self.actions.extend(self.sender.stop())
 
-    def on_unassigned(self, now: float) -> None:
+    def on_unassigned(self, epoch: int, now: float) -> None:
         """Keep copies for a while: the plan does not use this worker, but perhaps it is to hold copies."""
+        self.arrivals.on_fence(epoch)
         self.arrivals.await_order(now)
+
+    def on_welcome(self) -> None:
+        self.arrivals.report_again()
 
     def on_lineage_switched(self) -> None:
         """Drop what no sequence of the stage's own vouches for: the numbers of sequences may be given out again."""

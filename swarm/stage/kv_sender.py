@@ -115,7 +115,7 @@ class KvSender:
     epoch: int = 0
     lineage: Lineage = NO_LINEAGE
     targets: dict[CopyTarget, _Target] = field(default_factory=dict)
-    _may_have_work: bool = False  # positions have come since a search found nothing to send
+    may_have_work: bool = False  # positions have come since a search found nothing to send
     _under_way: _PartUnderWay | None = None
     _num_turns: int = 0
     _position_s: float = 0.0  # time for reading one position of one layer; 0: unknown
@@ -157,7 +157,7 @@ class KvSender:
 
     def _replace_targets(self, targets: dict[CopyTarget, _Target]) -> list[Action]:
         before, self.targets = self.targets, targets
-        self._may_have_work = bool(targets)
+        self.may_have_work = bool(targets)
         for gone in before.keys() - targets.keys():
             for stored in self.store.sequences.values():
                 stored.sent.pop(gone, None)
@@ -168,9 +168,9 @@ class KvSender:
 
     def add_positions(self, rows: Iterable[Row]) -> None:
         """Record that these rows were computed."""
-        if self.targets and not self._may_have_work:
+        if self.targets and not self.may_have_work:
             has_block = any((row.start + row.count) // BLOCK > row.start // BLOCK for row in rows)
-            self._may_have_work = has_block or any(target.until for target in self.targets.values())
+            self.may_have_work = has_block or any(target.until for target in self.targets.values())
 
     def has_part(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would be used."""
@@ -220,12 +220,12 @@ class KvSender:
         self.count("kv_sent_s", event.took_s)
 
     def _find_part(self, turn: KvTurn, now: float) -> _Part | None:
-        if not self._may_have_work or self._under_way is not None:
+        if not self.may_have_work or self._under_way is not None:
             return None
-        self._may_have_work, best = False, None
+        self.may_have_work, best = False, None
         allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
         for part in self._parts():
-            self._may_have_work = True
+            self.may_have_work = True
             target = part.target
             is_ready = target.order.to.to not in turn.blocked and now >= target.paused_until
             if is_ready and allowed.get(target.rank, True) and (best is None or part.order < best.order):

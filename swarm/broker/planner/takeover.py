@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swarm.broker.planner import tables
+from swarm.broker.planner.pauses import predict_stretch
 from swarm.broker.planner.problem import LayerShare, Line, PlanningProblem
 from swarm.broker.planner.search import ROUNDING
 from swarm.broker.planner.tables import Table
@@ -30,8 +31,6 @@ MIN_LOAD_S = 0.05  # minimum time of any load: a file is opened, kernels are war
 # nothing is loaded; and the time of a chunk besides its computing: the broker's turn, the log, sockets.
 ORDERS_S = 0.02
 CHUNK_S = 0.006
-PAUSE_FACTOR = 3.0  # multiple of the usual step time: steps pause this long after each while layers are rebuilt
-MAX_PAUSE_S = 1.0  # upper limit of that pause
 NEAR = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
 NEAR_S = 0.02
 
@@ -51,13 +50,14 @@ class Takeover:
 @dataclass(frozen=True, slots=True)
 class ReplayWork:
     """Amount of work that replays must compute again: ``positions`` of all sequences together, in ``chunks`` orders,
-    with ``context`` positions before each chunk, on average. ``beside``: fraction of the work that is computed together
-    with steps, for sequences that have already resumed."""
+    with ``context`` positions before each chunk, on average. ``overlap``: fraction of the work that is computed beside
+    steps of sequences that have already resumed."""
 
     positions: int
     chunks: int = 0
     context: int = 0
     overlap: float = 0.0
+    sequences: int = 0
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[int], chunk: int) -> ReplayWork:
@@ -65,17 +65,13 @@ class ReplayWork:
         lengths = list(sequences)
         total = sum(lengths)
         context = sum(length * length for length in lengths) // (2 * total) if total else 0
-        beside = 1 - min(lengths) / total if total else 0.0
-        return cls(total, sum(-(-length // chunk) for length in lengths), context, beside)
+        overlap = 1 - min(lengths) / total if total else 0.0
+        return cls(total, sum(-(-length // chunk) for length in lengths), context, overlap, len(lengths))
 
     def predict_s(self, alone_s: float, step_s: float) -> float:
         """Return the duration of the replays if they take ``alone_s`` by themselves, and a step ``step_s``."""
-        return (alone_s + self.chunks * CHUNK_S) * (1 + self.overlap * max(1 / PAUSE_FACTOR, step_s / MAX_PAUSE_S))
-
-
-def step_pause_s(step_s: float) -> float:
-    """Return how long steps pause after each while layers are rebuilt, given their usual time."""
-    return min(MAX_PAUSE_S, PAUSE_FACTOR * step_s)
+        alone_s += self.chunks * CHUNK_S
+        return alone_s * (1 + self.overlap * predict_stretch(step_s, self.sequences, alone_s))
 
 
 def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork) -> Takeover | None:

@@ -197,6 +197,7 @@ class Rebuilder:
         self.rebuilding.reports.clear()
         self.rebuilding.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
         self.rebuilding.began_at = now
+        self.rebuilding.cost = sum(run.cost for sequence in waiting for run in sequence.rebuilds)
         if waiting:
             self._log_start(waiting)
         self._start_next(now)
@@ -217,18 +218,20 @@ class Rebuilder:
         self.state.count("replayed_positions", message.kv - run.done)
         self.state.count("replayed_layer_positions", (message.kv - run.done) * len(run.through))
         self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
+        self.rebuilding.cost_done += (message.kv - run.done) * len(run.through)
         run.done = message.kv
         if run.done >= run.stop:
             sequence.finish_rebuild(run)
         if not sequence.rebuilds:
             self.rebuilding.in_progress.remove(sequence)
+            self.rebuilding.completed_before = self.state.next_step
             self.state.running.refresh(sequence)
             self.state.count("sequences_rebuilt")
             self.out.note(
                 "sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.rebuilding.began_at
             )
         else:
-            self._order_chunk(sequence, sequence.rebuilds[0], now)
+            self._continue(sequence, now)
         self._start_next(now)
         self._check_end(now)
 
@@ -240,7 +243,7 @@ class Rebuilder:
             return
         self.state.count("replays_missing")
         run.source, run.through = None, LayerRange(0, run.through.stop)
-        self._order_chunk(sequence, run, now)
+        self._continue(sequence, now)
 
     def tick(self, now: float) -> None:
         """Remove sequences that ended or were preempted, and start the next ones."""
@@ -265,6 +268,8 @@ class Rebuilder:
             s for s in self.rebuilding.in_progress if not s.rebuilds or s.state is not SequenceState.RUNNING
         ]:
             self.rebuilding.in_progress.remove(sequence)
+        if not self.state.plans.is_serving:
+            return
         # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
         while self.rebuilding.queue and len(self.rebuilding.in_progress) < most:
@@ -272,6 +277,15 @@ class Rebuilder:
             if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
                 self.rebuilding.in_progress.append(sequence)
                 self._order_chunk(sequence, sequence.rebuilds[0], now)
+
+    def _continue(self, sequence: Sequence, now: float) -> None:
+        """Order the next chunk. If the plan is about to be replaced, let the sequence wait: the next plan may need
+        other replays."""
+        if self.state.plans.is_serving:
+            self._order_chunk(sequence, sequence.rebuilds[0], now)
+        else:
+            self.rebuilding.in_progress.remove(sequence)
+            self.rebuilding.queue.appendleft(sequence)
 
     def _check_end(self, now: float) -> None:
         if self.rebuilding.is_idle and self.state.plans.is_serving:

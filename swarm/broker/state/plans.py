@@ -153,6 +153,7 @@ class PlanPhase(enum.Enum):
 
     NONE = "waiting"  # no plan; ``PlanState.waits_for`` has the reason
     PREPARING = "preparing"  # layers are loading; the old plan, if any, keeps serving
+    COPYING = "copying"  # the last keys and values go to the next plan's workers; nothing is dispatched
     ACTIVATING = "activating"  # the fence is up; nothing is dispatched
     SERVING = "serving"
 
@@ -184,6 +185,21 @@ class PlanState:
         """Whether steps may be dispatched: a plan is active and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the active plan has lost no worker, so that its steps in flight still count."""
+        return self.is_serving or self.phase is PlanPhase.COPYING
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all workers of the next plan have loaded their layers."""
+        return self.upcoming is not None and self.upcoming.members <= self.prepared.keys()
+
+    def is_awaited(self, incarnation: str, epoch: int) -> bool:
+        """Whether this worker's answer to an order of this epoch is awaited."""
+        plan = self.upcoming or self.current
+        return plan is not None and plan.epoch == epoch and incarnation in self.awaited
+
     def add_forecast(self, forecast: Forecast) -> None:
         """Add the explanation to the active plan; it is computed on demand."""
         if self.current is not None:
@@ -198,6 +214,10 @@ class PlanState:
         """Wait until all workers of the next plan have loaded their layers."""
         self.awaited, self.deadline = set(plan.members), deadline
         self.waits_for = "the workers to load their layers"
+
+    def start_copying(self) -> None:
+        """Stop dispatching, so that the last keys and values of moved layers can be copied."""
+        self.phase, self.waits_for = PlanPhase.COPYING, "the keys and values of moved layers"
 
     def activate(self, deadline: float) -> Plan:
         """Make the next plan the current one, and wait until all its workers have reported what they hold."""
@@ -216,7 +236,7 @@ class PlanState:
     def abandon(self) -> None:
         """Drop the next plan. The active plan, if complete, keeps serving."""
         self.upcoming, self.awaited = None, set()
-        if self.phase is PlanPhase.PREPARING:
+        if self.phase in (PlanPhase.PREPARING, PlanPhase.COPYING):
             self.phase = PlanPhase.SERVING if self.current is not None else PlanPhase.NONE
             self.waits_for = "" if self.current is not None else "a new plan"
 
@@ -236,6 +256,8 @@ class PlanState:
             return "a plan serves, but is not active or has failed"
         if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.upcoming is not None):
             return "a plan is being activated, but is not the current one, or another is being prepared"
+        if self.phase is PlanPhase.COPYING and (self.current is None or self.upcoming is None):
+            return "keys and values are copied, but there is no plan to copy them from, or none to copy them to"
         return None
 
     def resume_above(self, epoch: int) -> None:
@@ -264,11 +286,26 @@ class Rebuilding:
     in_progress: list[Sequence] = field(default_factory=list)
     ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
+    cost: int = 0  # layers times positions of all replays since ``began_at``
+    cost_done: int = 0  # the part of it that is computed
+    completed_before: int = 0  # number of the next step when a sequence last became complete
 
     @property
     def is_idle(self) -> bool:
         """Whether all layers are rebuilt."""
         return not self.queue and not self.in_progress
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences that are not complete yet."""
+        return len(self.queue) + len(self.in_progress)
+
+    def expected_wait_s(self, now: float) -> float:
+        """Return the time from the beginning until a waiting sequence is complete, on average over them: they become
+        complete one after the other, and the rest of the work takes as long as the computed part did."""
+        elapsed_s = max(0.0, now - self.began_at)
+        left = max(0, self.cost - self.cost_done)
+        return elapsed_s * (1 + left / self.cost_done / 2) if self.cost_done else elapsed_s
 
     def clear(self) -> None:
         """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
@@ -277,6 +314,7 @@ class Rebuilding:
             sequence.cancel_rebuilds()
         self.queue.clear()
         self.in_progress.clear()
+        self.cost = self.cost_done = self.completed_before = 0
 
 
 @dataclass(slots=True)

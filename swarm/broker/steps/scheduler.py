@@ -15,7 +15,7 @@ deadline and arrival. The two are limited separately:
 Suspects, the sequences of a step that raised, are computed alone, alternating with steps of all others. The next
 failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
 
-While layers that changed hands are rebuilt, there is a pause between steps, so that replays get most of the time.
+While layers that changed hands are rebuilt, steps pause in favour of replays (``planner.pauses``).
 
 The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
 decode has none while its step is in flight. The cost of a step is proportional to its rows, however many sequences
@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from swarm.broker.planner.takeover import step_pause_s
+from swarm.broker.planner.pauses import MAX_PAUSE_S, step_pause_s
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator
@@ -170,11 +170,22 @@ def _has_work(state: State) -> bool:
 
 
 def _must_yield_to_replays(state: State, now: float) -> bool:
-    """Whether to pause so that the stages can work on replays. A step is served before the next replay chunk in every
-    stage. Sequences without a rebuild would get tokens at the expense of all that still wait for theirs, and finally of
-    themselves, since a step of few sequences costs as much as one of all."""
-    costs = state.costs
-    return not state.rebuilding.is_idle and now - costs.last_done_at < step_pause_s(costs.usual_step_s)
+    """Whether to pause so that the stages can work on replays: a step is served before the next replay chunk in every
+    stage.
+
+    While no replay makes progress, steps leave half of the time to them. A sequence that has just become complete has
+    waited longest: it gets its token at once, unless the pause is shorter than a step for each sequence that waits.
+    """
+    rebuilding, costs = state.rebuilding, state.costs
+    if rebuilding.is_idle:
+        return False
+    step_s, num_waiting = costs.usual_step_s, rebuilding.num_waiting
+    is_blocked = now - rebuilding.ordered_at > MAX_PAUSE_S
+    wait_s = 0.0 if is_blocked else rebuilding.expected_wait_s(now)
+    pause_s = step_pause_s(step_s, len(state.running) - num_waiting, num_waiting, wait_s)
+    if rebuilding.completed_before == state.next_step and pause_s > num_waiting * step_s:
+        return False
+    return now - costs.last_done_at < pause_s
 
 
 class _EligibleSequences(NamedTuple):

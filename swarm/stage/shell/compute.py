@@ -306,7 +306,6 @@ class ComputeThread:
                 | act.ShrinkSequence()
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
-                | act.StoreKv()
                 | act.DropKv()
             ):
                 self._change_sequence(action)
@@ -317,7 +316,7 @@ class ComputeThread:
                 bind(stage=str(layers))
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)
-            case act.SendKvPart() | act.ConnectKvTargets() | act.AllowKvSenders():
+            case act.SendKvPart() | act.StoreKv() | act.ConnectKvTargets() | act.AllowKvSenders():
                 self._events.extendleft(self.kv.perform(action))
             case act.LoadLayers() | act.LoadStandby() | act.StopStandby():
                 self._perform_loading(action)

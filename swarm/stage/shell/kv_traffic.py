@@ -12,8 +12,9 @@ from math import inf
 from typing import Final
 
 from swarm.clock import Clock
+from swarm.errors import IllegalMove
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvTurn
+from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import Executor
 from swarm.stage.shell.kv_channels import KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
@@ -22,6 +23,8 @@ from swarm.wire.push import PushChannel
 # Between two turns in which the core sends nothing. Steps of small models take less than a millisecond, and asking
 # costs some of that.
 _EVERY_S: Final = 0.005
+
+KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
 
 
 class KvTraffic:
@@ -79,14 +82,20 @@ class KvTraffic:
         self._next_turn_at = now + _EVERY_S
         return KvTurn(is_idle, self._channels.blocked)
 
-    def perform(self, action: act.SendKvPart | act.ConnectKvTargets | act.AllowKvSenders) -> tuple[KvPartTaken, ...]:
-        """Carry out an action of the core. Return the answer to ``SendKvPart``: the next turn may follow at once."""
+    def perform(self, action: KvAction) -> tuple[KvPartTaken | KvStoreFailed, ...]:
+        """Carry out an action of the core. Return the answer to ``SendKvPart`` (the next turn may follow at once), and
+        that to a ``StoreKv`` that failed: no step depends on a copy."""
         match action:
             case act.SendKvPart():
                 began_at = self._clock.now()
                 num_bytes = self._channels.send(action)
                 self.hurry()
                 return (KvPartTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
+            case act.StoreKv(sequence):
+                try:
+                    act.apply_to_executor(self._executor, action)
+                except (IllegalMove, RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+                    return (KvStoreFailed(sequence, f"{type(error).__name__}: {error}"),)
             case act.ConnectKvTargets(edges):
                 self._channels.connect(edges)
                 self.hurry()

@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from swarm.broker.planner import tables
+from swarm.broker.planner.pauses import predict_stretch
 from swarm.broker.planner.problem import Device, LayerShare, Line, ModelSizes, PlanningProblem
 from swarm.broker.planner.standby import StandbyPolicy, choose_standby
 from swarm.broker.planner.takeover import (
     CHUNK_S,
-    MAX_PAUSE_S,
     MIN_LOAD_S,
     NEAR,
     NEAR_S,
-    PAUSE_FACTOR,
     ReplayWork,
     Takeover,
     find_takeover,
@@ -80,15 +79,17 @@ def test_what_is_replayed() -> None:
     """Each sequence by itself in chunks; a position has half of its sequence before it, on average over all of them."""
     assert ReplayWork.from_sequences([], 256) == ReplayWork(0, 0, 0)
     several = ReplayWork.from_sequences([1, 256, 257], 256)
-    assert several == ReplayWork(514, 4, (1 + 256**2 + 257**2) // (2 * 514), overlap=513 / 514)
+    assert several == ReplayWork(514, 4, (1 + 256**2 + 257**2) // (2 * 514), overlap=513 / 514, sequences=3)
 
 
-def test_who_is_level_takes_a_part_of_the_time_from_the_others() -> None:
-    """Steps rest RESTS times as long as they take, so a replay beside them lasts longer; one by itself doesn't."""
+def test_complete_sequences_take_a_part_of_the_time_from_the_others() -> None:
+    """A replay beside steps lasts longer, by what the pauses between steps leave; one by itself doesn't."""
     assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
     four = ReplayWork.from_sequences([256] * 4, 256)
-    assert four.predict_s(4.0, 0.1) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / PAUSE_FACTOR))
-    assert four.predict_s(4.0, 2.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 * 2.0 / MAX_PAUSE_S))
+    alone_s = 4.0 + 4 * CHUNK_S
+    for step_s in (0.1, 2.0):
+        expected = alone_s * (1 + 0.75 * predict_stretch(step_s, 4, alone_s))
+        assert four.predict_s(4.0, step_s) == pytest.approx(expected)
 
 
 def test_the_ends_of_the_pipeline() -> None:

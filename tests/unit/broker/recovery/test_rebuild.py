@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.broker.events import Tick
-from swarm.broker.planner.takeover import PAUSE_FACTOR
+from swarm.broker.planner.pauses import step_pause_s
 from swarm.broker.recovery.rebuild import RebuildSettings, find_rebuild_runs
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
@@ -235,26 +235,72 @@ def test_the_cheapest_first_and_no_barrier() -> None:
     assert found == sorted(costs, key=lambda each: costs[each])
 
 
-def test_steps_rest_while_the_layers_of_others_are_rebuilt() -> None:
-    """Who is level has a token at once; the next one when replays have had the stages for longer than it took. When all
-    are level, nobody rests."""
+def pause_of(bench: Bench) -> float:
+    """Let time pass until the next step."""
+    began = bench.now
+    for _ in range(100):
+        bench.tick()
+        if bench.pipe:
+            return bench.now - began
+    raise AssertionError("no step came")
+
+
+def test_steps_pause_while_the_layers_of_others_are_rebuilt() -> None:
+    """A complete sequence has a token at once, and the next one after a pause. Without sequences that wait there is
+    none."""
     bench = lose_one(count=2)
     orders = replays(bench)
     done(bench, orders.pop(0))
     orders += replays(bench)
     assert len(bench.pipe) == 1
-    bench.tick(STEP_S)
+    bench.tick()
     bench.finish()
     assert not bench.pipe
-    bench.tick(PAUSE_FACTOR * STEP_S - TICK_S)
-    assert not bench.pipe
-    bench.tick(2 * TICK_S)
-    assert len(bench.pipe) == 1
+    paused_s = 0.0
+    while not bench.pipe and paused_s < 10.0:
+        bench.tick()
+        paused_s += TICK_S
+        wait_s = bench.state.rebuilding.expected_wait_s(bench.now)
+        pause_s = step_pause_s(bench.state.costs.usual_step_s, 1, 1, wait_s)
+        assert bool(bench.pipe) == (paused_s + 1e-9 >= pause_s)
+    assert paused_s > 2 * TICK_S
     bench.finish()
     assert not bench.pipe
     for order in orders:
         done(bench, order)
     assert len(bench.pipe) == 1
+
+
+@pytest.mark.parametrize(("num_complete", "longer"), [(1, True), (5, False)])
+def test_steps_pause_longer_the_more_sequences_wait(num_complete: int, longer: bool) -> None:
+    """Where one of many waits, the others lose little."""
+    bench = lose_one(count=6)
+    waiting = replays(bench)
+    for _ in range(num_complete):
+        bench.tick()
+        done(bench, waiting.pop(0))
+        waiting += replays(bench)
+    bench.tick(STEP_S)
+    while bench.pipe:
+        bench.finish()
+    pause_s = pause_of(bench)
+    assert bench.state.rebuilding.num_waiting == 6 - num_complete
+    assert (pause_s > 3 * bench.state.costs.usual_step_s) is longer
+
+
+def test_steps_pause_less_while_replays_make_no_progress() -> None:
+    """A replay that a worker can't answer must not slow down everybody else; it still gets half of the time."""
+    bench = lose_one(count=4)
+    done(bench, replays(bench)[0])
+    pauses = []
+    for _ in range(4):
+        bench.tick()
+        while bench.pipe:
+            bench.finish()
+        pauses.append(pause_of(bench))
+    step_s = bench.state.costs.usual_step_s
+    assert pauses[0] > 4 * step_s
+    assert pauses[-1] == pytest.approx(step_s, abs=TICK_S)
 
 
 def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
