@@ -59,6 +59,7 @@ class KvCopyState:
     # by holder without memory for more copies: time at which it is tried again
     paused_until: dict[str, float] = field(default_factory=dict)
     checked_at: float = 0.0  # time at which the progress was last compared
+    dropped_at: float = 0.0  # time at which copies of ended sequences were last looked for
     targets: dict[str, tuple[KvTarget, ...]] = field(
         default_factory=dict
     )  # by sender: its last order, without ``held``

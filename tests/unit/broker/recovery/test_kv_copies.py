@@ -300,3 +300,21 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     assert counted(prefix_digests(tokens, 64)) == [64, 32]
     assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
+
+
+def test_copies_of_ended_sequences_are_dropped() -> None:
+    """A holder without a part in the plan sees no release. The order is repeated until its report has them no more, and
+    keeps everything else as it was (simulated seed 52)."""
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w0", {sequence: 96, 999: 64}, LayerRange(3, 6))
+    for _ in range(2):
+        bench.take()
+        bench.tick(0.5)
+        told = orders(bench.log, ReceiveKv)
+        assert [(peer, order.ended) for peer, order in told if isinstance(order, ReceiveKv)] == [("w0.1", (999,))]
+        assert accepted(bench.log) == {("w1.1", "w0.1"): [LayerRange(3, 6)]}
+    report(bench, "w0", {sequence: 96}, LayerRange(3, 6))
+    bench.take()
+    bench.tick(0.5)
+    assert orders(bench.take(), ReceiveKv) == []
