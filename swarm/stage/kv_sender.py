@@ -36,6 +36,10 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
+# Where no change of plan waits, a sequence's next block waits this long after its last part, unless MAX_WAITING are
+# finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
+WAIT_S = 0.25
+MAX_WAITING = 4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
 
 
@@ -93,6 +97,11 @@ class _Part:
     def order(self) -> tuple[int, int]:
         """Return the place in the order of sending; the smallest goes first."""
         return self.target.rank, self.sent.turn
+
+    def is_early(self, now: float) -> bool:
+        """Return whether it is better to wait for more blocks."""
+        is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
+        return self.target.rank == 2 and is_short and now - self.sent.sent_at < WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +196,7 @@ class KvSender:
         self._under_way = _PartUnderWay(
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
-        part.sent.position, part.sent.turn = stop, self._num_turns
+        part.sent.position, part.sent.turn, part.sent.sent_at = stop, self._num_turns, now
         return [
             SendKvPart(
                 target.order.to,
@@ -227,7 +236,7 @@ class KvSender:
         for part in self._parts():
             self.may_have_work = True
             target = part.target
-            is_ready = target.order.to.to not in turn.blocked and now >= target.paused_until
+            is_ready = target.order.to.to not in turn.blocked and now >= target.paused_until and not part.is_early(now)
             if is_ready and allowed.get(target.rank, True) and (best is None or part.order < best.order):
                 best = part
         return best

@@ -22,7 +22,7 @@ from swarm.wire.push import PushChannel
 
 # Between two turns in which the core sends nothing. Steps of small models take less than a millisecond, and asking
 # costs some of that.
-_EVERY_S: Final = 0.005
+_EVERY_S: Final = 0.02
 
 KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
 
