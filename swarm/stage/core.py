@@ -315,7 +315,7 @@ class StageCore:
     @property
     def may_send_kv(self) -> bool:
         """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
-        return self.exchange.sender.may_have_work and not self.is_parked
+        return bool(self.exchange.sender.unsent) and not self.is_parked
 
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
@@ -383,7 +383,7 @@ class StageCore:
 
     def _tick(self, kv_free_bytes: int, now: float) -> None:
         self.membership.tick(now)
-        self.exchange.arrivals.tick(kv_free_bytes, now)
+        self.exchange.arrivals.tick(kv_free_bytes, now, may_report=not self.is_parked)
         self.faults.tick(now)
         missing = self.steps.report_gap(now)
         if missing is not None:

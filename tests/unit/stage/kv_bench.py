@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvPartTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
+from swarm.stage.kv_sender import WAIT_S
 from swarm.wire import tensors
 from swarm.wire.messages import (
     BLOCK,
@@ -96,7 +97,8 @@ class KvPipe:
         return [action for event in waiting for action in self.receiver.feed(event)]
 
     def copy_all(self) -> list[act.Action]:
-        """Everything that can be sent is sent and arrives."""
+        """Everything that can be sent is sent and arrives, after a while."""
+        self.sender.now += WAIT_S
         while self.turn():
             pass
         return self.deliver()
