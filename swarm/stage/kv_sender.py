@@ -51,7 +51,8 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def has_time(self, now: float) -> bool:
+    def refill(self, now: float) -> bool:
+        """Add the share of the time that has passed. Return whether there is time to spend."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
         return self.left_s > 0.0
@@ -254,7 +255,7 @@ class KvSender:
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
+        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
         return {
             key
             for key, target in self.targets.items()
