@@ -27,6 +27,7 @@ from swarm.stage.membership import LogWriter
 from swarm.stage.sequences import SequenceStore
 from swarm.wire.messages import BLOCK, HeldSequence, KvHeld, KvPart, LayerRange, Lineage, Open, ReceiveKv, layers_of
 
+REPEAT_S = 8.0  # until a report is repeated although nothing has changed: it may have been lost
 REPORT_S = 1.0  # between two reports
 MAX_RELEASED = 256  # sequences whose last parts may still be on their way
 UNORDERED_S = 8.0  # how long copies wait for an order after ``Unassign``
@@ -49,6 +50,7 @@ class KvArrivals:
     _published: AllowKvSenders = field(default=AllowKvSenders(frozenset()))
     # what the last report named: copies, and the magnitude of the memory left; None: another report is due
     _reported: tuple[tuple[HeldSequence, ...], int] | None = ((), 0)
+    _reported_at: float = 0.0  # time of the last report
     _checked_at: float = 0.0  # when the last report was due
     _is_awaited: bool = False  # the order awaits positions that are not complete yet
     _unordered_at: float | None = None  # since when copies wait for an order
@@ -61,7 +63,7 @@ class KvArrivals:
 
     def follow(self, order: ReceiveKv, now: float) -> None:
         """Accept what this order names from now on, and drop all other copies."""
-        if self.order is None or self.order.epoch != order.epoch:
+        if self.order is None or self.order.epoch != order.epoch or order.ended:
             self.report_again()
         self.order, self._unordered_at = order, None
         self.copies.drop_others(layers_of(source.layers for source in order.sources))
@@ -241,9 +243,11 @@ class KvArrivals:
         held, self._checked_at = self.copies.inventory(), now
         free_bytes = 0 if self.order is None else max(0, self.free_bytes)
         report = held, free_bytes.bit_length()
-        if (report == self._reported or not (held or self.order or self._reported)) and not is_complete:
+        is_old = bool(held) and now - self._reported_at >= REPEAT_S
+        is_known = report == self._reported and not is_old
+        if (is_known or not (held or self.order or self._reported)) and not is_complete:
             return
-        self._reported = report
+        self._reported, self._reported_at = report, now
         message = KvHeld(
             epoch=0 if self.order is None else self.order.epoch,
             incarnation=self.incarnation,

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed
-from swarm.stage.kv_arrivals import UNORDERED_S
+from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
 from swarm.stage.kv_sender import PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
@@ -639,6 +639,21 @@ def test_copies_are_reported_when_they_have_changed_at_most_once_a_second(pipe: 
     (report,) = held_by(tick(pipe.receiver, after_s=0.5))
     assert report.held[0].kv == (RangePosition(LAYERS, 64),)
     assert held_by(tick(pipe.receiver, after_s=5.0)) == []
+
+
+def test_a_report_is_repeated_since_it_may_have_been_lost(pipe: KvPipe) -> None:
+    """While there is something to report. The order to drop ended sequences is answered in any case: otherwise the
+    broker would repeat it for ever."""
+    run_both(pipe, 1, 0, 70, open=(begin(),))
+    pipe.copy_all()
+    (report,) = held_by(tick(pipe.receiver, after_s=2.0))
+    assert held_by(tick(pipe.receiver, after_s=REPEAT_S - 1.0)) == []
+    assert held_by(tick(pipe.receiver, after_s=1.0)) == [report]
+    for _ in range(2):
+        pipe.receive(ended=(1,))
+        (report,) = held_by(tick(pipe.receiver, after_s=1.0))
+        assert report.held == ()
+    assert held_by(tick(pipe.receiver, after_s=2 * REPEAT_S)) == []
 
 
 def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
