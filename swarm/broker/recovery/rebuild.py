@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
@@ -33,6 +35,7 @@ from swarm.wire.messages import (
     HeldSequence,
     Hello,
     LayerRange,
+    RangePosition,
     Replay,
     ReplayDone,
     ReplayMissing,
@@ -106,6 +109,21 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
     if believed is None:
         return tuple(SequencePosition(s.id, s.kv) for s in sequences)
     return tuple(SequencePosition(s.id, min(s.kv, believed[s.id])) for s in sequences if s.id in believed)
+
+
+def trust_copied(report: Activated, state: State) -> Activated:
+    """Lower the positions that a stage took over from copies only to those whose tokens are the sequence's: it has them
+    from another worker. Such sequences have digests."""
+    return msgspec.structs.replace(report, held=tuple(_trust_digests(held, state) for held in report.held))
+
+
+def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
+    sequence = state.sequences.get(held.sequence)
+    if not held.digests or sequence is None:
+        return held
+    count = num_matching(sequence.tokens, max(part.position for part in held.kv), held.digests)
+    parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
+    return msgspec.structs.replace(held, kv=tuple(parts))
 
 
 # --- replays ---------------------------------------------------------------------------------------------------------

@@ -11,9 +11,12 @@ from swarm.broker.actions import Action
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
+    Activated,
     HeldSequence,
     KvHeld,
     LayerRange,
@@ -279,6 +282,24 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     bench.tell("w0", replace(message, lineage=lineage))
     assert bench.state.counters["stale_control"] == 1
     assert "kv_copies_reports" not in bench.state.counters
+
+
+def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right() -> None:
+    """It has them from another worker. Sequences that it opened itself have no digests."""
+    bench = copying()
+    sequence = run(bench, 70)
+    tokens = bench.sequence("r").tokens[:64]
+    layers = (LayerRange(0, 2), LayerRange(2, 3))
+
+    def counted(digests: tuple[int, ...]) -> list[int]:
+        kv = (RangePosition(layers[0], 64), RangePosition(layers[1], 32))
+        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests),), logs=())
+        return [part.position for part in trust_copied(report, bench.state).held[0].kv]
+
+    assert counted(()) == [64, 32]
+    assert counted(prefix_digests(tokens, 64)) == [64, 32]
+    assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
+    assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
 
 
 def test_copies_of_ended_sequences_are_dropped() -> None:
