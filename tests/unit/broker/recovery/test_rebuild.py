@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +22,8 @@ from swarm.wire.messages import (
     Replay,
     ReplayDone,
     ReplayMissing,
+    SequencePosition,
+    SequenceRange,
 )
 from tests.unit.broker.bench import CLIENT, TICK_S, Bench, orders, row, settings, steps, submit
 
@@ -142,9 +144,16 @@ def test_lost_layers_are_rebuilt_from_the_nearest_log(name: str) -> None:
 # --- with a broker ----------------------------------------------------------------------------------------------------
 
 
-def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
-    """Three workers and running sequences; the second worker dies. What the third one holds then is new to it, and the
-    first one has the log of what it sent."""
+def lose_one(
+    chunk: int = 256,
+    *,
+    logged: bool = True,
+    count: int = 1,
+    lost: int = 1,
+    before: Callable[[Bench], None] = lambda bench: None,
+) -> Bench:
+    """Three workers and running sequences; the second worker dies. What the last one of the others holds then is new to
+    it, and the first one has the log of what it sent. If the first worker dies, the other way round."""
     plan = ReconfigurationSettings(settle_s=0.0, rebuild=RebuildSettings(chunk=chunk))
     bench = Bench(settings(plan=plan)).serve(3)
     for index in range(count):
@@ -152,15 +161,14 @@ def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
     for _ in range(3):
         for _ in range(len(bench.pipe)):
             bench.finish()
-    first, last = (
-        worker for worker in (bench.workers[name] for name in ordered(bench)) if worker.name != second(bench)
-    )
+    first, last = (bench.workers[name] for index, name in enumerate(ordered(bench)) if index != lost)
     for sequence in bench.state.running:
-        last.held[sequence.id] = 0
+        (last if lost else first).held[sequence.id] = 0
         if logged:
             first.logged[sequence.id] = sequence.kv
+    before(bench)
     bench.take()
-    bench.lose(second(bench))
+    bench.lose(ordered(bench)[lost])
     assert bench.state.plans.is_serving
     return bench
 
@@ -170,12 +178,16 @@ def ordered(bench: Bench) -> list[str]:
     return [stage.name for stage in bench.state.plans.current.stages]
 
 
-def second(bench: Bench) -> str:
-    return ordered(bench)[1]
-
-
 def replays(bench: Bench) -> list[Replay]:
-    """What was ordered since the last time."""
+    """What was ordered since the last time; of sequences that share a step, an order for each."""
+    return [
+        replace(order, sequence=part.sequence, start=part.start, stop=part.stop, more=())
+        for order in replay_steps(bench)
+        for part in (SequenceRange(order.sequence, order.start, order.stop), *order.more)
+    ]
+
+
+def replay_steps(bench: Bench) -> list[Replay]:
     return [order for _, order in orders(bench.take(), Replay) if isinstance(order, Replay)]
 
 
@@ -398,3 +410,66 @@ def test_who_is_present_at_deaths_during_replays_is_suspected() -> None:
     bench.join("w9")
     bench.lose(ordered(bench)[-1])
     assert bench.sequence("r0").num_deaths == before + 1
+
+
+# --- several sequences in one step ------------------------------------------------------------------------------------
+
+
+def test_short_replays_of_several_sequences_share_a_step() -> None:
+    """Each step reads all weights. All that are done with it go on in the same step, too."""
+    bench = lose_one(count=3)
+    kv = {s.id: s.kv for s in bench.state.running}
+    (order,) = replay_steps(bench)
+    parts = [(order.sequence, order.start, order.stop), *((p.sequence, p.start, p.stop) for p in order.more)]
+    assert parts == [(s, 0, kv[s]) for s in sorted(kv, key=lambda s: kv[s])]
+    more = tuple(SequencePosition(sequence, stop) for sequence, _, stop in parts[1:])
+    message = ReplayDone(
+        epoch=order.epoch, incarnation="w0.1", sequence=order.sequence, layers=order.through, kv=order.stop, more=more
+    )
+    bench.tell(ordered(bench)[-1], message)
+    assert bench.state.rebuilding.is_idle
+    (step,) = bench.pipe
+    assert {r.sequence for r in step.rows} == set(kv)
+    bench.run_dry()
+    assert all(bench.sequence(f"r{i}").reason == "length" for i in range(3))
+
+
+def test_a_step_takes_no_more_than_a_chunk() -> None:
+    """Whole rests only: a sequence that does not fit goes into the next step."""
+    bench = lose_one(chunk=40, count=3)
+    steps_ordered = replay_steps(bench)
+    for order in steps_ordered:
+        parts = [(order.start, order.stop), *((p.start, p.stop) for p in order.more)]
+        assert sum(stop - start for start, stop in parts) <= 40
+    assert len(steps_ordered[0].more) == 1
+
+
+def test_the_tokens_of_several_sequences_share_a_step() -> None:
+    """The first stage is lost: the broker sends the step itself."""
+    bench = lose_one(count=3, lost=0)
+    (step,) = [step for step in steps(bench.take()) if step.replay]
+    sequences = sorted(bench.state.running, key=lambda s: s.kv)
+    assert row(step) == [(s.id, 0, s.kv) for s in sequences]
+    assert step.tokens == tuple(token for s in sequences for token in s.tokens[: s.kv])
+    assert [item.sequence for item in step.open] == [s.id for s in sequences]
+    assert step.through == LayerRange(0, 4)
+
+
+def test_a_suspect_is_replayed_alone() -> None:
+    """If it kills the worker once more, nothing else was in the step."""
+    bench = lose_one(count=3, before=lambda bench: bench.sequence("r1").count_deaths())
+    suspect = bench.sequence("r1").id
+    together = [{each.sequence, *(part.sequence for part in each.more)} for each in replay_steps(bench)]
+    assert sorted(map(len, together)) == [1, 2]
+    assert {suspect} in together
+
+
+def test_an_old_worker_gets_a_step_for_each_sequence() -> None:
+    """It would not understand several."""
+
+    def grow_old(bench: Bench) -> None:
+        for worker in bench.state.workers.values():
+            worker.hello = replace(worker.hello, wire_versions=(1, 2, 3))
+
+    ordered_at_once = replay_steps(lose_one(count=3, before=grow_old))
+    assert [order.more for order in ordered_at_once] == [(), ()]
