@@ -100,7 +100,11 @@ def _order_senders(state: State, out: Outbox, epoch: int, orders: list[CopyOrder
             del state.kv_copies.targets[source]
         elif wanted != state.kv_copies.targets.get(source, ()) or (named and source in again):
             state.kv_copies.targets[source] = wanted
-            complete = tuple(msgspec.structs.replace(target, held=_held(state, source, target)) for target in named)
+            # An order for exact positions goes on where the order before it is; reports of positions are older.
+            complete = tuple(
+                target if target.until else msgspec.structs.replace(target, held=_held(state, source, target))
+                for target in named
+            )
             out.append(SendToWorker(state.workers[source].peer, SendKv(epoch=epoch, targets=complete)))
 
 
@@ -286,15 +290,22 @@ class KvCopies:
             return False
         return held.free_bytes < len(sequences) * BLOCK * position_bytes(self.state, route.layers)
 
-    def on_held(self, worker: Worker, message: KvHeld) -> None:
-        """Record a worker's report of the copies that it holds."""
+    def on_held(self, worker: Worker, message: KvHeld) -> bool:
+        """Record a worker's report of the copies that it holds; return whether it counts.
+
+        A worker without a part in the plan was ordered to drop everything before it was ordered to hold copies: from
+        now on it holds what it is ordered to.
+        """
         current = self.state.plans.current
         if current is None or message.epoch < current.epoch:
             self.state.count("stale_control")
-            return
+            return False
+        if message.held and worker.incarnation not in current.members:
+            worker.forget_held()
         self.state.count("kv_copies_reports")
         report = HeldCopies.from_report(message.held, message.num_bytes, message.free_bytes)
         self.state.kv_copies.held[worker.incarnation] = report
+        return True
 
     def on_activated(self, worker: Worker, message: Activated) -> None:
         """Record what a stage of the new plan holds: copies, and what it took over from copies for its own layers."""

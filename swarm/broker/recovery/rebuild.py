@@ -291,6 +291,8 @@ class Rebuilder:
             waiting = sorted(filter(_is_waiting, rebuilding.queue), key=_remaining_work)
             rebuilding.queue.clear()
             rebuilding.queue.extend(waiting)
+        if not self.state.plans.is_serving:
+            return  # the plan is about to be replaced, and the next one may need other replays
         # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
         while rebuilding.queue and len({s.rebuilds[0].group for s in rebuilding.in_progress}) < most:
