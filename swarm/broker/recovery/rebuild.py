@@ -18,10 +18,10 @@ includes the worker, it holds what it was ordered to compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
+from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.kv_capacity import admission_blocks
@@ -30,8 +30,6 @@ from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
     NO_LINEAGE,
     REPLAY_STEP,
-    Activated,
-    HeldSequence,
     Hello,
     LayerRange,
     Replay,
@@ -42,7 +40,6 @@ from swarm.wire.messages import (
     SequenceRange,
     Step,
     num_blocks,
-    to_ranges,
 )
 
 SHARED_STEP_VERSION = 4  # of the protocol: the first with replays of several sequences in one step
@@ -113,61 +110,6 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
 
 
 # --- replays ---------------------------------------------------------------------------------------------------------
-
-
-def find_rebuild_runs(
-    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
-) -> list[Rebuild] | int:
-    """Return the replays that are needed until every layer holds ``sequence.kv`` positions. If they would go through
-    all layers, return instead the position from which the sequence is to be computed again like a prompt, in steps
-    shared with others."""
-    target = sequence.kv
-    positions = _layer_positions(sequence.id, plan, reports)
-    runs: list[Rebuild] = []
-    for lost in to_ranges(layer for layer, position in enumerate(positions) if position < target):
-        first, stop = lost.first, lost.stop
-        source, boundary = (None, 0) if from_tokens else _find_nearest_log(sequence.id, target, first, plan, reports)
-        num_lost, start = stop - first, min(positions[first:stop])
-        # it would go through layers of the run before: merge both into one run
-        if runs and boundary < runs[-1].through.stop:
-            before = runs.pop()
-            source, boundary = before.source, before.through.first
-            num_lost, start = num_lost + before.num_lost, min(start, before.start)
-        runs.append(Rebuild(source, LayerRange(boundary, stop), num_lost, target, start, start))
-    if any(run.through == LayerRange(0, len(positions)) for run in runs):
-        return min(positions)
-    return runs
-
-
-def _layer_positions(sequence: int, plan: Plan, reports: Mapping[str, Activated]) -> list[int]:
-    """Return the position up to which each layer of the model holds the sequence."""
-    positions: list[int] = []
-    for stage in plan.stages:
-        held = next((h for h in reports[stage.incarnation].held if h.sequence == sequence), None)
-        positions.extend(_position(held, layer) for layer in range(stage.layers.first, stage.layers.stop))
-    return positions
-
-
-def _position(held: HeldSequence | None, layer: int) -> int:
-    if held is None:
-        return 0
-    return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
-
-
-def _find_nearest_log(
-    sequence: int, target: int, layer: int, plan: Plan, reports: Mapping[str, Activated]
-) -> tuple[str | None, int]:
-    """Return the stage with the complete log of the inputs of ``layer``, or of a layer before it, that can send it
-    there: a stage reaches the next stage, and its own layers. (None, 0): there is no such log, and the tokens must
-    serve."""
-    best: tuple[str | None, int] = (None, 0)
-    for stage in plan.stages:
-        for entry in reports[stage.incarnation].logs:
-            reaches = stage.layers.first < entry.boundary <= stage.layers.stop
-            whole = entry.sequence == sequence and entry.start == 0 and entry.stop >= target
-            if reaches and whole and best[1] < entry.boundary <= layer:
-                best = stage.incarnation, entry.boundary
-    return best
 
 
 def _is_waiting(sequence: Sequence) -> bool:
@@ -331,7 +273,7 @@ class Rebuilder:
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
         """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
-        positions = _layer_positions(sequence.id, plan, self.rebuilding.reports)
+        positions = layer_positions(sequence, plan, self.rebuilding.reports)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.add_replay_work((sequence.kv - start) * len(positions), least)
 

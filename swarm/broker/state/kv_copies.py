@@ -30,6 +30,11 @@ class HeldCopies:
     def from_report(cls, held: Iterable[HeldSequence], num_bytes: int = 0, free_bytes: int | None = None) -> HeldCopies:
         return cls({each.sequence: each.kv for each in held}, num_bytes, free_bytes)
 
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Remove sequences that the worker was ordered to drop."""
+        for sequence in sequences:
+            self.sequences.pop(sequence, None)
+
     def position(self, sequence: int, layers: LayerRange) -> int:
         """Return the position up to which all these layers hold the sequence."""
         kv = self.sequences.get(sequence, ())

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from swarm.broker.events import Tick
 from swarm.broker.planner.pauses import step_pause_s
-from swarm.broker.recovery.rebuild import RebuildSettings, find_rebuild_runs
+from swarm.broker.recovery.rebuild import RebuildSettings
+from swarm.broker.recovery.rebuild_runs import MIN_SPLIT, find_rebuild_runs
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     Activated,
     Cancel,
@@ -129,6 +131,36 @@ CASES = {
         {},
         [(None, 0, 6, 30)],
     ),
+    "copies of the lost layers, one of them further": (
+        plan_of(("a", 0, 6), ("c", 6, 12)),
+        {"a": ((0, 4, 100), (4, 6, 64)), "c": ((6, 8, 96), (8, 12, 100))},
+        {"a": ((4, 100),)},
+        [("a", 4, 8, 64)],
+    ),
+    "copies of the lost layers, and the log was evicted": (
+        plan_of(("a", 0, 8), ("c", 8, 12)),
+        {"a": ((0, 4, 100), (4, 8, 96)), "c": C},
+        {},
+        [(None, 0, 8, 96)],
+    ),
+    "copies that are complete": (
+        plan_of(("a", 0, 8), ("c", 8, 12)),
+        {"a": ((0, 4, 100), (4, 8, 100)), "c": C},
+        {},
+        [],
+    ),
+    "copies that are ahead of what counts": (
+        plan_of(("a", 0, 6), ("c", 6, 12)),
+        {"a": ((0, 4, 101), (4, 6, 128)), "c": ((6, 8, 96), (8, 12, 101))},
+        {"a": ((4, 101),)},
+        [("a", 4, 8, 96)],
+    ),
+    "copies of the first stage": (
+        plan_of(("b", 0, 8), ("c", 8, 12)),
+        {"b": ((0, 4, 96), (4, 8, 100)), "c": C},
+        {"b": ((8, 100),)},
+        [(None, 0, 4, 96)],
+    ),
     "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, 0),
     "all cut short": (THREE, {"a": ((0, 4, 30),), "b": ((4, 8, 20),), "c": ((8, 12, 25),)}, {}, 20),
 }
@@ -139,6 +171,59 @@ def test_lost_layers_are_rebuilt_from_the_nearest_log(name: str) -> None:
     """Through the lost layers only, where a log lies before them; else through those between it and them, too."""
     plan, held, logs, expected = CASES[name]
     assert runs(plan, said(held, logs)) == expected
+
+
+def test_a_log_without_its_beginning_serves_what_copies_lack() -> None:
+    """Its first positions are needed by nobody."""
+    plan = plan_of(("a", 0, 8), ("c", 8, 12))
+    stages = said({"a": ((0, 4, 100), (4, 8, 64)), "c": C})
+    for start, expected in ((64, [("a", 4, 8, 64)]), (65, [(None, 0, 8, 64)])):
+        stages["a"] = replace(stages["a"], logs=(LogRange(SEQUENCE, 4, start, 100),))
+        assert runs(plan, stages) == expected
+
+
+def test_copies_count_as_far_as_their_tokens_are_the_sequence_s() -> None:
+    """A stage that took over copies names the tokens that came with them."""
+    plan = plan_of(("a", 0, 4), ("b", 4, 8))
+    for tokens, start in ((list(range(TARGET)), 96), ([*range(TARGET - 9), *range(9)], 89)):
+        held = HeldSequence(SEQUENCE, (RangePosition(LayerRange(4, 8), 96),), prefix_digests(tokens, 96), 200)
+        stages = said({"a": A}, {"a": ((4, 100),)})
+        stages["b"] = Activated(epoch=3, incarnation="b", held=(held,), logs=())
+        assert runs(plan, stages) == [("a", 4, 8, start)]
+
+
+def long_runs(held: Mapping[str, Held], logs: Mapping[str, Logs], plan: Plan) -> list[tuple[int, int, int, int, int]]:
+    """(first layer, layer behind the last, first position, position behind the last, lost layers) at 1000 positions."""
+    request = Request(submit("r"), CLIENT, 0.0, None)
+    sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(1000)), limit=2000)
+    sequence.kv = 1000
+    found = find_rebuild_runs(sequence, plan, said(held, logs))
+    assert isinstance(found, list)
+    return [(run.through.first, run.through.stop, run.start, run.stop, run.num_lost) for run in found]
+
+
+BETWEEN = plan_of(("a", 0, 6), ("c", 6, 12))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "expected"),
+    [
+        (0, 960, [(4, 6, 0, 960, 2), (4, 8, 960, 1000, 4)]),  # what lies behind is computed once only
+        (960, 0, [(4, 8, 0, 1000, 4)]),  # it needs what comes out of the layers before it, from 0 on
+        (960 - MIN_SPLIT + 1, 960, [(4, 8, 960 - MIN_SPLIT + 1, 1000, 4)]),  # not worth another step
+        (960 - MIN_SPLIT, 960, [(4, 6, 960 - MIN_SPLIT, 960, 2), (4, 8, 960, 1000, 4)]),
+    ],
+)
+def test_layers_that_lag_differently(before: int, behind: int, expected: list[tuple[int, int, int, int, int]]) -> None:
+    """Of layers 4 to 8, two workers have copies up to different positions, or one of them has none."""
+    held = {"a": ((0, 4, 1000), (4, 6, before)), "c": ((6, 8, behind), (8, 12, 1000))}
+    assert long_runs(held, {"a": ((4, 1000),)}, BETWEEN) == expected
+
+
+def test_a_short_end_through_all_layers_is_replayed_too() -> None:
+    """Only if most of the work goes through all of them, the sequence is computed again like a prompt."""
+    plan = plan_of(("b", 0, 12))
+    assert long_runs({"b": ((0, 4, 0), (4, 12, 960))}, {}, plan) == [(0, 4, 0, 960, 4), (0, 12, 960, 1000, 12)]
 
 
 # --- with a broker ----------------------------------------------------------------------------------------------------
