@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
+from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.kv_capacity import admission_blocks
@@ -174,8 +175,10 @@ class Rebuilder:
     settings: RebuildSettings
     out: Outbox
     rebuilding: Rebuilding = field(init=False)
+    _speeds: ReplaySpeeds = field(init=False)
 
     def __post_init__(self) -> None:
+        self._speeds = ReplaySpeeds(self.state)
         self.rebuilding = self.state.rebuilding
         self.rebuilding.chunk_positions = self.settings.chunk
 
@@ -194,6 +197,7 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             self.state.running.refresh(sequence)
+        self._speeds.reset()
         self.rebuilding.reports.clear()
         self.rebuilding.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
         self.rebuilding.began_at = now
@@ -218,6 +222,7 @@ class Rebuilder:
         self.state.count("replayed_positions", message.kv - run.done)
         self.state.count("replayed_layer_positions", (message.kv - run.done) * len(run.through))
         self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
+        self._speeds.on_done(sequence.id, run, message.kv, now)
         self.rebuilding.cost_done += (message.kv - run.done) * len(run.through)
         run.done = message.kv
         if run.done >= run.stop:
@@ -291,6 +296,7 @@ class Rebuilder:
         assert plan is not None
         stop = min(run.stop, run.done + self.rebuilding.chunk_positions)
         self.rebuilding.ordered_at = now
+        self._speeds.on_ordered(sequence.id, now)
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile
         if run.source is not None:
             order = Replay(
