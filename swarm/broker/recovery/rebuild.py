@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
+from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.kv_capacity import admission_blocks
@@ -130,8 +131,10 @@ class Rebuilder:
     settings: RebuildSettings
     out: Outbox
     rebuilding: Rebuilding = field(init=False)
+    _speeds: ReplaySpeeds = field(init=False)
 
     def __post_init__(self) -> None:
+        self._speeds = ReplaySpeeds(self.state)
         self.rebuilding = self.state.rebuilding
         self.rebuilding.chunk_positions = self.settings.chunk
 
@@ -150,6 +153,7 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             self.state.running.refresh(sequence)
+        self._speeds.reset()
         self.rebuilding.reports.clear()
         self.rebuilding.queue.extend(waiting)
         self.rebuilding.began_at = now
@@ -167,12 +171,16 @@ class Rebuilder:
 
     def on_replay_done(self, message: ReplayDone, now: float) -> None:
         """Handle a replayed chunk, of one sequence or of several."""
+        done: list[tuple[Sequence, Rebuild]] = []
         for reached in (SequencePosition(message.sequence, message.kv), *message.more):
             sequence, run = self._find(reached.sequence, message.epoch, message.layers)
             if sequence is None or run is None or reached.position != run.ordered:
                 self.state.count("stale_replays")
             else:
-                self._record_chunk(sequence, run, now)
+                done.append((sequence, run))
+        self._speeds.on_done([run for _, run in done], now)
+        for sequence, run in done:
+            self._record_chunk(sequence, run, now)
         self._start_next(now)
         self._check_end(now)
 
@@ -284,6 +292,7 @@ class Rebuilder:
         rebuilding.ordered_at = now
         rebuilding.num_groups += 1
         rebuilding.in_progress.extend(group)
+        self._speeds.on_ordered(rebuilding.num_groups, now)
         ranges: list[SequenceRange] = []
         for sequence in group:
             run = sequence.rebuilds[0]
