@@ -23,7 +23,7 @@ import msgspec
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.planner.standby import StandbyPolicy
-from swarm.broker.state import Sequence, SequenceState, StagePlan, State, Worker, WorkerState
+from swarm.broker.state import Sequence, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyProgress, CopyRoute, HeldCopies
 from swarm.broker.state.workers import RouteState
 from swarm.wire.messages import (
