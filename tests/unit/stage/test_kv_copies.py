@@ -646,6 +646,21 @@ def test_copies_are_reported_when_they_have_changed_at_most_once_a_second(pipe: 
     assert held_by(tick(pipe.receiver, after_s=1.0)) == [report], "it may have been lost"
 
 
+def test_a_report_is_repeated_since_it_may_have_been_lost(pipe: KvPipe) -> None:
+    """While there is something to report. The order to drop ended sequences is answered in any case: otherwise the
+    broker would repeat it for ever."""
+    run_both(pipe, 1, 0, 70, open=(begin(),))
+    pipe.copy_all()
+    (report,) = held_by(tick(pipe.receiver, after_s=2.0))
+    assert held_by(tick(pipe.receiver, after_s=REPEAT_S - 1.0)) == []
+    assert held_by(tick(pipe.receiver, after_s=1.0)) == [report]
+    for _ in range(2):
+        pipe.receive(ended=(1,))
+        (report,) = held_by(tick(pipe.receiver, after_s=1.0))
+        assert report.held == ()
+    assert held_by(tick(pipe.receiver, after_s=2 * REPEAT_S)) == []
+
+
 def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     """Once, as soon as every layer has every sequence up to its position."""
     run_both(pipe, 1, 0, 70, open=(begin(),))
