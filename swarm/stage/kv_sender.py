@@ -6,8 +6,8 @@ for one target, and sends the next positions in all layers of that target.
 * *Which.* First the targets whose positions a change of plan awaits (``until``), then urgent ones, then all others.
   Among equals, the sequence whose last turn is longest ago.
 * *How much.* Finished blocks only, as many as can be read within a millisecond or so, by the time that earlier parts
-  took. For ``until``, everything up to the exact position, which may be within a block. A part begins at the block in
-  which the last one ended.
+  took. A few blocks wait a moment for more, unless a change of plan waits for them. For ``until``, everything up to the
+  exact position, which may be within a block. A part begins at the block in which the last one ended.
 * *When.* While no step waits, always. Otherwise within a budget: at most 2 % of the passing time, for urgent targets at
   most half of it. What ``until`` names is sent at once, since no steps are computed meanwhile.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
@@ -52,7 +52,8 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def has_time(self, now: float) -> bool:
+    def refill(self, now: float) -> bool:
+        """Add the share of the time that has passed. Return whether there is time to spend."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
         return self.left_s > 0.0
@@ -256,7 +257,7 @@ class KvSender:
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
+        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
         return {
             key
             for key, target in self.targets.items()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.pauses import predict_stretch
+from swarm.broker.planner.pauses import predict_steps_s
 from swarm.broker.planner.problem import LayerShare, Line, PlanningProblem
 from swarm.broker.planner.search import ROUNDING
 from swarm.broker.planner.tables import Table
@@ -26,11 +26,13 @@ from swarm.wire.messages import LayerRange
 
 _Places = tuple[int | slice, int | slice]
 
-MIN_LOAD_S = 0.05  # minimum time of any load: a file is opened, kernels are warmed up
+MIN_LOAD_S = 0.025  # minimum time of any load: a file is opened, kernels are warmed up
 # For the forecast alone; measured on serving swarms (tools/bench_recovery.py): the time of orders and their answers if
-# nothing is loaded; and the time of a chunk besides its computing: the broker's turn, the log, sockets.
+# nothing is loaded; the time of a chunk besides its computing: the broker's turn, the log, sockets; and the additional
+# time of the first one, whose layers have new memory and cold caches.
 ORDERS_S = 0.02
-CHUNK_S = 0.006
+CHUNK_S = 0.002
+FIRST_CHUNK_S = 0.01
 NEAR = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
 NEAR_S = 0.02
 
@@ -70,8 +72,10 @@ class ReplayWork:
 
     def predict_s(self, alone_s: float, step_s: float) -> float:
         """Return the duration of the replays if they take ``alone_s`` by themselves, and a step ``step_s``."""
-        alone_s += self.chunks * CHUNK_S
-        return alone_s * (1 + self.overlap * predict_stretch(step_s, self.sequences, alone_s))
+        if not self.positions:
+            return 0.0
+        alone_s += FIRST_CHUNK_S + self.chunks * CHUNK_S
+        return alone_s + predict_steps_s(step_s, self.sequences, self.overlap * alone_s, alone_s)
 
 
 def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork) -> Takeover | None:

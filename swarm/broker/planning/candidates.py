@@ -275,8 +275,9 @@ class CandidatePool:
             link=measurements.bound_link(hello.link),
             held=worker.layers if own else None,
             kept=worker.warm_layers if own else (),
-            load_bytes_per_s=worker.load_bytes_per_s,
-            replay_s=pace * (speeds.replay_s(self._context) if speeds else unknown / 16),
+            load_bytes_per_s=measurements.load_rate(worker, self._workers),
+            replay_s=measurements.replay_pace(worker, self._workers, self._state.plans.gauge)
+            * (speeds.replay_s(self._context) if speeds else unknown / 16),
             pinned=pin,
             max_layers=self._rules.caps.get(name),
             cant_reach=self._blocked.get(own, frozenset()) if own else frozenset(),

@@ -11,7 +11,7 @@ import pytest
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed, Loaded
 from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
-from swarm.stage.kv_sender import PART_S
+from swarm.stage.kv_sender import PART_S, URGENT_PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -227,6 +227,18 @@ def test_a_stage_takes_no_copies_of_its_own_layers(pipe: KvPipe) -> None:
     data = pipe.receiver.executor.read_kv(1, BEHIND, 0, 32)
     pipe.receiver.feed(replace(changed(event, layers=BEHIND), data=data))
     assert counted(pipe.receiver, "kv_parts_of_other_layers") == 1
+
+
+def test_what_a_stage_has_computed_is_no_place_for_copies_after_a_fence_either(pipe: KvPipe) -> None:
+    """Its sequences stay for the next plan, which may give it the same layers."""
+    event = first_part(pipe)
+    pipe.receiver.order(Fence(epoch=2))
+    pipe.receive(epoch=2, layers=ALL)
+    data = pipe.receiver.executor.read_kv(1, BEHIND, 0, 32)
+    pipe.receiver.feed(replace(changed(event, layers=BEHIND, epoch=2), data=data))
+    assert counted(pipe.receiver, "kv_parts_of_other_layers") == 1
+    pipe.receiver.feed(changed(event, epoch=2))
+    assert copied(pipe.receiver) == level(32)
 
 
 def test_nothing_is_accepted_without_an_order_for_this_plan(pipe: KvPipe) -> None:
@@ -646,6 +658,21 @@ def test_copies_are_reported_when_they_have_changed_at_most_once_a_second(pipe: 
     assert held_by(tick(pipe.receiver, after_s=1.0)) == [report], "it may have been lost"
 
 
+def test_a_report_is_repeated_since_it_may_have_been_lost(pipe: KvPipe) -> None:
+    """While there is something to report. The order to drop ended sequences is answered in any case: otherwise the
+    broker would repeat it for ever."""
+    run_both(pipe, 1, 0, 70, open=(begin(),))
+    pipe.copy_all()
+    (report,) = held_by(tick(pipe.receiver, after_s=2.0))
+    assert held_by(tick(pipe.receiver, after_s=REPEAT_S - 1.0)) == []
+    assert held_by(tick(pipe.receiver, after_s=1.0)) == [report]
+    for _ in range(2):
+        pipe.receive(ended=(1,))
+        (report,) = held_by(tick(pipe.receiver, after_s=1.0))
+        assert report.held == ()
+    assert held_by(tick(pipe.receiver, after_s=2 * REPEAT_S)) == []
+
+
 def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     """Once, as soon as every layer has every sequence up to its position."""
     run_both(pipe, 1, 0, 70, open=(begin(),))
@@ -653,6 +680,7 @@ def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     exact = positions(s1=70, s2=10)
     assert held_by(pipe.receive(awaited=exact)) == []
     pipe.send(until=exact)
+    pipe.took_s = URGENT_PART_S  # so that every block is a part of its own
     (report,) = held_by(pipe.copy_all())
     assert report.is_complete
     assert {h.sequence: h.kv[0].position for h in report.held} == {1: 70, 2: 10}

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.pauses import predict_stretch
+from swarm.broker.planner.pauses import predict_steps_s
 from swarm.broker.planner.problem import Device, LayerShare, Line, ModelSizes, PlanningProblem
 from swarm.broker.planner.standby import StandbyPolicy, choose_standby
 from swarm.broker.planner.takeover import (
     CHUNK_S,
+    FIRST_CHUNK_S,
     MIN_LOAD_S,
     NEAR,
     NEAR_S,
@@ -84,12 +85,14 @@ def test_what_is_replayed() -> None:
 
 def test_complete_sequences_take_a_part_of_the_time_from_the_others() -> None:
     """A replay beside steps lasts longer, by what the pauses between steps leave; one by itself doesn't."""
-    assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
+    besides_s = FIRST_CHUNK_S + 2 * CHUNK_S
+    assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + besides_s)
     four = ReplayWork.from_sequences([256] * 4, 256)
-    alone_s = 4.0 + 4 * CHUNK_S
+    alone_s = 4.0 + FIRST_CHUNK_S + 4 * CHUNK_S
     for step_s in (0.1, 2.0):
-        expected = alone_s * (1 + 0.75 * predict_stretch(step_s, 4, alone_s))
+        expected = alone_s + predict_steps_s(step_s, 4, 0.75 * alone_s, alone_s)
         assert four.predict_s(4.0, step_s) == pytest.approx(expected)
+    assert ReplayWork.from_sequences([], 256).predict_s(0.0, 0.1) == 0.0
 
 
 def test_the_ends_of_the_pipeline() -> None:
