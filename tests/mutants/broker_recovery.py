@@ -22,9 +22,9 @@ MUTANTS = (
     Mutant(
         name="epoch-not-checked-on-control",
         breaks="A control message about an older plan counts for the current one.",
-        target="swarm.broker.recovery.reconfiguration:Reconfiguration._is_awaited",
-        old="return plan is not None and plan.epoch == epoch and incarnation in self._state.plans.awaited",
-        new="return plan is not None and incarnation in self._state.plans.awaited",
+        target="swarm.broker.state.plans:PlanState.is_awaited",
+        old="return plan is not None and plan.epoch == epoch and incarnation in self.awaited",
+        new="return plan is not None and incarnation in self.awaited",
         caught_by="tests/unit/broker/recovery/test_planning.py::test_an_answer_about_an_older_plan_does_not_count",
     ),
     Mutant(
@@ -41,10 +41,10 @@ MUTANTS = (
     Mutant(
         name="activated-believed-from-anybody",
         breaks="An Activated message counts although the broker does not wait for it.",
-        target="swarm.broker.recovery.reconfiguration:Reconfiguration.on_activated",
+        target="swarm.broker.recovery.activation:Activation.on_activated",
         old="""
-            if plans.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
-                self._state.count("stale_control")
+            if plans.phase is not PlanPhase.ACTIVATING or not plans.is_awaited(message.incarnation, message.epoch):
+                self.state.count("stale_control")
                 return
         """,
         new="",
