@@ -40,6 +40,13 @@ class HeldCopies:
         kv = self.sequences.get(sequence, ())
         return min((_position(kv, layer) for layer in range(layers.first, layers.stop)), default=0)
 
+    def positions(self, sequence: int, num_layers: int) -> list[int]:
+        """Return the position up to which each layer of the model holds the sequence."""
+        positions = [0] * num_layers
+        for part in self.sequences.get(sequence, ()):
+            positions[part.layers.first : part.layers.stop] = [part.position] * len(part.layers)
+        return positions
+
 
 def _position(kv: tuple[RangePosition, ...], layer: int) -> int:
     return next((r.position for r in kv if r.layers.first <= layer < r.layers.stop), 0)

@@ -301,3 +301,23 @@ def test_a_spare_drops_copies_of_sequences_that_have_ended() -> None:
     assert bench.state.kv_copies.position("w9.1", first, LayerRange(0, 6)) == 96
     bench.tick(5.0)
     assert not orders(bench.take(), ReceiveKv)
+
+
+def test_after_a_loss_the_holder_of_copies_takes_the_layers() -> None:
+    """And the forecast is for what its copies lack."""
+    forecasts = {}
+    for position in (0, 384):
+        bench = copying(3)
+        sequence = run(bench, 400)
+        first, middle, last = (name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first))
+        everything = (LayerRange(0, 6),)
+        for name in (first, last):
+            bench.state.workers[f"{name}.1"].record_warm(everything, 0)
+        report(bench, last, {sequence: position}, LayerRange(2, 4))
+        bench.lose(middle)
+        recovery = bench.state.recoveries.current or bench.state.recoveries.past[-1]
+        assert recovery.predicted is not None
+        forecasts[position] = recovery.predicted.replay_s
+        held = ranges(bench)[last]
+        assert held == (LayerRange(2, 6) if position else LayerRange(3, 6))
+    assert forecasts[384] < forecasts[0] / 2
