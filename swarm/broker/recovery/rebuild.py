@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
@@ -31,8 +33,11 @@ from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
     NO_LINEAGE,
     REPLAY_STEP,
+    Activated,
+    HeldSequence,
     Hello,
     LayerRange,
+    RangePosition,
     Replay,
     ReplayDone,
     ReplayMissing,
@@ -108,6 +113,21 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
     if believed is None:
         return tuple(SequencePosition(s.id, s.kv) for s in sequences)
     return tuple(SequencePosition(s.id, min(s.kv, believed[s.id])) for s in sequences if s.id in believed)
+
+
+def trust_copied(report: Activated, state: State) -> Activated:
+    """Lower the positions that a stage took over from copies only to those whose tokens are the sequence's: it has them
+    from another worker. Such sequences have digests."""
+    return msgspec.structs.replace(report, held=tuple(_trust_digests(held, state) for held in report.held))
+
+
+def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
+    sequence = state.sequences.get(held.sequence)
+    if not held.digests or sequence is None:
+        return held
+    count = num_matching(sequence.tokens, max(part.position for part in held.kv), held.digests)
+    parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
+    return msgspec.structs.replace(held, kv=tuple(parts))
 
 
 # --- replays ---------------------------------------------------------------------------------------------------------
