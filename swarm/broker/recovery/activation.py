@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swarm.broker.actions import ConnectPipeline, Outbox
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import KvCopies
-from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow
+from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow, trust_copied
 from swarm.broker.recovery.speeds import make_gauges
 from swarm.broker.recovery.worker_orders import StandbyOrders, WorkerOrders
 from swarm.broker.state import PlanPhase, State
@@ -51,6 +51,7 @@ class Activation:
         plans.awaited.discard(message.incarnation)
         worker = self.state.workers[message.incarnation]
         worker.record_held(message.kept, None)
+        message = trust_copied(message, self.state)
         self.state.rebuilding.reports[message.incarnation] = message
         self.copies.on_activated(worker, message)
         if not plans.awaited:
@@ -79,5 +80,6 @@ class Activation:
 def log_recovery(out: Outbox, recovery: Recovery) -> None:
     """Log the end of a recovery: the predicted times and the measured ones."""
     report = recovery.as_json()
-    names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
+    positions = ("layer_positions", "copied_layer_positions")
+    names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", *positions)
     out.note("recovered", "info", **{name: report[name] for name in names})

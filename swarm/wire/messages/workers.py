@@ -45,8 +45,9 @@ class RangePosition(Record, frozen=True):
 class HeldSequence(Record, frozen=True):
     """A sequence's keys and values on a stage, per range of layers.
 
-    In a Hello it also has ``digests`` of the tokens that they were computed from (``wire.digests``), and the ``limit``
-    that the reservation was made for: the keys and values are valid only for these tokens and a sequence of this limit.
+    In a Hello, and after copies were taken over, it also has ``digests`` of the tokens that they were computed from
+    (``wire.digests``), and the ``limit`` that the reservation was made for: the keys and values are valid only for
+    these tokens and a sequence of this limit.
     """
 
     sequence: SequenceId
@@ -221,12 +222,14 @@ class KeptWarm(Message, frozen=True, tag="kept"):
 
 
 class ReplayDone(Message, frozen=True):
-    """Report that these layers have the sequence's keys and values up to ``kv``."""
+    """Report that these layers have the sequence's keys and values up to ``kv``. ``more``: other sequences of the same
+    step, each with its position."""
 
     incarnation: Incarnation
     sequence: SequenceId
     layers: LayerRange
     kv: Position
+    more: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class ReplayMissing(Message, frozen=True):
