@@ -378,7 +378,7 @@ class StageCore:
 
     def _tick(self, kv_free_bytes: int, now: float) -> None:
         self.membership.tick(now)
-        self.exchange.arrivals.tick(kv_free_bytes, now)
+        self.exchange.arrivals.tick(kv_free_bytes, now, may_report=not self.is_parked)
         self.faults.tick(now)
         missing = self.steps.report_gap(now)
         if missing is not None:

@@ -22,6 +22,7 @@ from swarm.wire.messages import (
     HeldSequence,
     KvSource,
     LayerRange,
+    LeaseRenewed,
     Lineage,
     Open,
     Prepare,
@@ -33,7 +34,7 @@ from swarm.wire.messages import (
     Unassign,
     Welcome,
 )
-from tests.unit.stage.bench import CAPACITY, EDGE, StageBench, opened, step_of
+from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench, opened, step_of
 from tests.unit.stage.kv_bench import AMPLE, LAYERS, KvPipe, activate, held_by, keep_warm, positions, tick
 
 MakeStage = Callable[..., StageBench]
@@ -679,6 +680,16 @@ def test_a_worker_without_orders_and_copies_reports_nothing(make_stage: MakeStag
     stage = make_stage()
     stage.order(welcome("journal", 1))
     assert held_by(tick(stage, after_s=2.0)) == []
+
+
+def test_a_parked_worker_reports_later(pipe: KvPipe) -> None:
+    run_both(pipe, 1, 0, 40, open=(begin(),))
+    pipe.copy_all()
+    pipe.receiver.core.membership.on_welcome(WELCOME)
+    assert held_by(tick(pipe.receiver, after_s=60.0)) == []
+    assert pipe.receiver.core.is_parked
+    pipe.receiver.order(LeaseRenewed())
+    assert len(held_by(tick(pipe.receiver))) == 1
 
 
 def test_an_order_may_await_what_is_held_already(spare: KvPipe) -> None:

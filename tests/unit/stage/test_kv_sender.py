@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from swarm.stage import actions as act
@@ -99,12 +100,12 @@ def test_sequences_and_targets_take_turns(stage: StageBench) -> None:
     send(stage, to(), to(SECOND))
     assert all_parts(stage) == [
         ("w0.1", 1, 0, 32),
-        ("w0.1", 2, 0, 32),
         ("w2.1", 1, 0, 32),
+        ("w0.1", 2, 0, 32),
         ("w2.1", 2, 0, 32),
         ("w0.1", 1, 32, 64),
-        ("w0.1", 2, 32, 64),
         ("w2.1", 1, 32, 64),
+        ("w0.1", 2, 32, 64),
         ("w2.1", 2, 32, 64),
         ("w0.1", 1, 64, 96),
         ("w2.1", 1, 64, 96),
@@ -328,13 +329,26 @@ def test_a_parked_worker_sends_nothing(stage: StageBench) -> None:
     assert take(stage) is not None
 
 
-def test_nothing_is_searched_while_no_block_is_finished(stage: StageBench) -> None:
+def test_only_sequences_with_a_new_block_are_looked_at(stage: StageBench) -> None:
     """Turns come after every step: without a new block they cost nothing."""
-    grow(stage, s1=40)
+    grow(stage, s1=40, s2=40)
     send(stage, to())
     all_parts(stage)
-    run(stage, 2, 1, 40, 1)
+    run(stage, 3, 1, 40, 1)
     sender = stage.core.exchange.sender
-    assert not sender.may_have_work
-    run(stage, 3, 1, 41, 23)
-    assert sender.may_have_work
+    assert not sender.unsent
+    run(stage, 4, 1, 41, 23)
+    assert sender.unsent.keys() == {1}
+
+
+def test_the_beginning_of_a_fork_is_sent_at_once(stage: StageBench) -> None:
+    """Its first rows need not finish a block."""
+    grow(stage, s1=70)
+    send(stage, to())
+    all_parts(stage)
+    fork = msgspec.structs.replace(opened(2, tokens=tuple(range(10, 522)), limit=512), source=1, shared=64)
+    run(stage, 2, 2, 64, 3, open=(fork,))
+    part = take(stage)
+    assert part is not None
+    assert part.open == opened(2, tokens=(), limit=512), "the receiver need not have the source"
+    assert all_parts(stage) == [("w0.1", 2, 32, 64)]
