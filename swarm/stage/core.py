@@ -312,6 +312,11 @@ class StageCore:
         """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
         return self.rechecks.has_work and not self.is_parked
 
+    @property
+    def may_send_kv(self) -> bool:
+        """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
+        return bool(self.exchange.sender.unsent) and not self.is_parked
+
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
         return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)

@@ -6,8 +6,8 @@ for one target, and sends the next positions in all layers of that target.
 * *Which.* First the targets whose positions a change of plan awaits (``until``), then urgent ones, then all others.
   Among equals, the sequence whose last turn is longest ago.
 * *How much.* Finished blocks only, as many as can be read within a millisecond or so, by the time that earlier parts
-  took. For ``until``, everything up to the exact position, which may be within a block. A part begins at the block in
-  which the last one ended.
+  took. A few blocks wait a moment for more, unless a change of plan waits for them. For ``until``, everything up to the
+  exact position, which may be within a block. A part begins at the block in which the last one ended.
 * *When.* While no step waits, always. Otherwise within a budget: at most 2 % of the passing time, for urgent targets at
   most half of it. What ``until`` names is sent at once, since no steps are computed meanwhile.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
@@ -36,6 +36,10 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
+# Where no change of plan waits, a sequence's next block waits this long after its last part, unless MAX_WAITING are
+# finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
+WAIT_S = 0.25
+MAX_WAITING = 4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
 
 
@@ -47,7 +51,8 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def has_time(self, now: float) -> bool:
+    def refill(self, now: float) -> bool:
+        """Add the share of the time that has passed. Return whether there is time to spend."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
         return self.left_s > 0.0
@@ -94,6 +99,11 @@ class _Part:
     def order(self) -> tuple[int, int]:
         """Return the place in the order of sending; the smallest goes first."""
         return self.target.rank, self.sent.turn
+
+    def is_early(self, now: float) -> bool:
+        """Return whether it is better to wait for more blocks."""
+        is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
+        return self.target.rank == 2 and is_short and now - self.sent.sent_at < WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +206,7 @@ class KvSender:
         self._under_way = _PartUnderWay(
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
-        part.sent.position, part.sent.turn = stop, self._num_turns
+        part.sent.position, part.sent.turn, part.sent.sent_at = stop, self._num_turns, now
         return [
             SendKvPart(
                 target.order.to,
@@ -238,13 +248,14 @@ class KvSender:
             if not parts:
                 del self.unsent[sequence]
             for part in parts:
-                if part.target.key in ready and (best is None or part.order < best.order):
+                is_ready = part.target.key in ready and not part.is_early(now)
+                if is_ready and (best is None or part.order < best.order):
                     best = part
         return best
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
+        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
         return {
             key
             for key, target in self.targets.items()
