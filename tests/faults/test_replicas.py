@@ -14,14 +14,15 @@ from tests.faults.test_deaths import order
 from tests.faults.zygote import Zygote
 from tests.integration.processes import figures, some_tokens
 
-PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((400, 500, 600, 700))]
+PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((200, 250, 300, 350))]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 11},
     {"temperature": 0.7, "top_p": 0.9, "seed": 12, "repetition_penalty": 1.2},
     {"temperature": 1.1, "top_k": 40, "seed": 13},
 ]
-TOKENS = 250
+TOKENS = 600
+NEAR = 64  # positions that copies lack when the worker dies
 MOST_REPLAYED = 160  # positions of a sequence: its unfinished block, those on their way, and those of the last second
 
 
@@ -46,6 +47,8 @@ async def test_only_what_copies_lack_is_replayed(model: Path, zygote: Zygote, tm
             before = await figures(client)
             answers = asyncio.create_task(everything(client))
             await some_tokens(swarm, client, 4 * 60)
+            await swarm.until(client, "stats", lambda stats: stats["kv_copies"]["behind"] <= NEAR)
+            assert not answers.done()
             swarm.kill((await order(client))[place])
             assert await answers == expected
             after = await figures(client)
