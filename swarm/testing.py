@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
-from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, SampleJob, StopCheck
+from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
 from swarm.wire.messages import (
     BLOCK,
     LayerCost,
@@ -28,6 +28,7 @@ from swarm.wire.messages import (
     to_ranges,
 )
 
+STATE_BYTES = 8  # memory of a position in a layer
 _MASK = 2**64 - 1
 _FINITE = 0xBFFFFFFFBFFFFFFF  # Exponents below 128.
 
@@ -173,14 +174,18 @@ class FakeExecutor:
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         if layers != self.prepared:
             raise IllegalMove(f"activate {layers}, but {self.prepared} is prepared")
-        loaded = self.kept | layers_of(() if self.layers is None else (self.layers,))
+        loaded = self.kept | self._own_layers()
         wanted = layers_of(kept)
         if not wanted <= loaded:
             raise IllegalMove(f"{kept} are to be kept, but only {to_ranges(loaded)} are loaded")
+        copied = wanted - self._own_layers()  # of its own former layers it keeps nothing
         self.layers, self.kept = layers, wanted
         for chains in self.chains.values():
-            for layer in [held for held in chains if not layers.first <= held < layers.stop]:
+            for layer in chains.keys() - self._own_layers() - copied:
                 del chains[layer]
+
+    def _own_layers(self) -> frozenset[int]:
+        return layers_of(() if self.layers is None else (self.layers,))
 
     def open(self, sequence: int, limit: int) -> None:
         self.chains[sequence] = {}
@@ -225,8 +230,7 @@ class FakeExecutor:
     ) -> ForwardResult:
         layers, (row,) = batch.through, batch.rows
         assert layers is not None
-        own = () if self.layers is None else (self.layers,)
-        if not layers_of((layers,)) <= self.kept | layers_of(own):
+        if not layers_of((layers,)) <= self.kept | self._own_layers():
             raise IllegalMove(f"layers {layers} are not loaded here")
         if fenced():
             raise FenceRaised
@@ -329,12 +333,58 @@ class FakeExecutor:
         self.chains.clear()
         self.limits.clear()
 
+    def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
+        """Return the states of these positions, bit for bit. Two float32 carry the 64 bits of a state."""
+        chains = [self.chains[sequence].get(layer, []) for layer in range(layers.first, layers.stop)]
+        if any(len(chain) < stop for chain in chains):
+            raise IllegalMove(f"sequence {sequence}: {[*map(len, chains)]} are held in {layers}, {stop} are to be read")
+        states = np.array([chain[start:stop] for chain in chains], dtype=np.uint64)
+        return KvData(layers, start, stop, "float32", states.view(np.float32))
+
+    def fits_kv(self, data: KvData) -> bool:
+        is_range = 0 <= data.layers.first < data.layers.stop <= self.manifest.num_layers and data.start < data.stop
+        num_bytes = STATE_BYTES * len(data.layers) * (data.stop - data.start) if is_range else 0
+        return is_range and data.dtype == self.dtype and data.numbers.nbytes == num_bytes
+
+    def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
+        """Store states. As in a real cache, written positions may cost those behind them in the same block."""
+        if not self.fits_kv(data):
+            raise IllegalMove(f"{data.numbers.nbytes} bytes are no states of {data.layers.label}")
+        if sequence not in self.chains:
+            self.open(sequence, limit)
+        if data.stop > self.limits[sequence]:
+            raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
+        states = np.ascontiguousarray(data.numbers).view(np.uint64).reshape(len(data.layers), -1)
+        for layer, numbers in zip(range(data.layers.first, data.layers.stop), states.tolist(), strict=True):
+            chain = self.chains[sequence].setdefault(layer, [])
+            if len(chain) < data.start:
+                raise IllegalMove(f"sequence {sequence} layer {layer}: {data.start} is written, {len(chain)} are held")
+            chain[data.start : data.stop] = numbers
+            if len(chain) < num_blocks(data.stop) * BLOCK:
+                del chain[data.stop :]
+
+    def drop_kv(self, sequence: int, layers: LayerRange) -> None:
+        for layer in range(layers.first, layers.stop):
+            self.chains[sequence].pop(layer, None)
+
+    def kv_copy_bytes(self) -> int:
+        own = self._own_layers()
+        copies = (chain for chains in self.chains.values() for layer, chain in chains.items() if layer not in own)
+        return STATE_BYTES * sum(map(len, copies))
+
+    def kv_free_bytes(self) -> int:
+        num_layers = max(1, len(self._own_layers()))
+        return (self.capacity - self.kv_used()) * num_layers * STATE_BYTES - self.kv_copy_bytes()
+
     def kv_capacity(self) -> int:
         return self.capacity
 
     def kv_used(self) -> int:
-        """Return the written positions, rounded up to blocks."""
-        lengths = (max(map(len, chains.values()), default=0) for chains in self.chains.values())
+        """Return the written positions of the layers in use, rounded up to blocks."""
+        own = self._own_layers()
+        lengths = (
+            max((len(c) for layer, c in held.items() if layer in own), default=0) for held in self.chains.values()
+        )
         return sum(num_blocks(length) * BLOCK for length in lengths)
 
     def warm_up(self) -> float:

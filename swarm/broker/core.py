@@ -202,6 +202,7 @@ class BrokerCore:
         self._detect_own_pause(event, now)
         self.state.now = now
         self._route(event, now)
+        self._reconfiguration.advance(now)
         self._fill_pipeline(now)
         key_actions = self._members.keyring.pending_actions()  # before the orders that make peers connect there
         actions = [*key_actions, *(self._add_lineage(action) for action in self._out)]

@@ -108,5 +108,6 @@ def make_plan_rules(settings: Settings) -> PlanRules:
         caps=dict(plan.caps),
         exclude=frozenset(plan.exclude),
         standby=plan.standby,
+        standby_kv=plan.standby_kv,
         cooldown_s=plan.cooldown_s,
     )

@@ -85,6 +85,8 @@ class SimTotals:
     num_replayed: int = 0  # layers times positions
     num_restarts: int = 0  # of brokers
     num_kept: int = 0  # positions that stages held across restarts and that were reused
+    num_copied: int = 0  # parts of keys and values that workers stored for others
+    num_adopted: int = 0  # layers times positions that stages took over from such copies
     struck: dict[str, int] = field(default_factory=dict)  # number of faults, by kind
     violations: list[tuple[int, str]] = field(default_factory=list)  # seed and violated invariant
 
@@ -97,6 +99,8 @@ class SimTotals:
         self.num_replayed += outcome.num_replayed
         self.num_restarts += outcome.num_brokers - 1
         self.num_kept += outcome.num_kept
+        self.num_copied += outcome.num_copied
+        self.num_adopted += outcome.num_adopted
         for kind, count in outcome.faults.items():
             self.struck[kind] = self.struck.get(kind, 0) + count
         if outcome.failure is not None:
@@ -106,7 +110,8 @@ class SimTotals:
         return (
             f"{self.num_schedules} schedules, {self.num_events} events, {self.num_tokens} tokens, "
             f"{self.num_plans} plans, {self.num_lost_workers} lost workers, "
-            f"{self.num_restarts} restarts of the broker, {len(self.violations)} violations"
+            f"{self.num_restarts} restarts of the broker, {self.num_copied} copied parts, "
+            f"{self.num_adopted} layer positions taken over from copies, {len(self.violations)} violations"
         )
 
 

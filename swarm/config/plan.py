@@ -59,6 +59,13 @@ class PlanSettings(Section):
         "a worker's own weights leave free. all: as many as fit. none: no layers, and a loss costs a load. "
         "A worker without a part in the plan keeps what fits.",
     )
+    standby_kv: Literal["none", "neighbours", "all"] = Field(
+        default="neighbours",
+        description="Which workers that keep layers warm for others (plan.standby) also receive copies of their keys "
+        "and values, so that a loss costs a replay of the last positions only. neighbours: one worker for "
+        "each layer. all: every worker that keeps the layer warm. none: no copies, and a loss costs a replay "
+        "of all positions. Copies take only memory that positions in use leave free.",
+    )
     min_memory: ByteSize = Field(
         default=ByteSize(0), description="Bytes that a worker must have for the model; one with less is refused."
     )

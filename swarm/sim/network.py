@@ -11,7 +11,10 @@ A connection carries messages in order, with delays, as TCP does. Possible fault
   the sender, which retries until it is accepted.
 * Bad weather: messages are late, arrive twice or (between stages, which may be connected by a proxy) overtake each
   other.
-* A step is garbled: the production codec must reject it.
+* A step, or a part of keys and values, is garbled: the production codec must reject it.
+
+Connections for copies of keys and values draw from random numbers of their own, so that the rest of a story depends
+only on what copies do. Nothing overtakes on them, and nothing arrives twice.
 
 Each process life has its own key, and a listener that checks keys has an allow-list.
 """
@@ -31,7 +34,8 @@ from swarm.errors import WireError
 from swarm.sim.world import World
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
-from swarm.wire.messages import Step
+from swarm.wire.messages import DataMessage, Step
+from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
 
 # delay of heartbeats: a worker with regular heartbeats is declared silent when they are later than that
 LATE_HEARTBEAT_S = 0.25
-Kind = Literal["data", "control", "beats", "client"]
+Kind = Literal["data", "control", "beats", "client", "kv"]
+ORDERLY: frozenset[Kind] = frozenset(("client", "beats", "kv"))  # kinds on which bad weather only delays messages
 ANY_NODE = "*"
 OVERTAKEN = 4  # number of messages that may overtake a late one
 RETRY_S = 0.1
@@ -116,7 +121,7 @@ class Network:
 class SimLink:
     """One direction of one connection, until it is closed."""
 
-    __slots__ = ("_delay", "_is_down", "_is_in", "_kind", "_knocks", "_last", "_network", "_opens", "_queue",
+    __slots__ = ("_chance", "_delay", "_is_down", "_is_in", "_kind", "_knocks", "_last", "_network", "_opens", "_queue",
                  "_stalled", "_via", "_world", "connected", "is_cut", "source", "target")  # fmt: skip
 
     def __init__(
@@ -137,6 +142,7 @@ class SimLink:
         self.connected = not self.is_blocked
         self._world = network.world
         self._kind = kind
+        self._chance = network.world.kv_random if kind == "kv" else network.world.random
         self._delay = delay
         self._last = 0.0
         self._queue: deque[Callable[[], None]] = deque()
@@ -160,15 +166,20 @@ class SimLink:
         is_refused = self._is_down or self._knocks
         return is_refused or (not self.connected and self.is_blocked)
 
-    def send(self, deliver: Callable[[], None]) -> None:
-        """Deliver something at the other end, after everything sent before."""
+    @property
+    def num_waiting(self) -> int:
+        """Number of messages that have not arrived."""
+        return len(self._queue)
+
+    def send(self, deliver: Callable[[], None], *, extra_s: float = 0.0) -> None:
+        """Deliver something at the other end, after everything sent before, at least ``extra_s`` later than usual."""
         if self.is_cut:
             return
-        world, weather = self._world, self._network.weather
-        arrival = world.now + world.draw(self._delay)
-        if weather.late and world.random.random() < weather.late:
+        world, weather, chance = self._world, self._network.weather, self._chance
+        arrival = world.now + chance.uniform(*self._delay) + extra_s
+        if weather.late and chance.random() < weather.late:
             latest_s = min(weather.jitter_s, LATE_HEARTBEAT_S) if self._kind == "beats" else weather.jitter_s
-            arrival += world.draw((0.0, latest_s))
+            arrival += chance.uniform(0.0, latest_s)
         arrival = max(arrival, self._last)
         self._last = arrival
         self._queue.append(deliver)
@@ -209,7 +220,7 @@ class SimLink:
         self.connected = True
         num, self._stalled = self._stalled, 0
         for _ in range(num):
-            self._world.schedule(self._world.draw(self._delay), self._arrive)
+            self._world.schedule(self._chance.uniform(*self._delay), self._arrive)
 
     def restore(self) -> None:
         """Restore the connection; waiting messages arrive."""
@@ -218,7 +229,7 @@ class SimLink:
             self.resume()
 
     def _lose_last(self) -> None:
-        for _ in range(self._world.random.randint(0, len(self._queue))):
+        for _ in range(self._chance.randint(0, len(self._queue))):
             self._queue.pop()
 
     def _arrive(self) -> None:
@@ -232,7 +243,7 @@ class SimLink:
             network.wait_for(self)
         elif self._opens is not None and not self._is_accepted(self._opens):
             self._stalled += 1
-        elif network.weather is CALM or self._kind in ("client", "beats"):
+        elif network.weather is CALM or self._kind in ORDERLY:
             queue.popleft()()
         else:
             self._arrive_in_bad_weather(network.weather)
@@ -246,7 +257,8 @@ class SimLink:
             self._is_in = True
             return True
         if not self._knocks:
-            for _ in range(self._world.listener_random.randint(0, len(self._queue)) if self._is_in else 0):
+            chance = self._chance if self._kind == "kv" else self._world.listener_random
+            for _ in range(chance.randint(0, len(self._queue)) if self._is_in else 0):
                 self._queue.popleft()
             self._is_in, self._knocks = False, True
             self._world.schedule(RETRY_S, lambda: self._retry(opens))
@@ -311,7 +323,13 @@ class BrokerLinks:
 def garble_step(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
     """Return the step as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
     spec, data = tensors.pack(hidden)
-    header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
+    arrived = garble_frames(DATA.encode(msgspec.structs.replace(step, tensor=spec), data), chance)
+    return arrived if isinstance(arrived, str | Step) else "no step"
+
+
+def garble_frames(frames: list[Bytes], chance: Random) -> DataMessage | str:
+    """Return the message as decoded after a bit of its tensor flipped or its end was lost, or the refusal's reason."""
+    header, payload = frames
     damaged = bytearray(payload)
     if chance.random() < 0.2:
         del damaged[-chance.randint(1, len(damaged)) :]
@@ -321,7 +339,7 @@ def garble_step(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step
         message, _ = DATA.decode([header, damaged])
     except WireError as error:
         return str(error)
-    return message if isinstance(message, Step) else "no step"
+    return message
 
 
 def fake_public_key(incarnation: str) -> str:

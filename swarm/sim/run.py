@@ -47,6 +47,8 @@ class Outcome:
     num_replayed: int  # layers × positions
     num_brokers: int  # broker processes, one after the other
     num_kept: int  # positions that a broker adopted from stages that had survived its predecessor
+    num_copied: int  # parts of keys and values that workers stored for others
+    num_adopted: int  # layers × positions that stages took over from copies
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
     story: tuple[str, ...]  # the last lines before a failure
@@ -73,7 +75,7 @@ def _run(seed: int, *, faults: bool) -> Outcome:
         _play(world, cluster, schedule)
     except (Violation, IllegalMove) as error:
         failure = f"{type(error).__name__}: {error}"
-    except (AssertionError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (AssertionError, LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
         failure = f"a core broke: {error!r}"
     counters = cluster.counters if cluster is not None else {}
     return Outcome(
@@ -89,6 +91,8 @@ def _run(seed: int, *, faults: bool) -> Outcome:
         num_replayed=int(counters.get("replayed_layer_positions", 0)),
         num_brokers=cluster.broker.life if cluster is not None else 0,
         num_kept=cluster.promise_check.num_adopted if cluster is not None else 0,
+        num_copied=cluster.kv_check.num_parts if cluster is not None else 0,
+        num_adopted=cluster.kv_check.num_adopted if cluster is not None else 0,
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
         story=world.last_lines() if failure else (),

@@ -28,6 +28,7 @@ class WorkerView(Protocol):
     key: str | None
     memory_bytes: int
     listener: FakeListener  # its listener for steps
+    kv_listener: FakeListener  # its listener for copies of keys and values
     ticket: str  # by which a relay identifies that listener
     relay: str  # a relay at which steps arrive, too
     core: StageCore

@@ -20,6 +20,7 @@ class Durations:
     journal: tuple[float, float] = (0.0001, 0.01)
     compute: tuple[float, float] = (0.001, 0.01)
     load: tuple[float, float] = (0.02, 0.3)
+    kv: tuple[float, float] = (0.0001, 0.005)  # for a part of keys and values on its way
 
 
 class World:
@@ -30,6 +31,7 @@ class World:
         self.random = Random(seed)
         # separate, so that the rest of a story doesn't depend on listeners
         self.listener_random = Random(f"doors {seed}")
+        self.kv_random = Random(f"kv {seed}")  # the same for copies of keys and values
         self.pace = pace
         self.now = 0.0
         self.num_events = 0

@@ -234,7 +234,7 @@ class SendKvPart:
 
 @dataclass(frozen=True, slots=True)
 class StoreKv:
-    """Store copied keys and values."""
+    """Store copied keys and values. If that fails, the shell answers with KvStoreFailed."""
 
     sequence: int
     limit: int

@@ -42,6 +42,10 @@ from swarm.stage.events import (
     DeviceTested,
     Event,
     Idle,
+    KvArrived,
+    KvPartTaken,
+    KvStoreFailed,
+    KvTurn,
     Loaded,
     LoadFailed,
     OrderArrived,
@@ -55,6 +59,9 @@ from swarm.stage.events import (
 )
 from swarm.stage.executor import ForwardResult
 from swarm.stage.faults import FaultHandler
+from swarm.stage.kv_arrivals import KvArrivals
+from swarm.stage.kv_exchange import KvExchange
+from swarm.stage.kv_sender import KvSender
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import BrokerMembership
 from swarm.stage.pending_plan import PendingPlan
@@ -65,20 +72,10 @@ from swarm.stage.statistics import StageStatistics
 from swarm.stage.step_order import StepOrder, StepRunner
 from swarm.wire.messages import (
     REPLAY_STEP,
-    Activate,
-    AllowKey,
-    BlockKey,
-    Fence,
-    GetDigest,
     HeldSequence,
-    KeepWarm,
     LayerRange,
     Lineage,
     Order,
-    Prepare,
-    Recheck,
-    Replay,
-    Unassign,
     Welcome,
 )
 from swarm.wire.tensors import find_not_finite
@@ -106,6 +103,7 @@ class StageCore:
     store: SequenceStore = field(init=False)
     replays: ReplayQueue = field(init=False)
     rechecks: RecheckQueue = field(init=False)
+    exchange: KvExchange = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
     runner: StepRunner = field(init=False)
     membership: BrokerMembership = field(init=False)
@@ -124,6 +122,8 @@ class StageCore:
         self.runner = StepRunner(own.name, own.num_layers, own.profile_every, self.store, self._actions, self._count)
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
+        arrivals = KvArrivals(own.incarnation, self.store, self._actions, self._write_log, self._count)
+        self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, self._actions)
         self.epochs = EpochManager(
             own.incarnation,
             self.pending_plan,
@@ -132,6 +132,7 @@ class StageCore:
             self.runner,
             self.replays,
             self.rechecks,
+            self.exchange,
             self._actions,
             self._write_log,
             self._count,
@@ -191,8 +192,7 @@ class StageCore:
             case ComputeFailed():
                 self._on_compute_failed(event, now)
             case DeviceTested():
-                if self.faults.on_device_tested(event, now):
-                    self.membership.send_hello(now)
+                self._on_device_tested(event, now)
             case Idle() | RecheckComputed() | RecheckFailed():
                 self._actions.extend(self.rechecks.handle_event(event, is_idle=self._is_idle))
             case OrderArrived(order):
@@ -201,27 +201,18 @@ class StageCore:
                 self._handle_order(order, now)
                 self.epochs.publish_allowed()
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
-                self._on_loading_event(event)
+                self._actions.extend(self.pending_plan.handle_event(event))
+                self.epochs.publish_allowed()
+            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartTaken():
+                self._on_kv_event(event, now)
             case BrokerConnected():
                 self.membership.on_connected(now)
-            case StageTick():
-                self._tick(now)
+            case StageTick(kv_free_bytes):
+                self._tick(kv_free_bytes, now)
         self._start_work(now)
         actions = [self._stamp_lineage(action) for action in self._actions]
         self._actions.clear()
         return actions
-
-    def _on_loading_event(self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded) -> None:
-        match event:
-            case Loaded(epoch, capacity):
-                self._actions.extend(self.pending_plan.on_loaded(epoch, capacity))
-            case LoadFailed(epoch, reason, cant_reach):
-                self._actions.extend(self.pending_plan.on_load_failed(epoch, reason, cant_reach))
-            case StandbyProgressed(layers, load_s):
-                self._actions.extend(self.pending_plan.on_standby_progressed(layers, load_s))
-            case StandbyLoaded(layers, load_s, problem):
-                self._actions.extend(self.pending_plan.on_standby_loaded(layers, load_s, problem))
-        self.epochs.publish_allowed()
 
     def _stamp_lineage(self, action: Action) -> Action:
         """Add the broker's current lineage to a message."""
@@ -240,41 +231,12 @@ class StageCore:
         if order.lineage != self.lineage:
             self._count("stale_orders")
             return
-        match order:
-            case Prepare():
-                self.epochs.prepare(order)
-            case KeepWarm():
-                self._actions.extend(self.pending_plan.load_standby(order))
-            case AllowKey() | BlockKey():
-                self.epochs.update_allowed(order)
-            case Fence(epoch=epoch):
-                self.epochs.raise_fence(epoch)
-            case Activate():
-                self.epochs.activate(order, now)
-            case Unassign(epoch=epoch):
-                self.epochs.unassign(epoch)
-            case Replay():
-                self._replay(order)
-            case Recheck() | GetDigest():
-                self._recheck(order)
-            case _:
-                self._count("unexpected_orders")
+        if not self.epochs.handle_order(order, now):
+            self._count("unexpected_orders")
 
     def _on_welcome(self, order: Welcome) -> None:
         self.epochs.on_welcome(order)
         self.membership.on_welcome(order)
-
-    def _replay(self, order: Replay) -> None:
-        if order.epoch != self.active or self.layers is None:
-            self._count("stale_orders")
-        else:
-            self._actions.extend(self.replays.send_logged(order, self.layers))
-
-    def _recheck(self, order: Recheck | GetDigest) -> None:
-        if order.epoch < self.fence:
-            self._count("stale_orders")
-        else:
-            self._actions.extend(self.rechecks.handle_order(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated."""
@@ -283,6 +245,10 @@ class StageCore:
     def hello_inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences with their digests, for Hello."""
         return self.store.hello_inventory()
+
+    def _on_device_tested(self, event: DeviceTested, now: float) -> None:
+        if self.faults.on_device_tested(event, now):
+            self.membership.send_hello(now)
 
     # --- steps in --------------------------------------------------------------------------------------------------
 
@@ -328,6 +294,7 @@ class StageCore:
             self._cause = step.cause
             self.replays.drop_released(step.release)
             self.replays.mark_resumed(step.rows)
+            self.exchange.on_step_started(step)
             problem = self.runner.start(self.layers, now)
             if problem is not None:
                 self._abandon_work("refused", now)
@@ -345,6 +312,27 @@ class StageCore:
         """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
         return self.rechecks.has_work and not self.is_parked
 
+    def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
+        """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
+        return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
+
+    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
+        match event:
+            case KvArrived():
+                layers = None if self.active is None else self.layers
+                self.exchange.arrivals.on_arrived(event, self.lineage, layers, now)
+            case KvStoreFailed(sequence, reason):
+                self.exchange.arrivals.on_store_failed(sequence, reason)
+            case KvTurn():
+                if not self.is_parked:
+                    self._actions.extend(self.exchange.sender.take_turn(self._with_own_work(event), now))
+            case KvPartTaken():
+                self.exchange.sender.on_taken(event, now)
+
+    def _with_own_work(self, turn: KvTurn) -> KvTurn:
+        """Return the turn; it is not idle while the stage itself has work."""
+        return turn if self._is_idle else KvTurn(is_idle=False, blocked=turn.blocked)
+
     @property
     def _is_idle(self) -> bool:
         """Whether nothing runs, nothing is due, and the worker is not parked."""
@@ -360,9 +348,11 @@ class StageCore:
         if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
             assert self.layers is not None
             self._actions.extend(self.replays.on_computed(forwarded, self.layers))
+            self.exchange.on_computed(replayed.rows)
             return
-        if self.runner.is_running(step) and epoch == self.active:
+        if self.runner.running is not None and self.runner.is_running(step) and epoch == self.active:
             assert self.layers is not None
+            self.exchange.on_computed(self.runner.running.arrived.step.rows)
             self.runner.on_computed(forwarded, self.layers, now)
         else:
             self._abandon_work("fenced", now)
@@ -370,6 +360,8 @@ class StageCore:
     def _on_compute_failed(self, event: ComputeFailed, now: float) -> None:
         compute = event.compute
         is_current = compute.epoch == self.active and self.layers is not None
+        if event.is_memory:
+            self.store.copies.clear()
         if is_current and self.faults.retry_in_pieces(event, self.fence):
             return
         self._abandon_work("failed", now)
@@ -384,8 +376,9 @@ class StageCore:
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, kv_free_bytes: int, now: float) -> None:
         self.membership.tick(now)
+        self.exchange.arrivals.tick(kv_free_bytes, now)
         self.faults.tick(now)
         missing = self.steps.report_gap(now)
         if missing is not None:

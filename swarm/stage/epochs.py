@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm.stage.actions import Action, AllowSenders, DisconnectKey, OpenEdge, SendToBroker, UseLayers
+from swarm.stage.kv_exchange import KvExchange
 from swarm.stage.membership import LogWriter
 from swarm.stage.pending_plan import PendingPlan
 from swarm.stage.recheck import RecheckQueue
@@ -31,10 +32,20 @@ from swarm.wire.messages import (
     Activated,
     AllowKey,
     BlockKey,
+    Fence,
+    GetDigest,
+    KeepWarm,
     LayerRange,
     Lineage,
+    Order,
     Prepare,
+    ReceiveKv,
+    Recheck,
+    Replay,
+    SendKv,
+    Unassign,
     Welcome,
+    layers_of,
 )
 from swarm.wire.transport.keys import address_and_key, public_key_in
 
@@ -120,6 +131,7 @@ class EpochManager:
     runner: StepRunner
     replays: ReplayQueue
     rechecks: RecheckQueue
+    exchange: KvExchange
     actions: list[Action]  # output list, shared with the core
     write_log: LogWriter
     count: Callable[[str], None]
@@ -135,6 +147,7 @@ class EpochManager:
         """Adopt the epoch of the broker that welcomes this worker, and its lineage if it is another one."""
         if order.lineage != self.lineage:
             self._switch_lineage(order)
+        self.exchange.on_welcome()
         self.fence = max(self.fence, order.epoch)
 
     def _switch_lineage(self, order: Welcome) -> None:
@@ -151,7 +164,46 @@ class EpochManager:
                 "holdings_dropped", "warning", sequences=len(self.store.sequences), reason="another journal's"
             )
             self.store.clear()
+        self.exchange.on_lineage_switched()
         self.lineage, self.fence = order.lineage, order.epoch
+
+    def handle_order(self, order: Order, now: float) -> bool:
+        """Handle an order of the current lineage; return False if it is none that a stage follows."""
+        match order:
+            case Prepare():
+                self.prepare(order)
+            case KeepWarm():
+                self.actions.extend(self.pending_plan.load_standby(order))
+            case AllowKey() | BlockKey():
+                self.update_allowed(order)
+            case Fence(epoch=epoch):
+                self.raise_fence(epoch)
+            case Activate():
+                self.activate(order, now)
+            case Unassign(epoch=epoch):
+                self.unassign(epoch, now)
+            case Replay():
+                self._replay(order)
+            case Recheck() | GetDigest():
+                self._recheck(order)
+            case SendKv() | ReceiveKv():
+                if not self.exchange.follow(order, self.active, self.layers, now):
+                    self.count("stale_orders")
+            case _:
+                return False
+        return True
+
+    def _replay(self, order: Replay) -> None:
+        if order.epoch != self.active or self.layers is None:
+            self.count("stale_orders")
+        else:
+            self.actions.extend(self.replays.send_logged(order, self.layers))
+
+    def _recheck(self, order: Recheck | GetDigest) -> None:
+        if order.epoch < self.fence:
+            self.count("stale_orders")
+        else:
+            self.actions.extend(self.rechecks.handle_order(order))
 
     def prepare(self, order: Prepare) -> None:
         if order.epoch < self.fence or self.pending_plan.has_newer_than(order.epoch):
@@ -167,6 +219,7 @@ class EpochManager:
             return
         self.fence = epoch
         self.allowed.drop_before(epoch)
+        self.exchange.on_fence(epoch)
         if self.active is not None and self.active < epoch:
             self._deactivate()
 
@@ -184,6 +237,7 @@ class EpochManager:
             self._deactivate()
         self.rechecks.clear()  # a recheck's route may lead to the blocked worker
         self.allowed.block(key)
+        self.exchange.block_key(key, self.allowed.blocked)
         self.actions.append(DisconnectKey(key))
 
     def publish_allowed(self) -> None:
@@ -211,9 +265,13 @@ class EpochManager:
         self.allowed.activate_plan(prepared)
         self.steps.start_epoch(order.first_step)
         self.runner.idle_since = now
-        self.layers = prepared.layers
+        before, self.layers = self.layers, prepared.layers
+        self.exchange.on_fence(order.epoch)
         self.actions.append(UseLayers(prepared.layers, self.pending_plan.standby))
-        self.store.keep_only(order.live, prepared.layers)
+        # of layers that were the stage's own, nothing is kept as a copy
+        kept = layers_of(self.pending_plan.standby) - layers_of(() if before is None else (before,))
+        self.store.keep_only(order.live, prepared.layers, kept)
+        self.exchange.on_activated()
         self.actions.append(OpenEdge(order.epoch, prepared.edge))
         self.downstream_key = public_key_in(address_and_key(prepared.edge.endpoint)[1])
         self.write_log(
@@ -228,17 +286,19 @@ class EpochManager:
             held=self.store.inventory(),
             logs=tuple(self.store.log.ranges()),
             kept=self.pending_plan.standby,
+            copies=self.store.copies.inventory(),
         )
         self.actions.append(SendToBroker(activated))
 
-    def unassign(self, epoch: int) -> None:
+    def unassign(self, epoch: int, now: float) -> None:
         if epoch < self.fence:
             self.count("stale_orders")
             return
         self.fence = epoch
         self.allowed.drop_before(epoch)
         self._deactivate()
-        self.store.clear()
+        self.store.clear(keeps_unopened=True)
+        self.exchange.on_unassigned(epoch, now)
 
     def _deactivate(self) -> None:
         self.active = self.downstream_key = None
@@ -246,3 +306,4 @@ class EpochManager:
         self.steps.clear()
         self.replays.clear()
         self.rechecks.clear()
+        self.exchange.on_deactivated()

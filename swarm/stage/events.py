@@ -143,6 +143,14 @@ class KvArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class KvStoreFailed:
+    """A ``StoreKv`` could not be carried out, perhaps for lack of memory."""
+
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class KvTurn:
     """There is time to send a part of the keys and values to another worker.
 
@@ -188,6 +196,7 @@ Event = (
     | StandbyProgressed
     | StandbyLoaded
     | KvArrived
+    | KvStoreFailed
     | KvTurn
     | KvPartTaken
     | StageTick

@@ -87,6 +87,9 @@ class Capacity:
     bits: str = ""  # stages with an equal value compute the same bits, so layers can move between them without a trace
 
 
+KvDtype = Literal["float32", "bfloat16", "float16"]
+
+
 @dataclass(frozen=True, slots=True)
 class KvData:
     """Keys and values of some positions: layer after layer, first all keys, then all values, ``[heads, positions,
@@ -95,7 +98,7 @@ class KvData:
     layers: LayerRange
     start: int
     stop: int
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: KvDtype
     numbers: NDArray[np.generic]
 
 
@@ -188,9 +191,15 @@ class Executor(Protocol):
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         """Return a copy of the keys and values of these positions in these layers, in the form of ``KvPart``."""
 
+    def fits_kv(self, data: KvData) -> bool:
+        """Return whether these can be keys and values of this model's layers, by their layers, dtype and size."""
+
     def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
         """Store keys and values that ``read_kv`` returned, here or on another machine. Opens the sequence with this
-        limit if it is not open. They count as a copy (``kv_copy_bytes``) while the layers are not in use."""
+        limit if it is not open. They count as a copy (``kv_copy_bytes``) while the layers are not in use.
+
+        Raises IllegalMove unless ``fits_kv``, and for positions beyond the limit.
+        """
 
     def drop_kv(self, sequence: int, layers: LayerRange) -> None:
         """Drop a sequence's copies in these layers, which are not in use."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.stage.actions import Action, LoadLayers, LoadStandby, SendToBroker, StopStandby, WriteStageLog
+from swarm.stage.events import Loaded, LoadFailed, StandbyLoaded, StandbyProgressed
 from swarm.stage.executor import Capacity
 from swarm.wire.messages import KeepWarm, KeptWarm, LayerRange, Prepare, Prepared, Refused, layers_of, to_ranges
 
@@ -65,6 +66,18 @@ class PendingPlan:
         loaded = layers_of(self.standby) | layers_of(() if layers is None else (layers,))
         self.standby = to_ranges(loaded & layers_of(plan.standby) - layers_of((plan.layers,)))
         return plan
+
+    def handle_event(self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded) -> list[Action]:
+        """Handle the result of a load."""
+        match event:
+            case Loaded(epoch, capacity):
+                return self.on_loaded(epoch, capacity)
+            case LoadFailed(epoch, reason, cant_reach):
+                return self.on_load_failed(epoch, reason, cant_reach)
+            case StandbyProgressed(layers, load_s):
+                return self.on_standby_progressed(layers, load_s)
+            case StandbyLoaded(layers, load_s, problem):
+                return self.on_standby_loaded(layers, load_s, problem)
 
     def on_loaded(self, epoch: int, capacity: Capacity) -> list[Action]:
         next_actions = self._finish_load()

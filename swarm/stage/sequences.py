@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from swarm.stage.actions import (
     Action,
+    DropKv,
     ForkSequence,
     OpenSequence,
     ReleaseSequence,
@@ -18,9 +18,20 @@ from swarm.stage.actions import (
 )
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch, SampleJob
+from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
+
+CopyTarget = tuple[str, LayerRange]  # incarnation of a worker that is to hold copies, and their layers
+
+
+@dataclass(slots=True)
+class SentPositions:
+    """How much of a sequence was sent to a worker that is to hold a copy."""
+
+    position: int = 0
+    turn: int = 0  # number of the sender's turn in which the last part was sent
 
 
 @dataclass(slots=True)
@@ -32,6 +43,9 @@ class StoredSequence:
     # position of each range of layers, in layer order; a single range unless a replay is under way
     kv: list[RangePosition]
     is_retired: bool = False  # it has ended, and only its beginning is stored, for others to copy
+    is_adopted: bool = False  # it consists of copies of another worker's keys and values, and no step has opened it
+    # what was sent of it to workers that hold copies, by the receiver's incarnation and layers
+    sent: dict[CopyTarget, SentPositions] = field(default_factory=dict)
 
     def position(self) -> int | None:
         """Return the number of positions in every layer, or None while the layers differ."""
@@ -77,6 +91,8 @@ class StoredSequence:
         self.kv = _merge(moved)
 
     def truncate(self, position: int) -> None:
+        for sent in self.sent.values():
+            sent.position = min(sent.position, position)
         cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
         self.kv = _merge(cut)
 
@@ -128,22 +144,36 @@ class SequenceStore:
     log: ActivationLog
     actions: list[Action]
     sequences: dict[int, StoredSequence] = field(default_factory=dict)
+    copies: KvCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.copies = KvCopies(self.actions, self.sequences)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated, without retired ones.
 
         Only the broker that retired a sequence can use it; a later broker could assume that the sequence has not ended.
+        A sequence that was taken over from copies has digests: its tokens are those that another worker sent.
         """
-        held = self.sequences.items()
-        return tuple(HeldSequence(sequence, tuple(stored.kv)) for sequence, stored in held if not stored.is_retired)
+        return tuple(
+            self._describe(sequence, stored, has_digests=stored.is_adopted)
+            for sequence, stored in self.sequences.items()
+            if not stored.is_retired
+        )
 
     def hello_inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Hello, with digests by which a broker recognises its own."""
         return tuple(
-            msgspec.structs.replace(held, digests=stored.digests(), limit=stored.open.limit)
-            for held in self.inventory()
-            if (stored := self.sequences[held.sequence])
+            self._describe(sequence, stored, has_digests=True)
+            for sequence, stored in self.sequences.items()
+            if not stored.is_retired
         )
+
+    @staticmethod
+    def _describe(sequence: int, stored: StoredSequence, *, has_digests: bool) -> HeldSequence:
+        if not has_digests:
+            return HeldSequence(sequence, tuple(stored.kv))
+        return HeldSequence(sequence, tuple(stored.kv), stored.digests(), stored.open.limit)
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
         """Add the step's tokens to the histories, and return the batch for the executor. On the last stage, rows draw
@@ -180,33 +210,54 @@ class SequenceStore:
     def _open(self, item: Open, layers: LayerRange) -> str | None:
         held = self.sequences.get(item.sequence)
         if held is not None:  # opened again in a new epoch: the stored positions stay
-            held.open = item
-            held.history = list(item.tokens)
-            return None
+            return self._open_again(held, item)
         position = item.shared if item.source is not None else 0
         if item.source is None:
-            self.actions.append(OpenSequence(item.sequence, item.limit))
+            self._reserve(item)
         else:
             source = self.sequences.get(item.source)
             if source is None or (source.position() or 0) < position:
                 return (
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
+            self.copies.drop(item.sequence)
             self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit))
             self.log.fork(item.sequence, item.source, position)
+            if (copied := self.copies.sequences.get(item.source)) is not None:
+                self.actions.extend(DropKv(item.sequence, r.layers) for r in copied.ranges())
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
+        return None
+
+    def _open_again(self, held: StoredSequence, item: Open) -> str | None:
+        if held.is_adopted:
+            computed = max(r.position for r in held.kv)
+            if held.history[:computed] != list(item.tokens[:computed]):
+                self.release(item.sequence)  # the next plan finds nothing, and has everything computed again
+                return f"sequence {item.sequence} was taken over from copies, which were computed from other tokens"
+        held.open, held.history, held.is_adopted = item, list(item.tokens), False
         return None
 
     def open_empty(self, item: Open, layers: LayerRange) -> None:
         """Open a sequence that is about to be rebuilt, with no positions."""
-        self.actions.append(OpenSequence(item.sequence, item.limit))
+        self._reserve(item)
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, 0)])
+
+    def _reserve(self, item: Open) -> None:
+        """Reserve the sequence's memory, unless copies of other layers have done so."""
+        copy = self.copies.sequences.get(item.sequence)
+        if copy is not None:
+            num_compared = min(len(copy.tokens), len(item.tokens))
+            if copy.open.limit == item.limit and count_equal(copy.tokens, item.tokens) == num_compared:
+                return
+            self.copies.drop(item.sequence)
+        self.actions.append(OpenSequence(item.sequence, item.limit))
 
     def _retire(self, cut: SequencePosition) -> None:
         """Cut a sequence that has ended to its beginning, which stays for other sequences to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
             self.sequences[cut.sequence].is_retired = True
+            self.copies.drop(cut.sequence)
             self.actions.append(ShrinkSequence(cut.sequence, cut.position))
 
     def _truncate(self, sequence: int, position: int) -> None:
@@ -214,28 +265,62 @@ class SequenceStore:
         held.truncate(position)
         del held.history[position:]
         self.log.truncate(sequence, position)
+        self.copies.truncate(sequence, position)
         self.actions.append(TruncateSequence(sequence, position))
 
     def release(self, sequence: int) -> None:
-        """Drop a sequence; an unknown one is no error."""
-        if self.sequences.pop(sequence, None) is not None:
+        """Drop a sequence with its copies; an unknown one is no error."""
+        is_stored = self.sequences.pop(sequence, None) is not None
+        if self.copies.forget(sequence) or is_stored:
             self.actions.append(ReleaseSequence(sequence))
         self.log.release(sequence)
 
-    def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
+    def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange, kept: frozenset[int]) -> None:
         """Adopt this range of layers: cut the live sequences to their acknowledged positions, and drop all others.
 
-        Retired ones are dropped even if a broker that did not retire them lists them: they have no memory to grow.
+        A layer that is new here begins with its copied positions. Copies of the layers in ``kept`` stay copies; those
+        of all other layers are dropped. Retired sequences are dropped even if a broker that did not retire them lists
+        them: they have no memory to grow.
         """
         positions = {item.sequence: item.position for item in live}
-        for sequence in [s for s, held in self.sequences.items() if s not in positions or held.is_retired]:
-            self.release(sequence)
-        for sequence, held in self.sequences.items():
-            held.change_layers(layers)
+        for sequence in [*self.sequences, *self.copies.sequences]:
+            held = self.sequences.get(sequence)
+            if sequence not in positions or (held is not None and held.is_retired):
+                self.release(sequence)
+        for stored in self.sequences.values():
+            stored.change_layers(layers)
+        for sequence, copy in list(self.copies.sequences.items()):
+            if any(layers.first <= layer < layers.stop for layer in copy.positions):
+                positions[sequence] = min(positions[sequence], self._take_over(sequence, copy, layers))
+        self.copies.drop_others(kept)
+        for sequence in self.sequences:
             self._truncate(sequence, positions[sequence])
+        for sequence in [copied for copied in self.copies.sequences if copied not in self.sequences]:
+            self.copies.truncate(sequence, positions[sequence])
+            if positions[sequence]:
+                self.actions.append(TruncateSequence(sequence, positions[sequence]))
 
-    def clear(self) -> None:
-        """Drop all sequences."""
+    def _take_over(self, sequence: int, copy: KvCopy, layers: LayerRange) -> int:
+        """Take over the copies of these layers, which are the stage's own from now on. Return the position up to which
+        they were computed from the sequence's tokens."""
+        held = self.sequences.get(sequence)
+        if held is None:
+            held = StoredSequence(copy.open, list(copy.tokens), [RangePosition(layers, 0)], is_adopted=True)
+            self.sequences[sequence] = held
+        num_equal = count_equal(held.history, copy.tokens)
+        if num_equal == len(held.history):
+            held.history.extend(copy.tokens[num_equal:])
+            num_equal = len(held.history)
+        elif num_equal == len(copy.tokens):
+            num_equal = len(held.history)
+        for layer, position in self.copies.take_over(sequence, layers).items():
+            held.advance(LayerRange(layer, layer + 1), position)
+        return num_equal
+
+    def clear(self, *, keeps_unopened: bool = False) -> None:
+        """Drop all sequences with their copies, and unless they are to be kept, those that consist of copies only."""
         for sequence in list(self.sequences):
             self.release(sequence)
+        if not keeps_unopened:
+            self.copies.clear()
         self.log.clear()

@@ -91,13 +91,19 @@ def test_blocks_on_another_machine(cutter: Cutter, llama: Path, dtype: str) -> N
     there.logits((5, 0, random_tokens(200, seed=13)))  # so that 7 lies elsewhere than 1 did
     position = 256
     source, target = here.stages[0]._arena, there.stages[0]._arena
+    shapes = [source.shapes(1)[layer] for layer in range(8)]
+
+    def move(layer: int, block: int, factor: float = 1.0) -> None:
+        span, layers = (block * GRID, (block + 1) * GRID), LayerRange(layer, layer + 1)
+        data = source.read_positions(1, layers, *span)
+        assert len(data) == shapes[layer].numbers * GRID
+        target.write_positions(7, layers, span, data * factor, shapes=[shapes[layer]], active=LayerRange(0, 8))
+
     for layer in range(8):
         for block in range(position // GRID):
-            data = source.copy_out(1, layer, block)
-            assert data.shape[2] == GRID
-            target.copy_in(7, layer, block, data)
+            move(layer, block)
     assert torch.equal(fed(there, 7, position), expected[position:])
-    target.copy_in(7, 3, 2, torch.zeros_like(source.copy_out(1, 3, 2)))
+    move(3, 2, 0.0)
     assert not torch.equal(fed(there, 7, position), expected[position:])  # control: every block matters
 
 

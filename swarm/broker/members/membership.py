@@ -30,6 +30,7 @@ from swarm.wire.messages import (
     Heartbeat,
     Hello,
     KeptWarm,
+    KvHeld,
     LeaseRenewed,
     Leaving,
     LoadProgress,
@@ -123,6 +124,8 @@ class WorkerMembership:
                 self._end_quarantined(now)
             case ReplayDone() | ReplayMissing() | Rechecked() | LogDigest():
                 self._on_recomputed(worker, message, now)
+            case KvHeld():
+                self._reconfiguration.on_kv_held(worker, message, now)
             case LoadProgress() | KeptWarm():
                 self._reconfiguration.on_load_progress(worker, message, now)
             case Stats():
@@ -176,7 +179,7 @@ class WorkerMembership:
 
     def on_damaged_message(self, now: float) -> None:
         """Handle a message damaged in transit: the network's fault. If no step is in flight, nothing is lost."""
-        if self._reconfiguration.has_work_in_flight and self.integrity.record_damage():
+        if self._state.has_work_in_flight and self.integrity.record_damage():
             self._reconfiguration.on_data_path_broken(now, blame=False)
 
     def _judge_not_finite(self, reporter: Worker, report: NotFinite, now: float) -> bool:

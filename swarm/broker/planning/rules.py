@@ -27,7 +27,8 @@ class PlanRules:
     ``auto`` means latency (0: it never does); ``is_quiet``: it does now. ``margin``: the active plan is changed for
     speed alone only if the new one is quicker by more than this fraction. ``pins``, ``caps``, ``exclude``: by workers'
     names. ``min_layers_per_s``: the least decoding speed of a worker, with one sequence. ``standby``: which layers are
-    kept warm in case their holder dies. ``cooldown_s``: time between two checks of how quick workers really are."""
+    kept warm in case their holder dies. ``standby_kv``: which of these workers also hold copies of
+    keys and values. ``cooldown_s``: time between two checks of how quick workers really are."""
 
     mode: str = "auto"  # how steps run: "auto", "batch" or "overlapped"
     objective: str = "auto"  # "auto", "latency" or "throughput"
@@ -44,6 +45,7 @@ class PlanRules:
     caps: Mapping[str, int] = field(default_factory=dict)  # most layers of a worker
     exclude: frozenset[str] = frozenset()
     standby: StandbyPolicy = "neighbours"
+    standby_kv: StandbyPolicy = "neighbours"
     cooldown_s: float = 30.0
 
     @property

@@ -2,12 +2,14 @@
 
 ::
 
-    wanted ── WriteEpoch ──► PREPARING ── all Prepared ──► ACTIVATING ── all Activated ──► SERVING
-       ▲                        │                              │                              │
-       └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
+    wanted ── WriteEpoch ──► PREPARING ── all Prepared ──► COPYING ──► ACTIVATING ── all Activated ──► SERVING
+       ▲                        │                             │             │                             │
+       └────────── a member lost, a refusal, a deadline: the same again, with a higher epoch ─────────────┘
 
 * The epoch is journalled before any worker receives it.
-* While layers load (PREPARING), an old plan that has lost no member continues. Otherwise a fence is sent first.
+* While layers load (PREPARING), an old plan that has lost no member continues, and the keys and values of moved layers
+  are copied (``migration``). Only in COPYING, for the last of them, it pauses. Without such a plan, a fence is sent
+  first, and there is no COPYING.
 * ``Activate`` lists the sequences that stay, with the positions that count; the stages drop everything else. Their
   answers report what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
   computed again from its tokens, which the broker has.
@@ -24,20 +26,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import ConnectPipeline, DisconnectPipeline, Outbox, ProbeRoute, SendToWorker, WriteEpoch
+from swarm.broker.actions import DisconnectPipeline, Outbox, ProbeRoute, WriteEpoch
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.proposals import TargetPlan, draft
 from swarm.broker.planning.rules import PlanRules
-from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings, evict_overflow
+from swarm.broker.recovery.activation import Activation, log_recovery
+from swarm.broker.recovery.kv_copies import KvCopies
+from swarm.broker.recovery.migration import Migration
+from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart, StartupWait
 from swarm.broker.recovery.route_retries import RouteRetries
-from swarm.broker.recovery.speeds import SpeedTracker, make_gauges
+from swarm.broker.recovery.speeds import SpeedTracker
 from swarm.broker.recovery.worker_orders import BROKER_NAME, BrokerPeer, StandbyOrders, WorkerOrders
-from swarm.broker.state import Plan, PlanPhase, State, Worker, WorkerState
+from swarm.broker.state import Plan, PlanPhase, State, Worker
 from swarm.broker.state.recoveries import PredictedRecovery, Recovery
 from swarm.broker.state.workers import BROKER, describe_failed
-from swarm.wire.messages import BLOCK, Activated, KeptWarm, LoadProgress, Prepared, Refused, Unassign
+from swarm.wire.messages import Activated, KeptWarm, KvHeld, LoadProgress, Prepared, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,16 @@ class Reconfiguration:
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = StandbyOrders(state, out)
+        self.copies = KvCopies(state, out)
         self.restart = Restart(state, settings.min_workers)
         self.target = TargetPlan(state, settings.rules)
         self._speed_tracker = SpeedTracker(state)
         self._route_retries = RouteRetries(state, out)
         self._orders = WorkerOrders(state, out)
+        self._migration = Migration(state, out)
+        self._activation = Activation(
+            state, out, self._orders, self.rebuilder, self.standby, self.copies, settings.activate_timeout_s
+        )
         self._startup_wait = StartupWait(state, self.restart, settings.min_workers, settings.gather_s)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -85,9 +95,11 @@ class Reconfiguration:
                 worker.forget_refusals()
         if plans.awaited:
             self._orders.tick(now)
-        if plans.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
+        if plans.phase in (PlanPhase.PREPARING, PlanPhase.COPYING):
+            self._migration.tick(now)
+        if plans.phase not in (PlanPhase.NONE, PlanPhase.SERVING):
             return
-        self._release_leaving(now)
+        self._orders.release_leaving(now)
         for worker in self._speed_tracker.update(now, self.target.rules.cooldown_s):
             self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if plans.phase is PlanPhase.SERVING and not self.target.should_change:
@@ -95,11 +107,24 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
+                self.copies.refresh(self.target.rules.standby_kv, now)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return
         if now - plans.members_changed_at >= self._settings.settle_s:
             self._start_plan(now)
+
+    def advance(self, now: float) -> None:
+        """Continue a change of plan that waits for copies, or for the steps in flight to end. Called after every
+        event."""
+        plans = self._state.plans
+        if plans.phase is PlanPhase.PREPARING and plans.is_loaded:
+            if plans.current is None:
+                self._activation.start(now)
+            elif self._migration.is_near(now):
+                self._migration.stop(now)
+        if plans.phase is PlanPhase.COPYING and self._migration.finish(now):
+            self._activation.start(now)
 
     def on_members_changed(self, now: float) -> None:
         """Handle a change of members: plan once the set has been stable for a moment. Plan immediately when all awaited
@@ -151,17 +176,12 @@ class Reconfiguration:
 
     def on_data_path_broken(self, now: float, *, blame: bool, cause: str = "the data path broke") -> None:
         """Handle a break of the data path while all members live: the same workers, a new epoch."""
-        if self._state.plans.is_serving:
+        if self._state.plans.is_whole:
             self._state.recoveries.begin(cause, now)
             if blame:
                 self._count_deaths()
             self._stop_serving()
             self._start_plan(now)
-
-    @property
-    def has_work_in_flight(self) -> bool:
-        """Whether steps or replays are in flight."""
-        return bool(self._state.in_flight) or self._state.rebuilding.in_progress != []
 
     def on_epoch_written(self, epoch: int, now: float) -> None:
         plans = self._state.plans
@@ -174,6 +194,8 @@ class Reconfiguration:
         self._orders.prepare(plans.upcoming, self._peer, self._settings.max_sequences, now)
         if not plans.upcoming.stages[0].relay:
             self._out.append(ProbeRoute(epoch, plans.upcoming.stages[0].endpoint))
+        if plans.current is not None:
+            self._migration.begin(plans.upcoming, now)
 
     def on_load_progress(self, worker: Worker, message: LoadProgress | KeptWarm, now: float) -> None:
         """Handle a worker's report on the progress of a load."""
@@ -187,12 +209,12 @@ class Reconfiguration:
         plans = self._state.plans
         moved = message.loaded_bytes != worker.loaded_bytes
         worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
-        if moved and plans.phase is PlanPhase.PREPARING and self._is_awaited(worker.incarnation, message.epoch):
+        if moved and plans.phase is PlanPhase.PREPARING and plans.is_awaited(worker.incarnation, message.epoch):
             plans.deadline = now + self._settings.prepare_timeout_s
 
     def on_prepared(self, message: Prepared, now: float) -> None:
         plans = self._state.plans
-        if plans.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
+        if plans.phase is not PlanPhase.PREPARING or not plans.is_awaited(message.incarnation, message.epoch):
             self._state.count("stale_control")
             return
         worker = self._state.workers[message.incarnation]
@@ -203,8 +225,13 @@ class Reconfiguration:
             self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s, is_alone=is_alone)
         plans.prepared[message.incarnation] = message
         plans.awaited.discard(message.incarnation)
-        if not plans.awaited:
-            self._activate(now)
+        if plans.current is not None:
+            self._migration.on_prepared(message.incarnation)
+
+    def on_kv_held(self, worker: Worker, message: KvHeld, now: float) -> None:
+        """Handle a worker's report of the copies of keys and values that it holds."""
+        if self.copies.on_held(worker, message):
+            self._migration.on_held(worker, now)
 
     def on_refused(self, worker: Worker, message: Refused, now: float) -> None:
         coming = self._state.plans.upcoming
@@ -247,16 +274,7 @@ class Reconfiguration:
                 self.on_members_changed(now)
 
     def on_activated(self, message: Activated, now: float) -> None:
-        plans = self._state.plans
-        if plans.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
-            self._state.count("stale_control")
-            return
-        plans.awaited.discard(message.incarnation)
-        worker = self._state.workers[message.incarnation]
-        worker.record_held(message.kept, None)
-        self._state.rebuilding.reports[message.incarnation] = message
-        if not plans.awaited:
-            self._serve(now)
+        self._activation.on_activated(message, self.target.rules.mode, now)
 
     def refresh_wait_reason(self, now: float) -> None:
         """Update the reason why the swarm waits, for a report about to be sent."""
@@ -318,69 +336,26 @@ class Reconfiguration:
             plans.phase = PlanPhase.NONE
             self._state.routes.retry_soon(self._state.now)
 
-    # --- cutting over ------------------------------------------------------------------------------------------------
-
-    def _activate(self, now: float) -> None:
-        """Fence all workers, order the stages to activate, and wait for their reports of what they hold."""
-        plans = self._state.plans
-        plan = plans.activate(now + self._settings.activate_timeout_s)
-        self._state.routes.end_tests(are_open=True)
-        self._state.rebuilding.clear()
-        self.standby.reset()
-        self._state.recoveries.record_prepared(now)
-        self._state.clear_stages()
-        sequences = evict_overflow(self._state)
-        self._orders.fence(plan.epoch)
-        self._orders.activate(plan, sequences, now)
-        self._out.append(ConnectPipeline(plan.epoch, plan.stages[0].endpoint))
-
-    def _serve(self, now: float) -> None:
-        plans = self._state.plans
-        plan = plans.serve()
-        plans.gauge.reset(make_gauges(self._state, self.target.rules.mode, plan))
-        for stage in plan.stages:
-            self._state.workers[stage.incarnation].planned_layers = stage.layers
-        self._state.count("plans")
-        stages = [f"{s.name} {s.layers}" for s in plan.stages]
-        capacity = plans.kv_blocks * BLOCK
-        for worker in self._state.workers.values():
-            if not worker.is_gone and worker.incarnation not in plan.members:
-                self._out.append(SendToWorker(worker.peer, Unassign(epoch=plans.journaled_epoch)))
-        self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
-        if recovery := self._state.recoveries.record_activated(len(self._state.running), now):
-            self.log_recovery(recovery)
-        self.rebuilder.begin(now)
-        self._release_leaving(now)
-
-    def log_recovery(self, recovery: Recovery) -> None:
-        """Log the end of a recovery: the predicted times and the measured ones."""
-        report = recovery.as_json()
-        names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
-        self._out.note("recovered", "info", **{name: report[name] for name in names})
-
     # --- releasing and abandoning ------------------------------------------------------------------------------------
 
     def release(self, worker: Worker, reason: str, now: float) -> None:
         """Release a worker gracefully."""
-        worker.leave(reason)
-        self._orders.send(worker.incarnation, worker.build_release(self._state.plans.journaled_epoch))
-        worker.record_call(now)
-        self._out.note("worker_released", worker=worker.name, reason=reason)
+        self._orders.release(worker, reason, now)
 
-    def _release_leaving(self, now: float) -> None:
-        current = self._state.plans.current
-        for worker in self._state.workers.values():
-            if worker.state is WorkerState.LEAVING and (current is None or worker.incarnation not in current.members):
-                self.release(worker, "it was asked to leave, and no plan needs it", now)
+    def log_recovery(self, recovery: Recovery) -> None:
+        """Log the end of a recovery."""
+        log_recovery(self._out, recovery)
 
     def _abandon_plan(self) -> None:
         """Drop the plan in preparation; the active one, if whole, stays."""
+        self._migration.cancel()
         self.standby.reset()
         self._state.routes.end_tests(are_open=False)
         self._state.plans.abandon()
 
     def _stop_serving(self) -> None:
         """Stop dispatching, and discard all steps in flight."""
+        self._state.migration.end()
         self._state.plans.fail()
         self._state.rebuilding.clear()
         self._state.clear_stages()
@@ -394,9 +369,3 @@ class Reconfiguration:
         for sequence in in_steps | set(self._state.rebuilding.in_progress):
             sequence.count_deaths()
             self._state.count("sequences_at_deaths")
-
-    # --- helpers -----------------------------------------------------------------------------------------------------
-
-    def _is_awaited(self, incarnation: str, epoch: int) -> bool:
-        plan = self._state.plans.upcoming or self._state.plans.current
-        return plan is not None and plan.epoch == epoch and incarnation in self._state.plans.awaited

@@ -13,8 +13,19 @@ from swarm.broker.planner.takeover import MIN_LOAD_S
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.measurements import LOAD_BYTES_PER_S
 from swarm.broker.recovery.rebuild import live_positions
-from swarm.broker.state import Plan, Sequence, State, Worker
-from swarm.wire.messages import Activate, Edge, Fence, KeepWarm, KeptWarm, LayerRange, Order, Prepare, layers_of
+from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
+from swarm.wire.messages import (
+    Activate,
+    Edge,
+    Fence,
+    KeepWarm,
+    KeptWarm,
+    LayerRange,
+    Order,
+    Prepare,
+    Unassign,
+    layers_of,
+)
 
 MIN_BYTES = 1 << 20  # a smaller load gives no estimate of a worker's load speed
 ASSUMED_BYTES = 32 << 20  # weight of the assumed rate in an estimate
@@ -73,6 +84,26 @@ class WorkerOrders:
             for stage in plan.stages
         }
         self.send_all(activates, now)
+
+    def unassign_others(self, plan: Plan) -> None:
+        """Have workers without a part in this plan drop what they hold of sequences."""
+        for worker in self.state.workers.values():
+            if not worker.is_gone and worker.incarnation not in plan.members:
+                self.send(worker.incarnation, Unassign(epoch=self.state.plans.journaled_epoch))
+
+    def release_leaving(self, now: float) -> None:
+        """Release workers that want to leave and that the active plan does not need."""
+        current = self.state.plans.current
+        for worker in self.state.workers.values():
+            if worker.state is WorkerState.LEAVING and (current is None or worker.incarnation not in current.members):
+                self.release(worker, "it was asked to leave, and no plan needs it", now)
+
+    def release(self, worker: Worker, reason: str, now: float) -> None:
+        """Release a worker gracefully."""
+        worker.leave(reason)
+        self.send(worker.incarnation, worker.build_release(self.state.plans.journaled_epoch))
+        worker.record_call(now)
+        self.out.note("worker_released", worker=worker.name, reason=reason)
 
     def send_all(self, orders: Mapping[str, Order], now: float) -> None:
         """Send each worker its order; all of them must answer."""

@@ -7,6 +7,7 @@ This package sends nothing, writes nothing and makes no decisions.
 - ``queue``: sequences that wait for capacity, and the times at which requests must be checked again
 - ``running``: sequences that run; ``prefix``: whose keys and values other sequences may share
 - ``plans``: plans, epochs, and the layers that are still to be rebuilt
+- ``kv_copies``: copies of keys and values that workers hold for each other
 - ``workers``: workers, their heartbeats and verdicts, and the routes between workers that are blocked
 - ``evidence``: steps that raised, and what has been computed successfully since
 - ``newcomers``: processes that wait for the name of another one, and workers that were refused

@@ -153,6 +153,7 @@ class PlanPhase(enum.Enum):
 
     NONE = "waiting"  # no plan; ``PlanState.waits_for`` has the reason
     PREPARING = "preparing"  # layers are loading; the old plan, if any, keeps serving
+    COPYING = "copying"  # the last keys and values go to the next plan's workers; nothing is dispatched
     ACTIVATING = "activating"  # the fence is up; nothing is dispatched
     SERVING = "serving"
 
@@ -184,6 +185,21 @@ class PlanState:
         """Whether steps may be dispatched: a plan is active and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the active plan has lost no worker, so that its steps in flight still count."""
+        return self.is_serving or self.phase is PlanPhase.COPYING
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all workers of the next plan have loaded their layers."""
+        return self.upcoming is not None and self.upcoming.members <= self.prepared.keys()
+
+    def is_awaited(self, incarnation: str, epoch: int) -> bool:
+        """Whether this worker's answer to an order of this epoch is awaited."""
+        plan = self.upcoming or self.current
+        return plan is not None and plan.epoch == epoch and incarnation in self.awaited
+
     def add_forecast(self, forecast: Forecast) -> None:
         """Add the explanation to the active plan; it is computed on demand."""
         if self.current is not None:
@@ -198,6 +214,10 @@ class PlanState:
         """Wait until all workers of the next plan have loaded their layers."""
         self.awaited, self.deadline = set(plan.members), deadline
         self.waits_for = "the workers to load their layers"
+
+    def start_copying(self) -> None:
+        """Stop dispatching, so that the last keys and values of moved layers can be copied."""
+        self.phase, self.waits_for = PlanPhase.COPYING, "the keys and values of moved layers"
 
     def activate(self, deadline: float) -> Plan:
         """Make the next plan the current one, and wait until all its workers have reported what they hold."""
@@ -216,7 +236,7 @@ class PlanState:
     def abandon(self) -> None:
         """Drop the next plan. The active plan, if complete, keeps serving."""
         self.upcoming, self.awaited = None, set()
-        if self.phase is PlanPhase.PREPARING:
+        if self.phase in (PlanPhase.PREPARING, PlanPhase.COPYING):
             self.phase = PlanPhase.SERVING if self.current is not None else PlanPhase.NONE
             self.waits_for = "" if self.current is not None else "a new plan"
 
@@ -236,6 +256,8 @@ class PlanState:
             return "a plan serves, but is not active or has failed"
         if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.upcoming is not None):
             return "a plan is being activated, but is not the current one, or another is being prepared"
+        if self.phase is PlanPhase.COPYING and (self.current is None or self.upcoming is None):
+            return "keys and values are copied, but there is no plan to copy them from, or none to copy them to"
         return None
 
     def resume_above(self, epoch: int) -> None:
@@ -261,7 +283,8 @@ class Rebuilding:
     # what each stage holds, until all stages have reported it
     reports: dict[str, Activated] = field(default_factory=dict)
     queue: deque[Sequence] = field(default_factory=deque)  # sequences that wait for their rebuild to start
-    in_progress: list[Sequence] = field(default_factory=list)
+    in_progress: list[Sequence] = field(default_factory=list)  # sequences with a chunk under way
+    num_groups: int = 0  # replay steps ordered so far
     ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
     cost: int = 0  # layers times positions of all replays since ``began_at``

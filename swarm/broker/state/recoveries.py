@@ -88,6 +88,7 @@ class Recovery:
     num_restarted: int = 0  # of these, sequences without keys and values on any worker
     layer_positions: int = 0  # work of the replays: layers times positions
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
+    copied_layer_positions: int = 0  # work that copies of keys and values have saved
 
     def as_json(self) -> Json:
         prediction = self.predicted
@@ -107,6 +108,7 @@ class Recovery:
             "sequences": self.num_sequences,
             "layer_positions": self.layer_positions,
             "least_layer_positions": self.least_layer_positions,
+            "copied_layer_positions": self.copied_layer_positions,
             "heard_at": self.last_seen_at,
             "detected_at": self.detected_at,
             "planned_at": self.planned_at,
@@ -191,6 +193,11 @@ class RecoveryHistory:
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
+
+    def add_copied(self, layer_positions: int) -> None:
+        """Add to the positions, times layers, that stages took over from copies instead of computing them again."""
+        if self.current is not None:
+            self.current.copied_layer_positions += layer_positions
 
     def add_restarted(self, num_sequences: int, layer_positions: int) -> None:
         """Count sequences that start over because no worker holds anything of them, and the work of computing them

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
 from swarm.broker.state.evidence import Evidence
+from swarm.broker.state.kv_copies import KvCopyState
 from swarm.broker.state.lifecycle import SequenceState
+from swarm.broker.state.migration import MigrationState
 from swarm.broker.state.newcomers import Newcomers
 from swarm.broker.state.plans import PlanConstraints, PlanState, Rebuilding, RecheckSchedule, RestartState
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
@@ -178,8 +180,10 @@ class State:
     routes: Routes = field(default_factory=Routes)
     constraints: PlanConstraints = field(default_factory=PlanConstraints)
     plans: PlanState = field(default_factory=PlanState)
+    migration: MigrationState = field(default_factory=MigrationState)  # copies for a change of plan
     restart: RestartState = field(default_factory=RestartState)  # the start after a restart of the broker
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
+    kv_copies: KvCopyState = field(default_factory=KvCopyState)
     rechecks: RecheckSchedule = field(default_factory=RecheckSchedule)
     in_flight: dict[int, InFlightStep] = field(default_factory=dict)
     next_step: int = 1
@@ -254,6 +258,7 @@ class State:
         self.restart.shift_deadlines(pause_s)
         self.plans.deadline += pause_s
         self.plans.members_changed_at += pause_s
+        self.migration.shift_deadlines(pause_s)
         self.rebuilding.ordered_at += pause_s
         self.timers.shift_deadlines(pause_s)
         self.journal_lookups.shift_deadlines(pause_s)
@@ -281,6 +286,11 @@ class State:
         """Remove and return the sequences to be ended, the last one first."""
         sequences, self.deadline_unreachable = self.deadline_unreachable[::-1], []
         return sequences
+
+    @property
+    def has_work_in_flight(self) -> bool:
+        """Whether steps or replays are in flight."""
+        return bool(self.in_flight) or bool(self.rebuilding.in_progress)
 
     def record_dispatch(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
         """Record the step that has just been sent. It has also carried the releases to the stages."""

@@ -209,6 +209,11 @@ class Worker:
         """Note the layers that the worker keeps warm, and the usable positions of the sequences that it held before."""
         self.warm_layers, self.trusted_positions = warm_layers, trusted_positions
 
+    def forget_held(self) -> None:
+        """Note that the worker has dropped what it held at its Hello. A worker that is not trusted never is again."""
+        if self.is_trusted:
+            self.trusted_positions = None
+
     def record_call(self, now: float) -> None:
         """Record the time at which the broker sent the worker an order to rejoin, or an answer."""
         self.called_at = now

@@ -16,6 +16,7 @@ from swarm.sim.actors.worker import RELEASE_TIMEOUT_S, WorkerNode, WorkerTrap
 from swarm.sim.checks import effects
 from swarm.sim.checks.audit import Audit, Violation
 from swarm.sim.checks.blame import BlameCheck
+from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
@@ -38,6 +39,7 @@ from swarm.wire.messages import (
     StopWorker,
     WorkerMessage,
 )
+from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +62,7 @@ class Cluster:
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
         self.put_off_every = schedule.put_off_every
+        self.kv_conditions = schedule.kv
         self.recalls = schedule.recalls
         self.uses_keys = schedule.keys
         self.revoked: set[str] = set()  # keys; the broker's registry survives it
@@ -70,6 +73,9 @@ class Cluster:
         self.clients: dict[bytes, ClientNode] = {}
         self.readers: list[ReaderView] = []
         self.traps: list[WorkerTrap] = []
+        self.owner_traps: list[
+            int
+        ] = []  # numbers of copied parts still to arrive until the sender of the last one dies
         self.fault_counts: Counter[str] = Counter()  # number of faults, by kind
         self.num_garbled = self.num_refused = 0
         self.may_exit: set[str] = set()  # incarnations that may end
@@ -79,6 +85,7 @@ class Cluster:
         self.totals: Counter[str] = Counter()  # counters of brokers that died
         self._num_started = 0
         self.blame_check = BlameCheck()
+        self.kv_check = KvCheck(self, self.manifest.num_layers)
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
         self.verdict_check = VerdictCheck(self, self.blame_check.poisonous.keys())
         self._is_ready = False  # the parts exist that the checks need
@@ -259,6 +266,7 @@ class Cluster:
         self.world.tell("world", "** all is healed")
         self.network.heal()
         self.traps.clear()
+        self.owner_traps.clear()
         self.broker.traps.clear()
         self.broker.disk.heal()
         self.broker.short_until = 0.0
@@ -266,6 +274,7 @@ class Cluster:
         for node in list(self.workers.values()):
             node.device.heal()
             node.num_garbled = 0
+            node.kv.heal()
             node.num_lost_orders = node.num_lost_answers = 0
             node.wake(immediately=True)
             node.thaw(immediately=True)
@@ -306,6 +315,23 @@ class Cluster:
             return
         raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
 
+    def send_kv_part(self, endpoint: str, frames: list[Bytes], sender: WorkerView, *, is_garbled: bool) -> None:
+        """Deliver a part of keys and values. The receiver must refuse a garbled one. The sender may die now."""
+        node = self.routes.kv_receiver(endpoint)
+        if node is None:
+            return
+        assert isinstance(node, WorkerNode)
+        is_taken = node.kv.receive(frames, sender.key, is_garbled=is_garbled)
+        self.num_garbled += is_garbled
+        self.num_refused += not is_taken
+        if is_taken == is_garbled:
+            raise Violation(f"I7: a part of keys and values is {'garbled and taken' if is_garbled else 'refused'}")
+        self.owner_traps = [num_left - 1 for num_left in self.owner_traps]
+        if 0 in self.owner_traps and sender.incarnation in self.workers:
+            self.fault_counts["owner of copies"] += 1
+            self.crash(sender.incarnation)
+        self.owner_traps = [num_left for num_left in self.owner_traps if num_left > 0]
+
     def send_to_broker(self, node: WorkerView, message: WorkerMessage, life: int) -> None:
         """Deliver a worker's message. ``life``: the broker process to which it was sent."""
         if life == self.broker.life and node.key not in self.revoked:
@@ -333,6 +359,7 @@ class Cluster:
         if self._is_ready:
             if self.audit.check_broker(self.broker.core.state):
                 self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))
+                self.kv_check.check_leaks(self.workers.values(), self.broker.core.state)
             self.promise_check.check_first_plan(self.broker.core.state)
             effects.check_effects(snapshot, self.broker.core.state, self.workers)
             self.verdict_check.check(self.broker.core.state)
@@ -398,6 +425,9 @@ class Cluster:
         """Demand that everything has ended well, when nothing moves any more."""
         state, workers = self.broker.core.state, list(self.workers.values())
         self.audit.check_end(state, workers)
+        for node in workers:
+            self.kv_check.check_node(node)
+            self.kv_check.check_tokens(node, state)
         for reader in self.readers:
             reader.check_end()
         self.audit.check_members(state, workers)

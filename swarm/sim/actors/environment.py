@@ -9,10 +9,11 @@ from swarm.sim.actors.routes import SimRoutes
 from swarm.sim.checks import effects
 from swarm.sim.checks.audit import Audit
 from swarm.sim.checks.blame import BlameCheck
+from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
-from swarm.sim.schedules.schedule import Machines
+from swarm.sim.schedules.schedule import KvConditions, Machines
 from swarm.sim.views import ClientView, ReaderView, SceneView, WorkerView
 from swarm.wire.messages import (
     Activate,
@@ -25,6 +26,7 @@ from swarm.wire.messages import (
     StepDone,
     WorkerMessage,
 )
+from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +42,8 @@ class Environment(SceneView, Protocol):
     verdict_check: VerdictCheck
     manifest: Manifest
     machines: Machines
+    kv_check: KvCheck
+    kv_conditions: KvConditions
     log_bytes: int
     put_off_every: int
     recalls: bool
@@ -77,6 +81,8 @@ class Environment(SceneView, Protocol):
     def send_to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None: ...
 
     def send_garbled_to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None: ...
+
+    def send_kv_part(self, endpoint: str, frames: list[Bytes], sender: WorkerView, *, is_garbled: bool) -> None: ...
 
     def send_to_broker(self, node: WorkerView, message: WorkerMessage, life: int) -> None: ...
 

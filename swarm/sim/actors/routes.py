@@ -21,6 +21,15 @@ def parse_ticket(endpoint: str) -> str:
     return split_ticket(endpoint)[1]
 
 
+def kv_endpoint(incarnation: str) -> str:
+    """Return the address of a worker's listener for copies of keys and values."""
+    return f"kv:{incarnation}"
+
+
+def _kv_incarnation(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
 class SimRoutes:
     """Routes between workers.
 
@@ -65,6 +74,24 @@ class SimRoutes:
         opens = None if key is None else lambda: self._accepts(endpoint, key)
         via = "broker" if parse_ticket(endpoint) else ""
         return scene.network.link(source, target, "data", scene.world.pace.data, opens, via=via)
+
+    def kv_receiver(self, endpoint: str) -> WorkerView | None:
+        """Return the worker whose listener for copies has this endpoint."""
+        return self._scene.workers.get(_kv_incarnation(endpoint))
+
+    def open_kv_link(self, source: str, endpoint: str, key: str | None) -> SimLink:
+        """Connect to a listener for copies. No relay leads to it, and what is sent to a dead process is lost."""
+        scene, node = self._scene, self.kv_receiver(endpoint)
+        self._check_allowed(source, endpoint, node)
+        target = _kv_incarnation(endpoint).rpartition(".")[0]
+
+        def opens() -> bool:
+            receiver = self.kv_receiver(endpoint)
+            if receiver is None:
+                return True
+            return receiver.name not in self._hidden and receiver.kv_listener.accepts(key)
+
+        return scene.network.link(source, target, "kv", scene.world.pace.kv, opens)
 
     def _check_allowed(self, source: str, endpoint: str, node: WorkerView | None) -> None:
         if node is not None and node.name in self._elsewhere and not parse_ticket(endpoint):

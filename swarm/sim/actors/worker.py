@@ -16,6 +16,8 @@ from swarm.errors import ModelError
 from swarm.sim.actors.device import SimDevice
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
+from swarm.sim.actors.kv_shell import SimKvShell
+from swarm.sim.actors.routes import kv_endpoint
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
 from swarm.sim.schedules.schedule import Machines, WorkerSpec
@@ -29,6 +31,7 @@ from swarm.wire.messages import (
     Activated,
     Fence,
     Hello,
+    KvHeld,
     LayerCost,
     LayerRange,
     Leaving,
@@ -36,6 +39,8 @@ from swarm.wire.messages import (
     Order,
     Prepare,
     Prepared,
+    ReceiveKv,
+    SendKv,
     Step,
     Welcome,
     WorkerMessage,
@@ -93,6 +98,8 @@ class WorkerNode:
         self._held_end: Callable[[], None] | None = None  # end of a computation, held back while frozen or hung
         self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
         self._heartbeats = SimHeartbeats(cluster, self)
+        self.kv = SimKvShell(cluster, self, self.executor)
+        self.kv_listener = self.kv.listener
         self._next_link: SimLink | None = None
         self._next_endpoint = self._next_name = ""
         self._tick()
@@ -109,6 +116,9 @@ class WorkerNode:
         """Deliver an order to the worker, unless the schedule loses it."""
         if self.num_lost_orders and isinstance(order, Prepare | Activate):
             self.num_lost_orders -= 1
+            return
+        if self.kv.num_lost_orders and isinstance(order, SendKv | ReceiveKv):
+            self.kv.num_lost_orders -= 1
             return
         self._when_thawed(lambda: self._handle_order(order))
 
@@ -135,6 +145,7 @@ class WorkerNode:
         self._control.close()
         self._close_next_link()
         self._heartbeats.close()
+        self.kv.close()
         self._cluster.on_worker_gone(self)
 
     def terminate(self) -> None:
@@ -223,27 +234,41 @@ class WorkerNode:
         while self._inbox and self.is_alive and not (self.is_busy or self.is_frozen or self.is_hung):
             self._handle(self._inbox.popleft())
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the compute thread stands still."""
+        return self.is_frozen or self.is_hung
+
+    @property
+    def has_free_turn(self) -> bool:
+        """Whether no event waits for the compute thread."""
+        return not self._inbox
+
     def _handle(self, event: stage_event.Event) -> None:
         order = type(event.order).__name__ if isinstance(event, stage_event.OrderArrived) else ""
+        if isinstance(event, stage_event.KvArrived):
+            order = "KvArrived"
         if order and self._cluster.spring_trap(self, "before", order):
             return
         self._world.tell(self.incarnation, event)
         snapshot = effects.snapshot_held(event, self)
+        self._cluster.kv_check.before_event(event, self)
         actions = self.core.handle(event, self._world.now)
         for action in actions:
             if self.is_alive:
                 self._perform(action)
         if not self.is_alive:
             return
-        if actions or not isinstance(event, stage_event.StageTick):
+        if actions or not isinstance(event, stage_event.StageTick | stage_event.KvTurn):
             self._cluster.check_after_stage(self, snapshot)
+            self._cluster.kv_check.after_event(event, self)
         if order:
             self._cluster.spring_trap(self, "after", order)
 
     def _tick(self) -> None:
         if self.is_alive:
             if not self._inbox:  # otherwise the timer's event follows later
-                self.post(stage_event.StageTick())
+                self.post(stage_event.StageTick(self.kv.free_bytes))
             self._world.schedule(STAGE_TICK_S * self._cluster.stride, self._tick)
 
     def _perform(self, action: stage_act.Action) -> None:
@@ -263,6 +288,10 @@ class WorkerNode:
                 stage_act.apply_to_executor(self.executor, action)
             case stage_act.TruncateSequence() | stage_act.ReleaseSequence():
                 stage_act.apply_to_executor(self.executor, action)
+            case stage_act.StoreKv() | stage_act.DropKv():
+                stage_act.apply_to_executor(self.executor, action)
+            case stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart():
+                self.kv.perform(action)
             case stage_act.UseLayers(layers, kept):
                 self.executor.activate(layers, kept)
             case stage_act.OpenEdge(_, edge):
@@ -295,6 +324,7 @@ class WorkerNode:
             case stage_act.DisconnectKey(key):
                 if key in self._next_endpoint:
                     self._close_next_link()
+                self.kv.disconnect_key(key)
             case stage_act.Exit():
                 self._cluster.on_worker_exit(self)
             case stage_act.LoadStandby(layers):
@@ -309,6 +339,9 @@ class WorkerNode:
         kind = type(message).__name__
         if self.num_lost_answers and isinstance(message, Hello | Prepared | Activated):
             self.num_lost_answers -= 1
+            return
+        if self.kv.num_lost_reports and isinstance(message, KvHeld):
+            self.kv.num_lost_reports -= 1
             return
         if not self._cluster.spring_trap(self, "before", kind):
             life = self._cluster.broker.life
@@ -358,6 +391,8 @@ class WorkerNode:
         else:
             epoch = action.epoch
             self._handle(self.device.compute(action, lambda: self._fence > epoch))
+            if self.is_alive and not self.is_busy and (turn := self.kv.turn_after_step()) is not None:
+                self._handle(turn)
         self._drain()
 
     def _load(self, action: stage_act.LoadLayers) -> None:
@@ -415,6 +450,7 @@ def _build_hello(worker: WorkerNode, manifest: Manifest, machines: Machines) -> 
         kept=core.pending_plan.standby,
         key=worker.key,
         ticket=worker.ticket,
+        kv_endpoint=kv_endpoint(incarnation),
     )
 
 

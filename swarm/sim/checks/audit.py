@@ -15,7 +15,9 @@ I11 no plan is activated with an unreachable listener on its route (``actors.rou
 I12 a look-up changes nothing about any request (``fates``);
 I13 a request kept without a reader is given up neither early nor late (``fates``);
 I14 no process connects to an address that a worker reported without coming from there (``actors.routes``);
-I15 steps that raise are blamed on the worker or request that makes them raise (``blame``).
+I15 steps that raise are blamed on the worker or request that makes them raise (``blame``);
+I16 copies of keys and values hold exactly what they claim, fit into memory, and vanish with their sequences
+    (``kv_check``).
 """
 
 from __future__ import annotations
@@ -287,7 +289,7 @@ class Audit:
                     if really < position:
                         text = f"sequence {sequence} layer {layer}: reports {position}, holds {really}"
                         raise Violation(f"I8: {node.incarnation} {text}")
-        if core.sequences.keys() != chains.keys():
+        if core.sequences.keys() | core.store.copies.sequences.keys() != chains.keys():
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 
     def check_bounds(self, state: State, workers: Collection[WorkerView]) -> None:

@@ -219,17 +219,25 @@ def snapshot_held(event: stage_event.Event, node: WorkerView) -> tuple[Activate,
         case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active and (
             order.lineage == node.core.lineage
         ):
-            retired = {sequence for sequence, held in node.core.sequences.items() if held.is_retired}
             return order, {
-                sequence: held for sequence, held in _layer_positions(node).items() if sequence not in retired
+                sequence: held for sequence, held in _layer_positions(node).items() if _counts(sequence, node)
             }
         case _:
             return None
 
 
+def _counts(sequence: int, node: WorkerView) -> bool:
+    """Whether a stage that activates its prepared plan must keep what it holds of a sequence, if that lives."""
+    held, prepared = node.core.sequences.get(sequence), node.core.pending_plan.wanted
+    if held is not None:
+        return not held.is_retired
+    copy = node.core.store.copies.sequences[sequence]
+    return prepared is not None and any(prepared.layers.first <= i < prepared.layers.stop for i in copy.positions)
+
+
 def check_held(snapshot: tuple[Activate, LayerPositions] | None, node: WorkerView) -> None:
     """Check that a stage kept live sequences up to their acknowledged positions when it activated a plan, and dropped
-    the others."""
+    the others. What it took over from copies counts like what it had computed."""
     if snapshot is None or node.core.active != snapshot[0].epoch or node.core.layers is None:
         return
     order, earlier = snapshot
@@ -242,7 +250,8 @@ def check_held(snapshot: tuple[Activate, LayerPositions] | None, node: WorkerVie
             if has != min(had, counts) and order.epoch == node.core.fence:
                 text = f"sequence {sequence} layer {layer}: {had} were held, {counts} count, {has} are held now"
                 raise Violation(f"I8: {node.incarnation} {text}")
-    lost = [sequence for sequence in live if sequence in earlier and sequence not in node.core.sequences]
+    held_here = node.core.sequences.keys() | node.core.store.copies.sequences.keys()
+    lost = [sequence for sequence in live if sequence in earlier and sequence not in held_here]
     if lost:
         raise Violation(f"I8: {node.incarnation} let go of {lost}, which live")
 

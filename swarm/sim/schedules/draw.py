@@ -45,6 +45,9 @@ STEP_FAULTS: tuple[FaultKind, ...] = ("device_breaks", "request_fails")  # the s
 CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # the same
 KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # the same
 SLEEP_FAULTS: tuple[FaultKind, ...] = ("broker_sleeps",)  # the same
+KV_FAULTS: tuple[FaultKind, ...] = (  # the same
+    *("kv_lag", "kv_cut", "kv_garble", "kv_short", "kv_lost", "kv_crash_at", "kv_owner", "kv_pair", "kv_stale"),
+)
 BY_OWN_CHANCE: tuple[FaultKind, ...] = (
     *CLIENT_FAULTS,
     *JOURNAL_FAULTS,
@@ -52,6 +55,7 @@ BY_OWN_CHANCE: tuple[FaultKind, ...] = (
     *STEP_FAULTS,
     *KEY_FAULTS,
     *SLEEP_FAULTS,
+    *KV_FAULTS,
 )
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in BY_OWN_CHANCE)
 READ_ELSEWHERE = 0.1  # share of schedules in which requests are detached, and read by other clients

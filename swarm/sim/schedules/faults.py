@@ -25,6 +25,9 @@ MOST_GARBLED = MOST_FAILED = 2
 ORPHAN_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others read what a dead client left: soon, or after any grace time
 SWAP_RETRY_S = 0.1
 MAX_LOST = 3  # orders or answers, one after the other
+MOST_KV_LOST = 5  # orders or reports about copies
+PAIR_S = (0.0, 1.0)  # between the deaths of a worker and of a holder of its copies
+KV_LAG_S = 2.0  # longest delay of a late part
 POISONED_S = 60.0  # a worker whose steps failed may be excluded for this long
 
 
@@ -295,6 +298,66 @@ def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     node.device.num_not_finite = 1
 
 
+def _kv_lag(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.kv.lag_s = KV_LAG_S
+    cluster.world.schedule(fault.for_s, lambda: setattr(node.kv, "lag_s", 0.0))
+
+
+def _kv_cut(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.kv.drop_links(fault.for_s / 10)
+
+
+def _kv_garble(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.kv.num_garbled = fault.count
+
+
+def _kv_short(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Make memory short at a worker, so that its core drops copies at the next tick. In half of the cases another
+    worker dies at that moment: a copy disappears between the choice of its holder and its use."""
+    node.kv.is_short = True
+    cluster.world.schedule(fault.for_s, lambda: setattr(node.kv, "is_short", False))
+    others = [other for other in sorted(cluster.workers) if other != node.incarnation]
+    if fault.whom % 2 and others:
+        cluster.crash(others[fault.whom % len(others)])
+
+
+def _kv_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    if fault.whom % 2:
+        node.kv.num_lost_orders = 1 + fault.whom % MOST_KV_LOST
+    else:
+        node.kv.num_lost_reports = 1 + fault.whom % MOST_KV_LOST
+
+
+def _kv_pair(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Kill a worker that holds copies, and before or after it a worker from which they come."""
+    sources = sorted(cluster.kv_check.sources_of(node.incarnation) & cluster.workers.keys())
+    others = sources or [other for other in sorted(cluster.workers) if other != node.incarnation]
+    if not others:
+        return
+    victims = [node.incarnation, others[fault.whom % len(others)]]
+    first, second = victims if fault.who % 2 else victims[::-1]
+    cluster.crash(first)
+    after_s = cluster.world.kv_random.uniform(*PAIR_S)
+
+    def strike() -> None:
+        if second in cluster.workers and not cluster.is_healed:
+            cluster.crash(second)
+
+    cluster.world.schedule(after_s, strike)
+
+
+def _kv_owner(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.owner_traps.append(fault.count)
+
+
+def _kv_stale(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """Let parts be under way while the broker restarts from an older state of its journal, so that sequences' numbers
+    are assigned again."""
+    for node in living:
+        _kv_lag(cluster, node, replace(fault, for_s=1.0))
+    cluster.world.schedule(0.5, lambda: cluster.broker.restore_backup(fault.whom / 8))
+
+
 def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     """Replace the journal with an older state.
 
@@ -347,6 +410,12 @@ _ON_WORKER: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "poison": _poison,
     "compute_fails": _compute_fails,
     "device_breaks": _device_breaks,
+    "kv_lag": _kv_lag,
+    "kv_cut": _kv_cut,
+    "kv_garble": _kv_garble,
+    "kv_short": _kv_short,
+    "kv_lost": _kv_lost,
+    "kv_pair": _kv_pair,
 }
 _ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,
@@ -368,4 +437,7 @@ _ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "read_fails": _read_fails,
     "door_shut": _door_shut,
     "request_fails": _request_fails,
+    "kv_crash_at": _crash_at,
+    "kv_owner": _kv_owner,
+    "kv_stale": _kv_stale,
 }

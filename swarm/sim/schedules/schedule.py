@@ -56,6 +56,15 @@ FaultKind = Literal[
     "request_fails",  # a request makes steps fail at a certain layer, on any worker
     "key_revoked",  # of a worker; another process with another key takes its place
     "broker_sleeps",  # SIGSTOP, SIGCONT of the broker: longer than unanswered requests wait for it
+    "kv_lag",  # copies of keys and values are late: after a fence, a release, or the worker's death
+    "kv_cut",  # their connections break, and parts are lost
+    "kv_garble",  # bits of parts flip on their way
+    "kv_short",  # memory is short, so that copies are dropped; in half of the cases right before their owner dies
+    "kv_lost",  # orders about copies, or reports of them, do not arrive
+    "kv_crash_at",  # the next worker that reaches a point of a transfer dies there
+    "kv_owner",  # a worker dies once a number of parts of copies have arrived
+    "kv_pair",  # a worker and a holder of its copies die within a second
+    "kv_stale",  # parts are under way while the broker dies, and returns with an older state of its journal
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while in use, or damaged, or all of them garbled
@@ -63,6 +72,7 @@ JournalFaultKind = Literal[
 ]
 JOURNAL_FAULT_KINDS: tuple[JournalFaultKind, ...] = get_args(JournalFaultKind)
 JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")
+KV_FAULTS_WITH_DEATHS: tuple[FaultKind, ...] = ("kv_pair", "kv_stale")  # a second blow follows
 AWAY_S = 2.5  # how long a changed journal stays in use, at least: time for a broker's start, requests and a plan
 
 
@@ -126,7 +136,15 @@ class Fault:
     @property
     def ends_at(self) -> float:
         """Time at which a lasting fault is over."""
-        return self.at + self.for_s + (AWAY_S if self.kind in JOURNAL_FAULTS else 0.0)
+        return self.at + self.for_s + (AWAY_S if self.kind in (*JOURNAL_FAULTS, *KV_FAULTS_WITH_DEATHS) else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class KvConditions:
+    """Conditions under which workers copy keys and values."""
+
+    turn_s: tuple[float, float] = (0.005, 0.05)  # range of the time between two turns in which a part may be sent
+    room_bytes: int = 1 << 20  # memory for copies in each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +167,7 @@ class Schedule:
     elsewhere: tuple[str, ...] = ()
     put_off_every: int = 0  # the last stage delays one draw in this number; 0: none
     looks: tuple[LookupSpec, ...] = ()
+    kv: KvConditions = KvConditions()
     recalls: bool = False  # a second reader first asks for the submitted request
 
     @property

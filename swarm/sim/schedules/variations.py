@@ -3,7 +3,8 @@ depend on it.
 
 Some schedules are far larger than the others, some queues are short, and some callers ask for the route of each token.
 Requests are cancelled by other clients, clients die for good, listeners close, reads and computations fail, devices
-break, and requests make steps fail. Most swarms check keys, and some keys are revoked.
+break, and requests make steps fail. Most swarms check keys, and some keys are revoked. Copies of keys and values lag,
+are lost, evicted or damaged, and die with their owners.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import msgspec
+
+from swarm.broker.planner.standby import StandbyPolicy
 from swarm.sim.schedules.draw import (
+    KV_FAULTS,
     OTHER_FAULTS,
     SLEEP_FAULTS,
     STEP_FAULTS,
@@ -21,7 +26,7 @@ from swarm.sim.schedules.draw import (
     make_schedule,
     replace_fields,
 )
-from swarm.sim.schedules.schedule import Fault, FaultKind, LookupSpec, Schedule
+from swarm.sim.schedules.schedule import MIB, Fault, FaultKind, KvConditions, LookupSpec, Schedule, WorkerSpec
 
 LARGE = 0.03  # share of schedules with many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
@@ -38,6 +43,10 @@ LOOKED_UP = 0.3  # share of schedules in which a client looks answers up while o
 KEPT = 0.15  # share of schedules in which some requests are kept when their readers leave
 BROKER_SLEEPS = 0.04  # share of schedules in which the broker is paused for long
 SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
+MANY_COPIES = 0.2  # share of schedules in which workers share the layers, and most sequences grow long
+NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
+KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
+KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
@@ -59,7 +68,62 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     schedule = _keep_requests(Random(f"kept {seed}"), schedule)
     if schedule.keys:
         schedule = _hide_workers(Random(f"hidden {seed}"), schedule)
-    return _revoke_keys(keys, schedule) if faults and schedule.keys else schedule
+    if faults and schedule.keys:
+        schedule = _revoke_keys(keys, schedule)
+    schedule = _draw_copies(Random(f"copies {seed}"), schedule, faults=faults)
+    for kind in KV_FAULTS if faults else ():
+        schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
+    return schedule
+
+
+def _draw_copies(random: Random, schedule: Schedule, *, faults: bool) -> Schedule:
+    """Draw who holds copies of keys and values, how often a part may be sent, and the memory for copies."""
+    policy: StandbyPolicy = (
+        "none" if random.random() < NO_COPIES else random.choice(("neighbours", "neighbours", "all"))
+    )
+    turn_s = random.choice([(0.001, 0.01), (0.005, 0.05), (0.02, 0.3)])
+    conditions = KvConditions(turn_s, random.choice([1 << 20, 1 << 20, 1 << 20, 20_000, 2_000, 100]))
+    schedule = _replace_rules(replace(schedule, kv=conditions), standby_kv=policy)
+    if random.random() >= MANY_COPIES:
+        return schedule
+    schedule = _make_long(random, schedule)
+    for _ in range(random.choice([0, 1, 1, 2]) if faults else 0):
+        fault = replace(draw_fault(random, random.uniform(0.8, 3.0)), kind="kv_owner", count=random.randint(1, 30))
+        schedule = replace(schedule, faults=(*schedule.faults, fault))
+    return schedule
+
+
+def _replace_rules(schedule: Schedule, **fields: object) -> Schedule:
+    plan = schedule.settings.plan
+    settings = replace(schedule.settings, plan=replace(plan, rules=replace(plan.rules, **fields)))  # type: ignore[arg-type]
+    return replace(schedule, settings=settings)
+
+
+def _make_long(random: Random, schedule: Schedule) -> Schedule:
+    """Let several workers share the layers, with memory for each other's, and sequences grow over many blocks."""
+    num_layers, num_workers = schedule.num_layers, random.randint(2, 4)
+    names = [f"w{number}" for number in range(num_workers)]
+    memory_bytes = (64 + num_layers + 4) * MIB
+    workers = tuple(
+        WorkerSpec(name, 0.2 * random.random(), memory_bytes, random.choice([1 << 10, 1 << 14])) for name in names
+    )
+    requests = []
+    for spec in schedule.requests:
+        prompt = tuple(random.randrange(97) for _ in range(random.choice([20, 64, 100, 180])))
+        length = random.choice([40, 80, 150])
+        params = msgspec.structs.replace(spec.submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
+        later = replace(replace_fields(spec, prompt=prompt, params=params), at=random.uniform(0.8, 3.0))
+        requests.append(later)
+    caps = dict.fromkeys(names, max(1, (num_layers + 1) // 2))
+    return _replace_rules(replace(schedule, workers=workers, requests=tuple(requests)), caps=caps)
+
+
+def _add_kv_fault(kind: FaultKind, random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= KV_OFTEN:
+        return schedule
+    point = random.choice(("before", "after")), random.choice(KV_POINTS)
+    fault = replace(draw_fault(random, random.uniform(0.8, 4.5)), kind=kind, point=point)
+    return replace(schedule, faults=(*schedule.faults, fault))
 
 
 def _shorten_queue(random: Random, schedule: Schedule) -> Schedule:

@@ -7,102 +7,29 @@ takes them back at release, so only written positions count, in blocks of 32.
 
 On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
 enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.
+
+A sequence may also hold *copies*: another worker's keys and values, in layers that are not in use here. They lie in the
+sequence's own slot, so that taking over a layer moves nothing. They are counted apart, by layer.
 """
 
 from __future__ import annotations
 
-import mmap
 import sys
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.stage.attention.grid import CELL, GRID, round_up
-from swarm.stage.attention.layouts import Layout, choose_layouts
+from swarm.stage.attention.grid import CELL, round_up
+from swarm.stage.attention.layouts import choose_layouts
+from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
+from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
 
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Keys and values of one sequence in one layer, zero where never written: ``[key heads, units, numbers]`` each."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    sizes: tuple[int, int]  # of one key, and of one value
-    layouts: tuple[Layout, Layout]  # of the keys, and of the values
-
-    def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a copy of some positions' keys and values ``[key heads, positions, size]``."""
-        where = slice(start, stop)
-        keys = self.layouts[0].read(self.keys, where, self.sizes[0])
-        return keys, self.layouts[1].read(self.values, where, self.sizes[1])
-
-    def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write keys and values ``[key heads, positions, size]``, beginning at position ``start``."""
-        where = slice(start, start + keys.shape[1])
-        self.layouts[0].write(self.keys, where, keys)
-        self.layouts[1].write(self.values, where, values)
-
-    def copy_from(self, source: Region, position: int) -> None:
-        """Copy the positions before ``position`` from another region, together with the rest of the last unit."""
-        for mine, other, layout in zip(
-            (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
-        ):
-            units = -(-position // layout.unit)
-            mine[:, :units] = other[:, :units]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBuffer:
-    """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages (CPU only).
-
-    The ``layouts`` of the two decide how many positions a unit holds and how its numbers are ordered. In the plain
-    layout, a unit is a position.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    sizes: tuple[int, int]  # of one key, and of one value
-    layouts: tuple[Layout, Layout]  # of the keys, and of the values
-    pages: tuple[mmap.mmap, ...]  # the mappings under the two tensors; empty on other devices
-
-    def region(self, slot: int) -> Region:
-        return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
-
-    def clear(self, slot: int) -> None:
-        """Give a slot's pages back to the operating system; they read as zeros afterwards."""
-        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
-            size = tensor.stride(0) * tensor.itemsize
-            pages.madvise(mmap.MADV_DONTNEED, slot * size, size)
-
-    def free_from(self, slot: int, position: int) -> None:
-        """Give back the slot's pages that hold only positions from ``position`` on."""
-        for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
-            units = -(-position // layout.unit)
-            for head in range(tensor.shape[1]):
-                begin = (slot * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
-                first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
-                stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
-                if first < stop:
-                    pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
-
-
-@dataclass(slots=True, eq=False)
-class Rack:
-    """Slots for sequences of up to ``positions`` positions. A rack of one sequence (not on a CPU) grows with it."""
-
-    positions: int
-    free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
-    buffers: dict[int, LayerBuffer] = field(default_factory=dict)  # by layer
-    # Addresses of the slabs of a range of layers, for a kernel that works on all of them; emptied by any change of a
-    # slab.
-    tables: dict[LayerRange, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,6 +39,12 @@ class _StoredSequence:
     limit: int  # reserved positions
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
+    copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
+
+    @property
+    def allocated(self) -> int:
+        """Positions for which the rack needs room where memory has no pages."""
+        return max(self.used, *self.copies.values()) if self.copies else self.used
 
 
 class KvArena:
@@ -124,9 +57,13 @@ class KvArena:
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self.used = 0  # positions that count as used, of all sequences
+        self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._sequences
 
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
@@ -162,9 +99,9 @@ class KvArena:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
         self._mark_used(self._sequences[sequence], position)
-        for layer in self._sequences[source].layers:
+        for layer in self._sequences[source].layers - self._sequences[source].copies.keys():
             old = self._existing_region(source, layer)
-            self.ensure_region(sequence, layer, *old.read(0, 1)).copy_from(old, position)
+            self.ensure_region(sequence, layer, *old.read(0, 0)).copy_from(old, position)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -173,24 +110,73 @@ class KvArena:
             return
         held.limit = round_up(limit)
         taken = self._count_used(limit)
-        if held.used > taken:
-            self.used -= held.used - taken
-            held.used = taken
+        if held.allocated > taken:
+            self.used -= max(0, held.used - taken)
+            held.used = min(held.used, taken)
+            for layer, positions in list(held.copies.items()):
+                self._count_copy(held, layer, min(positions, taken))
             if not self._has_pages:
                 self._resize(held.rack, taken)
             for layer in held.layers if self._num_slots > 1 else ():
                 held.rack.buffers[layer].free_from(held.slot, held.limit)
 
-    def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
-        """Return one block's keys and values ``[2, key heads, 32, size]``. Requires a layer whose keys and values have
-        one size."""
-        return torch.stack(self._existing_region(sequence, layer).read(block * GRID, (block + 1) * GRID))
+    # --- keys and values in motion -----------------------------------------------------------------------------------
 
-    def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
-        """Write a block that ``copy_out`` returned, here or on another machine."""
-        self._mark_used(self._sequences[sequence], (block + 1) * GRID)
-        region = self.ensure_region(sequence, layer, data[0], data[1])
-        region.write(block * GRID, data[0], data[1])
+    def read_positions(self, sequence: int, layers: LayerRange, start: int, stop: int) -> torch.Tensor:
+        """Return a flat copy of these positions in these layers (``transfer``)."""
+        for layer in range(layers.first, layers.stop):
+            self._existing_region(sequence, layer)
+        held = self._sequences[sequence]
+        if not 0 <= start < stop <= min(held.limit, held.rack.positions):
+            raise IllegalMove(f"sequence {sequence}: positions {start} to {stop} are not stored")
+        return Slabs(held.rack, held.slot, layers).read(start, stop)
+
+    def write_positions(
+        self,
+        sequence: int,
+        layers: LayerRange,
+        span: tuple[int, int],
+        flat: torch.Tensor,
+        *,
+        shapes: Sequence[KvShape],
+        active: LayerRange | None,
+    ) -> None:
+        """Write positions ``span`` as ``read_positions`` returned them, here or on another machine.
+
+        In layers outside of ``active``, they count as a copy. ``shapes``: of each layer.
+        """
+        held, (start, stop) = self._sequences[sequence], span
+        if not 0 <= start < stop <= held.limit:
+            raise IllegalMove(f"sequence {sequence} reserved {held.limit} positions; {start} to {stop} don't fit")
+        if len(flat) != count_numbers(shapes, stop - start):
+            raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
+        for layer in range(layers.first, layers.stop):
+            if active is not None and active.first <= layer < active.stop:
+                self._mark_used(held, stop)
+            else:
+                self._count_copy(held, layer, max(held.copies.get(layer, 0), self._count_used(stop)))
+        if not self._has_pages and held.rack.positions < held.allocated:
+            self._resize(held.rack, held.allocated)
+        for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
+            if layer not in held.layers:
+                self.ensure_region(sequence, layer, *shape.empty(flat))
+        Slabs(held.rack, held.slot, layers).write(start, stop, flat)
+
+    def drop_copies(self, sequence: int, layers: LayerRange) -> None:
+        """Drop the sequence's copies in these layers. An unknown sequence is no error."""
+        held = self._sequences.get(sequence)
+        for layer in range(layers.first, layers.stop):
+            if held is not None and layer in held.copies:
+                self._drop_layer(held, layer)
+
+    def _count_copy(self, held: _StoredSequence, layer: int, positions: int) -> None:
+        """Set how many positions count as a copy of this layer; 0: it is none."""
+        self.copied[layer] += positions - held.copies.get(layer, 0)
+        held.copies[layer] = positions
+        if not positions:
+            del held.copies[layer]
+
+    # --- end of sequences and layers ---------------------------------------------------------------------------------
 
     def release(self, sequence: int) -> None:
         held = self._sequences.pop(sequence, None)
@@ -205,18 +191,23 @@ class KvArena:
 
     def _clear(self, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        for layer in held.layers:
-            if self._num_slots == 1:
-                del held.rack.buffers[layer]
-                held.rack.tables.clear()
-            else:
-                held.rack.buffers[layer].clear(held.slot)
-        held.layers.clear()
+        for layer in list(held.layers):
+            self._drop_layer(held, layer)
+
+    def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
+        if self._num_slots == 1:
+            del held.rack.buffers[layer]
+            held.rack.tables.clear()
+        else:
+            held.rack.buffers[layer].clear(held.slot)
+        held.layers.remove(layer)
+        self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
         self.used = 0
+        self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
         """Cut the sequence: positions from ``position`` on will be written again before they are read.
@@ -229,14 +220,25 @@ class KvArena:
             self.used -= held.used
             held.used = 0
 
-    def keep_layers(self, layers: LayerRange) -> None:
-        """Drop the data of all other layers."""
+    def keep_layers(self, layers: LayerRange, kept: Collection[int] = ()) -> None:
+        """Drop the data of all other layers, except copies in ``kept`` ones. Copies in ``layers`` are in use from now
+        on."""
+        own = range(layers.first, layers.stop)
         for rack in self._racks:
-            for layer in [layer for layer in rack.buffers if not layers.first <= layer < layers.stop]:
+            for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
             rack.tables.clear()
         for held in self._sequences.values():
-            held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
+            for layer in list(held.layers):
+                positions = held.copies.get(layer, 0)
+                if layer in own:
+                    self._count_copy(held, layer, 0)
+                    self._mark_used(held, positions)
+                elif layer not in kept:  # its buffer is gone
+                    held.layers.remove(layer)
+                    self._count_copy(held, layer, 0)
+                elif not positions:
+                    self._drop_layer(held, layer)
 
     def check_reserved(self, row: Row) -> None:
         """Raise ``IllegalMove`` unless the row's positions are reserved."""
@@ -260,7 +262,7 @@ class KvArena:
             held.used += more
             self.used += more
             if not self._has_pages:
-                self._resize(held.rack, held.used)
+                self._resize(held.rack, held.allocated)
 
     def _count_used(self, positions: int) -> int:
         """Return how many positions count as used when this many are written. Attention reads whole cells, so where
@@ -273,7 +275,7 @@ class KvArena:
         rack.positions = positions
         rack.tables.clear()
         for layer, old in rack.buffers.items():
-            new = self._new_buffer(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
+            new = new_buffer(self._num_slots, positions, old.shape, old.keys)
             new.region(0).copy_from(old.region(0), kept)
             rack.buffers[layer] = new
 
@@ -281,6 +283,11 @@ class KvArena:
         """Return the sequence's rack and slot, which are the same in every layer."""
         held = self._sequences[sequence]
         return held.rack, held.slot
+
+    def shapes(self, sequence: int) -> dict[int, KvShape]:
+        """Return the shapes of the layers in which something of the sequence was written."""
+        held = self._sequences[sequence]
+        return {layer: held.rack.buffers[layer].shape for layer in held.layers}
 
     def region(self, sequence: int, layer: int) -> Region | None:
         """Return the sequence's region in this layer; None if it was never written."""
@@ -297,27 +304,16 @@ class KvArena:
 
     def ensure_buffer(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerBuffer:
         """Return a layer of a rack, created at first use."""
+        shape = KvShape(keys.shape[0], keys.shape[2], values.shape[2])
         if layer not in rack.buffers:
-            sizes, layouts = (keys.shape[2], values.shape[2]), choose_layouts(keys)
-            rack.buffers[layer] = self._new_buffer(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
+            rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
             rack.tables.clear()
-        if rack.buffers[layer].layouts is not choose_layouts(keys):
+        buffer = rack.buffers[layer]
+        if buffer.layouts is not choose_layouts(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
-        return rack.buffers[layer]
-
-    def _new_buffer(
-        self, positions: int, heads: int, sizes: tuple[int, int], dtype: torch.dtype, layouts: tuple[Layout, Layout]
-    ) -> LayerBuffer:
-        shapes = [
-            (self._num_slots, heads, positions // layout.unit, layout.numbers(size))
-            for layout, size in zip(layouts, sizes, strict=True)
-        ]
-        with torch.inference_mode(False):  # forks and copies write outside of a pass
-            (key_part, key_pages), (value_part, value_pages) = (
-                _allocate(shape, dtype, self._device) for shape in shapes
-            )
-        pages = tuple(each for each in (key_pages, value_pages) if each is not None)
-        return LayerBuffer(key_part, value_part, sizes, layouts, pages)
+        if buffer.shape != shape:
+            raise IllegalMove(f"layer {layer} holds keys and values of other heads; release them first")
+        return buffer
 
     def mark_written(self, sequences: tuple[int, ...], layer: int) -> None:
         """Record that these sequences have data in this layer."""
@@ -329,23 +325,3 @@ class KvArena:
         if region is None:
             raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")
         return region
-
-
-def _allocate(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, mmap.mmap | None]:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device), None
-    num_elements = shape[0] * shape[1] * shape[2] * shape[3]
-    # Each slot begins on a page, so that it can be given back separately. Cells and sizes ensure that without padding
-    # for all but tiny heads.
-    place_bytes = num_elements // shape[0] * dtype.itemsize
-    stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    try:
-        pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
-    except OSError as error:
-        raise MemoryError(f"no address space for keys and values: {error}") from error
-    flat = torch.frombuffer(pages, dtype=dtype, count=stride * shape[0])
-    strides = (stride, shape[2] * shape[3], shape[3], 1)
-    return flat.as_strided(shape, strides), pages

@@ -26,9 +26,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import ModelError
 from swarm.stage.attention import native_attention
-from swarm.stage.attention.arena import LayerBuffer
 from swarm.stage.attention.grid import CELL
 from swarm.stage.attention.passes import ForwardPass, current_pass
+from swarm.stage.attention.racks import LayerBuffer
 from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
 from swarm.stage.matmul import proofs
 from swarm.stage.matmul.elementwise import apply_aligned

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm.stage import native
 
 if TYPE_CHECKING:
-    from swarm.stage.attention.arena import KvArena, LayerBuffer, Rack
-    from swarm.stage.attention.grid import Span
+    from swarm.stage.attention.racks import LayerBuffer, Rack
+    from swarm.wire.messages import LayerRange
 
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Span(ctypes.Structure):
+class NativeSpan(ctypes.Structure):
     """``SwarmSpan`` of kernels.h. The structures below mirror kernels.h, too."""
 
     _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
@@ -54,7 +53,7 @@ class RackBatch:
     """Rows of a pass whose keys and values are in one rack."""
 
     rack: Rack
-    spans: ctypes.Array[_Span]
+    spans: ctypes.Array[NativeSpan]
 
 
 def native_cache(slab: LayerBuffer) -> NativeCache:
@@ -69,12 +68,10 @@ def native_cache(slab: LayerBuffer) -> NativeCache:
     )
 
 
-def group_by_rack(arena: KvArena, spans: Iterable[Span]) -> Iterator[RackBatch]:
-    """Group the rows by the rack that holds their keys and values."""
-    by_rack: dict[int, tuple[Rack, list[_Span]]] = {}
-    for span in spans:
-        rack, place = arena.slot(span.sequence)
-        _, native_spans = by_rack.setdefault(id(rack), (rack, []))
-        native_spans.append(_Span(span.offset, span.count, span.start, place))
-    for rack, native_spans in by_rack.values():
-        yield RackBatch(rack, (_Span * len(native_spans))(*native_spans))
+def cache_table(rack: Rack, layers: LayerRange) -> ctypes.Array[NativeCache]:
+    """Return a table of a rack's keys and values in these layers, which exist."""
+    if layers not in rack.tables:
+        slabs = [rack.buffers[layer] for layer in range(layers.first, layers.stop)]
+        rack.tables[layers] = (NativeCache * len(slabs))(*map(native_cache, slabs))
+    table: ctypes.Array[NativeCache] = rack.tables[layers]
+    return table

@@ -6,6 +6,7 @@ smallest range of positions stored separately from all others: one position, or 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -26,11 +27,13 @@ class Layout(Protocol):
         """Return how many numbers a unit of keys, or values, of this size has."""
         ...
 
-    def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        """Return a dense copy of some positions."""
+    def read(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        """Copy positions from ``start`` on to ``dense``."""
         ...
 
-    def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None: ...
+    def write(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        """Copy ``dense`` to the positions from ``start`` on."""
+        ...
 
 
 class _Plain:
@@ -39,11 +42,11 @@ class _Plain:
     def numbers(self, size: int) -> int:
         return size
 
-    def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        return stored[:, positions].clone()
+    def read(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        dense.copy_(stored[:, start : start + dense.shape[1]])
 
-    def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None:
-        stored[:, positions] = dense
+    def write(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        stored[:, start : start + dense.shape[1]] = dense
 
 
 class _PackedKeys:
@@ -54,14 +57,13 @@ class _PackedKeys:
     def numbers(self, size: int) -> int:
         return -(-size // 2) * 2 * _BLOCK
 
-    def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        blocks, places = _block_indices(positions)
-        return self._view(stored)[:, blocks, places].flatten(-2)[..., :size]
+    def read(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        for packed, part in _parts(self._view(stored), start, dense):
+            part.copy_(packed.flatten(-2)[..., : dense.shape[-1]])
 
-    def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None:
-        blocks, places = _block_indices(positions)
-        padded = torch.nn.functional.pad(dense, (0, dense.shape[-1] % 2))
-        self._view(stored)[:, blocks, places] = padded.reshape(*padded.shape[:2], -1, 2)
+    def write(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        for packed, part in _parts(self._view(stored), start, dense):
+            packed.copy_(torch.nn.functional.pad(part, (0, part.shape[-1] % 2)).view(packed.shape))
 
     def _view(self, stored: torch.Tensor) -> torch.Tensor:
         """View as ``[heads, block, position in request, pair of elements, which of the two]``."""
@@ -79,14 +81,13 @@ class _PackedValues:
     def numbers(self, size: int) -> int:
         return -(-size // _LANES) * _LANES * _BLOCK
 
-    def read(self, stored: torch.Tensor, positions: slice, size: int) -> torch.Tensor:
-        pairs, which = _pair_indices(positions)
-        return self._view(stored)[:, pairs, which][..., :size]
+    def read(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        for packed, part in _parts(self._view(stored), start, dense):
+            part.copy_(packed[..., : dense.shape[-1]])
 
-    def write(self, stored: torch.Tensor, positions: slice, dense: torch.Tensor) -> None:
-        pairs, which = _pair_indices(positions)
-        missing = stored.shape[2] // _BLOCK - dense.shape[-1]
-        self._view(stored)[:, pairs, which] = torch.nn.functional.pad(dense, (0, missing))
+    def write(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        for packed, part in _parts(self._view(stored), start, dense):
+            packed[..., : dense.shape[-1]] = part  # the padding has been 0 since the memory was new
 
     def _view(self, stored: torch.Tensor) -> torch.Tensor:
         """View as ``[heads, pair of positions, which of the two, element]``."""
@@ -96,14 +97,22 @@ class _PackedValues:
         return stored.view(heads, -1, 2, size)
 
 
-def _block_indices(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = torch.arange(positions.start, positions.stop)
-    return numbers // _BLOCK, numbers % _BLOCK
+def _parts(packed: torch.Tensor, start: int, dense: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield matching views of ``[heads, unit, position in unit, *]`` and of dense positions, which begin at ``start``.
 
-
-def _pair_indices(positions: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = torch.arange(positions.start, positions.stop)
-    return numbers // 2, numbers % 2
+    They are at most three: the end of a unit, whole units, the beginning of a unit.
+    """
+    unit, done, position = packed.shape[2], 0, start
+    while done < dense.shape[1]:
+        number, place = divmod(position, unit)
+        left = dense.shape[1] - done
+        units = left // unit if place == 0 and left >= unit else 1
+        places = unit if place == 0 and left >= unit else min(unit - place, left)
+        yield (
+            packed[:, number : number + units, place : place + places],
+            dense[:, done : done + units * places].view(dense.shape[0], units, places, -1),
+        )
+        done, position = done + units * places, position + units * places
 
 
 _PLAIN: Layout = _Plain()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from swarm.stage import native
 from swarm.stage.attention import layouts
-from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, RackBatch, group_by_rack, native_cache
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.grid import Span
+from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, NativeSpan, RackBatch, native_cache
 from swarm.stage.attention.passes import ForwardPass
+from swarm.stage.attention.racks import Rack
 from swarm.stage.native import cores
 
 
@@ -70,5 +74,16 @@ def rack_batches(forward_pass: ForwardPass) -> tuple[RackBatch, ...]:
         forward_pass.cache_stats.mask_hits += 1
     else:
         forward_pass.cache_stats.mask_misses += 1
-        forward_pass.rack_batches = tuple(group_by_rack(forward_pass.arena, forward_pass.spans))
+        forward_pass.rack_batches = tuple(_group_by_rack(forward_pass.arena, forward_pass.spans))
     return forward_pass.rack_batches
+
+
+def _group_by_rack(arena: KvArena, spans: Iterable[Span]) -> Iterator[RackBatch]:
+    """Group the rows by the rack that holds their keys and values."""
+    by_rack: dict[int, tuple[Rack, list[NativeSpan]]] = {}
+    for span in spans:
+        rack, place = arena.slot(span.sequence)
+        _, native_spans = by_rack.setdefault(id(rack), (rack, []))
+        native_spans.append(NativeSpan(span.offset, span.count, span.start, place))
+    for rack, native_spans in by_rack.values():
+        yield RackBatch(rack, (NativeSpan * len(native_spans))(*native_spans))

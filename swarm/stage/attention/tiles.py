@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarm.stage.attention.arena import KvArena, Rack
+from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
+from swarm.stage.attention.racks import Rack
 
 # Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
 _MAX_KEYS = 4096

@@ -6,6 +6,7 @@ Both use an arena of their own, so that the stage's sequences are not touched.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import torch
 from swarm.errors import DeviceError
 from swarm.log import get_logger
 from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.racks import KvShape
 from swarm.stage.engine import portability
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.selfcheck import allowed_difference
@@ -28,12 +30,20 @@ _TEST_CHUNKS = (3, 1)  # positions per pass: first like a prompt, then like a to
 log = get_logger(__name__)
 
 
-def warm_up(stage: Stage, manifest: Manifest) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a warm-up showed: torch operations that took part and whose bits depend on the processor (``portability``),
+    and the shapes of the layers' keys and values."""
+
+    left_to_torch: set[str]
+    shapes: dict[int, KvShape]
+
+
+def warm_up(stage: Stage, manifest: Manifest) -> WarmUp:
     """Run a few steps through layers that were just loaded, at the sizes that requests will have.
 
-    Returns the torch operations that took part and whose bits depend on the processor (``portability``). A program must
-    have the same bits as the modules that it replaces. If it does not, this process computes module by module from then
-    on, and ``swarmctl nodes`` shows that.
+    A program must have the same bits as the modules that it replaces. If it does not, this process computes module by
+    module from then on, and ``swarmctl nodes`` shows that.
     """
     arena = KvArena(stage.device)  # an arena of its own: the compute thread may be using the other one
     arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
@@ -47,7 +57,7 @@ def warm_up(stage: Stage, manifest: Manifest) -> set[str]:
             if compared and stage.program is not None and program.is_enabled():
                 _compare_program(result, run_batch(stage, arena, batch, head_rows=[count - 1], by_modules=True))
         left_to_torch |= operations
-    return left_to_torch
+    return WarmUp(left_to_torch, arena.shapes(0))
 
 
 def test_device(stage: Stage, hidden_size: int, threads: int, progressed: Callable[[], None]) -> None:

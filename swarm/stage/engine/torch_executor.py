@@ -26,9 +26,10 @@ from swarm.stage.engine.device import free_memory, make_clock, memory_stats, par
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.engine.kernel_report import describe_bits, describe_fallback, describe_kernels
+from swarm.stage.engine.kv_transfers import KvTransfers
 from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
-from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, StopCheck
+from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint, locate_model
 from swarm.stage.model.loading import Modules, StageLoader, log_fetching
@@ -127,6 +128,7 @@ class TorchExecutor:
         self.memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
+        self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
         self._active: _PreparedStage | None = None
         self._prepared: _PreparedStage | None = None  # built by ``prepare``, not active yet
@@ -282,7 +284,7 @@ class TorchExecutor:
             release_free_memory()
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
-        self._arena.keep_layers(layers)
+        self._arena.keep_layers(layers, layers_of(kept))
         self._recheck = None
         cores.start_helpers(self.threads_alone)
 
@@ -307,6 +309,29 @@ class TorchExecutor:
     def reset(self) -> None:
         self._arena.reset()
         self._grammars.clear()
+
+    def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
+        return self._transfers.read(sequence, layers, start, stop)
+
+    def fits_kv(self, data: KvData) -> bool:
+        return self._transfers.fits(data)
+
+    def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
+        self._transfers.write(sequence, limit, data, None if self._active is None else self._active.stage.layers)
+
+    def drop_kv(self, sequence: int, layers: LayerRange) -> None:
+        self._arena.drop_copies(sequence, layers)
+
+    def kv_copy_bytes(self) -> int:
+        return self._transfers.copy_bytes
+
+    def kv_free_bytes(self) -> int:
+        if self._active is None:
+            budget = min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - self.standby_bytes) * self.kv_share))
+            return budget - self.kv_copy_bytes()
+        layers = self._active.stage.layers
+        in_use = self._arena.used * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return self._kv_budget(layers, self._active.standby) - in_use - self.kv_copy_bytes()
 
     def kv_capacity(self) -> int:
         return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
@@ -427,7 +452,9 @@ class TorchExecutor:
 
     def _warm_up_stage(self, stage: Stage) -> float:
         began = time.perf_counter()
-        self._left_to_torch |= dry_runs.warm_up(stage, self._manifest)
+        result = dry_runs.warm_up(stage, self._manifest)
+        self._left_to_torch |= result.left_to_torch
+        self._transfers.add_shapes(result.shapes)
         return time.perf_counter() - began
 
     def test(self, progressed: Callable[[], None]) -> None:
@@ -451,6 +478,7 @@ class TorchExecutor:
             "sequences": len(self._arena),
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
+            "kv_copy_bytes": self.kv_copy_bytes(),
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,

@@ -194,15 +194,11 @@ class Program:
 
     def _cache_table(self, this: ForwardPass, together: kernel_args.RackBatch) -> int:
         """Return the address of a table with a rack's keys and values, layer by layer."""
-        tables = together.rack.tables
-        if self._layers not in tables:
+        if self._layers not in together.rack.tables:
             keys = self._shape.keys
-            slabs = [
+            for layer in range(self._layers.first, self._layers.stop):
                 this.arena.ensure_buffer(together.rack, layer, keys, keys)
-                for layer in range(self._layers.first, self._layers.stop)
-            ]
-            tables[self._layers] = (kernel_args.NativeCache * len(slabs))(*map(kernel_args.native_cache, slabs))
-        return ctypes.addressof(tables[self._layers])
+        return ctypes.addressof(kernel_args.cache_table(together.rack, self._layers))
 
     def _run_layers(self, this: ForwardPass, step: _Step) -> None:
         sequences, size = tuple(span.sequence for span in this.spans), ctypes.sizeof(Op)

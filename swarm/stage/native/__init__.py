@@ -240,6 +240,8 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_pack.restype = None
     opened.swarm_lookup.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
     opened.swarm_lookup.restype = None
+    for move in (opened.swarm_read_kv, opened.swarm_write_kv):
+        move.argtypes, move.restype = [_pointer, *[_count] * 4, _pointer], None
     opened.swarm_run.argtypes = [_pointer, _count, _pointer]
     opened.swarm_run.restype = ctypes.c_int
 

@@ -8,6 +8,7 @@ share ``vitals``; heartbeats are sent however long a step takes::
     control      the control connection to the broker
     heartbeat    the heartbeat thread
     compute      the compute thread: owns the step listener, the core and the executor
+    kv_traffic   when copies of keys and values are sent and stored (``kv_channels``, ``kv_receiver``)
     connections  the step listener, and connections to other workers
     pieces       a step in pieces, if the device is short of memory
     loader       loads layers while the compute thread computes

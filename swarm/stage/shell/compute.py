@@ -42,6 +42,9 @@ from swarm.stage.events import (
 )
 from swarm.stage.executor import Executor, FenceRaised, ForwardResult, is_out_of_memory
 from swarm.stage.shell.connections import RETRY_S, PeerConnector, RecheckConnection, StepListener, edge_key
+from swarm.stage.shell.kv_channels import KvChannels
+from swarm.stage.shell.kv_receiver import KvReceiver
+from swarm.stage.shell.kv_traffic import KvTraffic
 from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.pieces import forward_in_pieces
 from swarm.stage.shell.vitals import Vitals
@@ -86,6 +89,7 @@ class ComputeThread:
         vitals: Vitals,
         clock: Clock,
         on_control_action: Callable[[ControlAction], None],
+        kv_listener: StepListener | None = None,
         logs_steps: bool = False,
     ) -> None:
         self._connector = connector
@@ -106,6 +110,8 @@ class ComputeThread:
         self._next_key: str | None = None  # key of its listener, to recognise a blocked worker
         self._next_name = ""
         self._recheck_connection = RecheckConnection(connector)
+        channels = KvChannels(connector, executor, core.settings.incarnation)
+        self.kv = KvTraffic(channels, self._make_receiver(kv_listener), executor, clock)
         self._last_tick_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -114,7 +120,15 @@ class ComputeThread:
         )
         self.failure: BaseException | None = None  # the bug that ended a thread
 
+    def _make_receiver(self, listener: StepListener | None) -> KvReceiver | None:
+        if listener is None:
+            return None
+        return KvReceiver(
+            listener, self._clock, fits=self._executor.fits_kv, on_part=self._wake.set, on_crash=self.fail
+        )
+
     def start(self) -> None:
+        self.kv.start()
         self._thread.start()
 
     def next_tcp_info(self) -> TcpInfo | None:
@@ -128,12 +142,12 @@ class ComputeThread:
         self._wake.set()
 
     def stop(self, grace_s: float) -> bool:
-        """Stop the thread. Returns False if it is still busy after the grace time (it is a daemon: the process may
-        end)."""
+        """Stop the thread, and the receiver's. Returns False if one is still busy after the grace time (they are
+        daemons: the process may end)."""
         self._stopping = True
         self._wake.set()
         self._thread.join(grace_s)
-        return not self._thread.is_alive()
+        return self.kv.stop(grace_s) and not self._thread.is_alive()
 
     @property
     def is_stopping(self) -> bool:
@@ -155,6 +169,7 @@ class ComputeThread:
         finally:
             self._close_connection()
             self._recheck_connection.close()
+            self.kv.close_channels()
             self._pull.close()
 
     def _on_crash(self, error: BaseException) -> None:
@@ -167,7 +182,7 @@ class ComputeThread:
     def _wait_s(self) -> float:
         if self._has_idle_time():
             return 0.0
-        return RETRY_S if self._recheck_connection.is_full else TICK_S
+        return min(RETRY_S if self._recheck_connection.is_full else TICK_S, self.kv.wait_s(self._clock.now()))
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
@@ -177,8 +192,10 @@ class ComputeThread:
         self.on_control_action(act.Exit(1, f"{type(error).__name__}: {error}"))
 
     def _blocked_channels(self) -> tuple[PushChannel, ...]:
-        is_blocked = self._outbox and not self._core.is_parked
-        return (self._next,) if is_blocked and self._next is not None else ()
+        if self._core.is_parked:
+            return ()
+        blocked = self.kv.blocked_channels()
+        return (self._next, *blocked) if self._outbox and self._next is not None else blocked
 
     def _run_once(self) -> None:
         """Do everything that is possible without blocking."""
@@ -192,21 +209,39 @@ class ComputeThread:
             self._receive(frames)
             self._take_inbox()
             self._handle_events()
-        if not has_received and self._has_idle_time():
+            self.kv.notice()
+            self._move_kv(is_idle=False)
+        has_idle_work = self._has_idle_time()
+        if not has_received and has_idle_work:
             self._events.append(Idle())
             self._handle_events()
+        self._move_kv(is_idle=not has_received and not has_idle_work)
         self._recheck_connection.flush(self._clock.now())
         now = self._clock.now()
         if now - self._last_tick_at >= TICK_S:
             self._last_tick_at = now
-            self._events.append(StageTick())
+            self._events.append(StageTick(self._executor.kv_free_bytes()))
             self._handle_events()
+            self.kv.notice()
         self._flush()
         self._update_vitals()
 
     def _take_inbox(self) -> None:
         for _ in range(self._inbox.qsize()):
-            self._events.append(self._inbox.get_nowait())
+            event = self._inbox.get_nowait()
+            self._events.append(event)
+            if isinstance(event, OrderArrived):
+                self.kv.hurry()
+
+    def _move_kv(self, *, is_idle: bool) -> None:
+        """Store or send a part of a copy, if the core wants that now. A parked worker sends nothing."""
+        if self._core.is_parked:
+            return
+        self.kv.flush()
+        event = self.kv.next_event(is_idle=is_idle, now=self._clock.now())
+        if event is not None:
+            self._events.append(event)
+            self._handle_events()
 
     def _receive(self, frames: list[memoryview]) -> None:
         began_at, sender = self._clock.now(), self._pull.sender_key
@@ -270,6 +305,7 @@ class ComputeThread:
                 | act.ShrinkSequence()
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
+                | act.DropKv()
             ):
                 act.apply_to_executor(self._executor, action)
             case act.AllowSenders(keys, relay):
@@ -279,6 +315,8 @@ class ComputeThread:
                 bind(stage=str(layers))
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)
+            case act.SendKvPart() | act.StoreKv() | act.ConnectKvTargets() | act.AllowKvSenders():
+                self._events.extendleft(self.kv.perform(action))
             case act.LoadLayers() | act.LoadStandby() | act.StopStandby():
                 self._perform_loading(action)
             case act.WriteStageLog(event, level, fields):
@@ -295,6 +333,7 @@ class ComputeThread:
         if action.key == self._next_key:
             self._close_connection()
         self._recheck_connection.disconnect_key(action.key)
+        self.kv.disconnect_key(action.key)
 
     def _perform_loading(self, action: act.LoadLayers | act.LoadStandby | act.StopStandby) -> None:
         match action:

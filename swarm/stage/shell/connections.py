@@ -16,7 +16,7 @@ from swarm.wire.addresses import host_of, is_loopback, local_address_for
 from swarm.wire.codec import DATA
 from swarm.wire.messages import Edge
 from swarm.wire.pull import PullChannel
-from swarm.wire.push import PushChannel
+from swarm.wire.push import DATA_QUEUE, PushChannel
 from swarm.wire.tcp_info import TcpInfo
 from swarm.wire.tensors import Bytes
 from swarm.wire.transport.keys import AuthPolicy, KeyPair, address_and_key, public_key_in, with_host, with_key
@@ -40,8 +40,8 @@ class PeerConnector:
     pair: KeyPair  # key pair for new connections; the control loop may replace it
     broker_host: str  # address that stands for the broker in endpoints without a host
 
-    def open(self, endpoint: str) -> PushChannel:
-        return PushChannel(self.resolve(endpoint), pair=self.pair)
+    def open(self, endpoint: str, queue: int = DATA_QUEUE) -> PushChannel:
+        return PushChannel(self.resolve(endpoint), queue, pair=self.pair)
 
     def resolve(self, endpoint: str) -> str:
         """Return the endpoint as it is reached from here."""
@@ -50,7 +50,7 @@ class PeerConnector:
 
 @dataclass(slots=True)
 class StepListener:
-    """Listener for steps.
+    """Listener for steps, or for copies of keys and values.
 
     At loopback, it accepts connections that present the token in its address; elsewhere, those whose keys the plan
     names.
@@ -63,14 +63,14 @@ class StepListener:
     _allowed: set[str] = field(default_factory=set)  # accepted keys
 
     @classmethod
-    def open(cls, settings: Settings, pair: KeyPair) -> StepListener:
+    def open(cls, settings: Settings, pair: KeyPair, frame_limit_bytes: int = DATA.frame_limit_bytes) -> StepListener:
         """Bind the listener. Raises ConfigError if this machine has no such address, or no free port."""
         own = settings.worker
         host = own.host if own.host != "auto" else local_address_for(settings.client.url)
         allowed: set[str] = set()
         # A rejected peer gets no explicit answer: the plan that names it may be on its way, so it should try again.
         lock = None if is_loopback(host) else AuthPolicy(pair, allowed.__contains__, reject_explicitly=False)
-        pull = PullChannel(host, DATA.frame_limit_bytes, _port_range(own), auth=lock, unix_socket=True)
+        pull = PullChannel(host, frame_limit_bytes, _port_range(own), auth=lock, unix_socket=True)
         if pull.unix_socket_error:
             log.info("no_back_door", reason=pull.unix_socket_error)  # workers on this host connect by tcp, too
         endpoint = failpoints.advertised_endpoint("advertise", _advertise(pull.endpoint, own.advertise))

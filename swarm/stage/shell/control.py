@@ -291,7 +291,13 @@ class ControlConnection:
 
 
 def build_hello(
-    core: StageCore, resources: WorkerResources, listener: StepListener, key: str, link: LinkCost | None
+    core: StageCore,
+    resources: WorkerResources,
+    listener: StepListener,
+    kv_listener: StepListener | None,
+    *,
+    key: str,
+    link: LinkCost | None,
 ) -> Hello:
     """Return the Hello message: identity, device, memory, and stored sequences. ``key``: public key for other workers'
     listeners."""
@@ -310,6 +316,7 @@ def build_hello(
         cores=os.cpu_count() or 1,
         endpoint=listener.endpoint,
         ticket=listener.ticket,
+        kv_endpoint="" if kv_listener is None else kv_listener.endpoint,
         build=__version__,
         key=key,
         memory_bytes=executor.memory_bytes,

@@ -45,6 +45,7 @@ from swarm.stage.shell.control import (
     settings_message,
 )
 from swarm.stage.shell.heartbeat import HeartbeatThread
+from swarm.stage.shell.kv_receiver import open_kv_listener
 from swarm.stage.shell.resources import WorkerResources, open_resources
 from swarm.stage.shell.shutdown import RELEASE_TIMEOUT_S, ShutdownAction, ShutdownSequence
 from swarm.stage.shell.vitals import LOOP_INTERVAL_S, Vitals, read_process_usage
@@ -177,6 +178,7 @@ class WorkerService:
         )
         self._connector = PeerConnector(resources.key_pair, broker_host(settings))
         self._listener = StepListener.open(settings, resources.key_pair)
+        self._kv_listener = open_kv_listener(settings, resources.key_pair)
         self._compute = ComputeThread(
             self._connector,
             listener=self._listener,
@@ -185,6 +187,7 @@ class WorkerService:
             vitals=self._vitals,
             clock=clock,
             on_control_action=self._on_control_action,
+            kv_listener=self._kv_listener,
             logs_steps=settings.log.level == "debug",
         )
         self._control = ControlConnection(
@@ -365,7 +368,7 @@ class WorkerService:
         values["knockers_refused"] = self._listener.pull.num_refused
         values["door_shut"] = self._listener.pull.num_accept_paused
         values["threads"] = threading.active_count()
-        values |= self._vitals.process_usage | tcp_figures(self._compute.next_tcp_info())
+        values |= self._compute.kv.values() | self._vitals.process_usage | tcp_figures(self._compute.next_tcp_info())
         values["clock_s"] = time.time()  # the broker compares it with its own clock on arrival
         return {name: float(value) for name, value in values.items()}
 
@@ -404,7 +407,12 @@ class WorkerService:
     def _build_hello(self) -> Hello:
         """Build Hello in the compute thread, which owns the stored sequences."""
         hello = build_hello(
-            self._core, self._resources, self._listener, self._connector.pair.public, self._control.link
+            self._core,
+            self._resources,
+            self._listener,
+            self._kv_listener,
+            key=self._connector.pair.public,
+            link=self._control.link,
         )
         return replace(hello, settings=self._settings_message)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from swarm.wire.messages.common import (
     MAX_NAME,
+    MAX_ROWS,
     MAX_SEQUENCES,
     MAX_STAGES,
     Endpoint,
@@ -25,7 +26,15 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.data import Open, RecheckRoute
 from swarm.wire.messages.keys import BrokerKey, RotateKey
-from swarm.wire.messages.records import Edge, KvSource, KvTarget, LayerRange, LayerRanges, SequencePosition
+from swarm.wire.messages.records import (
+    Edge,
+    KvSource,
+    KvTarget,
+    LayerRange,
+    LayerRanges,
+    SequencePosition,
+    SequenceRange,
+)
 
 
 class Welcome(Message, frozen=True):
@@ -101,7 +110,7 @@ class Activate(Message, frozen=True):
 
 class Replay(Message, frozen=True):
     """Order to send the logged inputs of layer ``boundary`` at positions ``start`` … ``stop`` through the layers
-    ``through``."""
+    ``through``. ``more``: positions of other sequences, in the same step."""
 
     sequence: SequenceId
     boundary: LayerIndex
@@ -109,6 +118,7 @@ class Replay(Message, frozen=True):
     stop: Position
     through: LayerRange
     alone: bool = False
+    more: Annotated[tuple[SequenceRange, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class Recheck(Message, frozen=True):
@@ -152,11 +162,13 @@ class SendKv(Message, frozen=True, kw_only=True):
 class ReceiveKv(Message, frozen=True, kw_only=True):
     """Order to accept copies of keys and values from these workers while the plan of ``epoch`` serves. It replaces the
     earlier order; copies of other layers are dropped. ``awaited``: report with ``KvHeld`` as soon as all these
-    positions are held in all these layers."""
+    positions are held in all these layers. ``ended``: drop the copies of these sequences, whose end a worker without a
+    part in the plan does not see."""
 
     sources: Annotated[tuple[KvSource, ...], msgspec.Meta(max_length=MAX_STAGES)]
     v: Version = 4
     awaited: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+    ended: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
 
 
 class Release(Message, frozen=True, kw_only=True):

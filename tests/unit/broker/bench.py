@@ -162,6 +162,8 @@ class FakeWorker:
     bits: str = ""
     key: str | None = None
     ticket: str = ""
+    kv_endpoint: str = ""
+    copies: tuple[HeldSequence, ...] = ()  # of other workers' keys and values, in its next report
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -195,6 +197,7 @@ class FakeWorker:
             "kept": self.kept,
             "key": self.key,
             "ticket": self.ticket,
+            "kv_endpoint": self.kv_endpoint,
         }
         return Hello(**(fields | changes))  # type: ignore[arg-type]
 
@@ -223,7 +226,14 @@ class FakeWorker:
         logs = tuple(LogRange(sequence, layers.stop, 0, stop) for sequence, stop in self.logged.items())
         room = layers_of(self.prepare.standby) - layers_of((layers,))
         self.kept = to_ranges(layers_of(self.kept) & room)
-        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=logs, kept=self.kept)
+        return Activated(
+            epoch=order.epoch,
+            incarnation=self.incarnation,
+            held=held,
+            logs=logs,
+            kept=self.kept,
+            copies=self.copies,
+        )
 
 
 @dataclass(slots=True)

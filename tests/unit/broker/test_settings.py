@@ -21,6 +21,7 @@ OTHER: dict[str, object] = {
     "broker.prefix_policy": "frequent",
     "plan.objective": "latency",
     "plan.standby": "all",
+    "plan.standby_kv": "all",
     "plan.pins": {"a": "0-3"},
     "plan.caps": {"a": 3},
     "plan.exclude": ["a"],

@@ -105,14 +105,16 @@ class StageBench:
                 self.executor.prepare(layers, standby, max_sequences, lambda done, total: None)
             case act.UseLayers(layers, kept):
                 self.executor.activate(layers, kept)
-            case act.OpenSequence(sequence, limit):
-                self.executor.open(sequence, limit)
-            case act.ForkSequence(sequence, source, position, limit):
-                self.executor.fork(sequence, source, position, limit)
-            case act.TruncateSequence(sequence, position):
-                self.executor.truncate(sequence, position)
-            case act.ReleaseSequence(sequence):
-                self.executor.release(sequence)
+            case (
+                act.OpenSequence()
+                | act.ForkSequence()
+                | act.ShrinkSequence()
+                | act.TruncateSequence()
+                | act.ReleaseSequence()
+                | act.StoreKv()
+                | act.DropKv()
+            ):
+                act.apply_to_executor(self.executor, action)
             case act.FreeSpareMemory():
                 self.executor.drop_spare()
             case act.Compute():
@@ -137,7 +139,15 @@ class StageBench:
         """Positions are per range, gap-free and true; the log belongs to sequences held; no old epoch runs."""
         core = self.core
         assert core.active is None or core.active >= core.fence
-        assert core.sequences.keys() == self.executor.chains.keys()
+        copies = core.store.copies
+        assert core.sequences.keys() | copies.sequences.keys() == self.executor.chains.keys()
+        for sequence, copy in copies.sequences.items():
+            assert copy.positions, "nothing is recorded for nothing"
+            assert len(copy.tokens) == max(copy.positions.values())
+            for layer, held_to in copy.positions.items():
+                assert core.active is None or core.layers is None or not core.layers.first <= layer < core.layers.stop
+                assert len(self.executor.chains[sequence][layer]) == held_to > 0
+        assert copies.num_bytes == self.executor.kv_copy_bytes() or core.active is None
         for sequence, held in core.sequences.items():
             assert core.layers is not None
             assert held.kv[0].layers.first == core.layers.first

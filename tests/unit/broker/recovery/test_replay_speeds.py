@@ -9,17 +9,29 @@ from swarm.broker.planner.takeover import CHUNK_S, FIRST_CHUNK_S, MIN_LOAD_S
 from swarm.broker.planning.measurements import LOAD_BYTES_PER_S, load_rate, replay_pace
 from swarm.broker.recovery.worker_orders import StandbyOrders
 from swarm.broker.state import Worker
-from tests.unit.broker.bench import Bench, submit
+from swarm.wire.messages import Hello, LayerCost
+from tests.unit.broker.bench import Bench, FakeWorker, submit
 from tests.unit.broker.recovery.test_rebuild import done, lose_one, ordered, replays
 
 SLOWER = 3.0  # multiple of the benchmark's time
+COSTS = (LayerCost("decode", 1, 0, 0.01, False), LayerCost("prefill", 4, 0, 0.02, False))
 
 
-def predicted_s(bench: Bench, through: int, shape: StepShape) -> float:
-    """Time of a chunk in this number of layers by the benchmark; all workers of the bench have the same."""
-    speeds = Speeds.from_costs(next(iter(bench.state.workers.values())).hello.costs, alone=False)
+@pytest.fixture
+def with_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers report the same benchmark."""
+    plain = FakeWorker.hello
+
+    def hello(self: FakeWorker, **changes: object) -> Hello:
+        return plain(self, **({"costs": COSTS} | changes))
+
+    monkeypatch.setattr(FakeWorker, "hello", hello)
+
+
+def benchmark_s(num_layers: int, shape: StepShape) -> float:
+    speeds = Speeds.from_costs(COSTS, alone=False)
     assert speeds is not None
-    return speeds.step_s(shape, float(through), has_head=False, has_embedding=False)
+    return speeds.step_s(shape, float(num_layers), has_head=False, has_embedding=False)
 
 
 def rebuild_slowly(bench: Bench, slower: float) -> None:
@@ -29,7 +41,7 @@ def rebuild_slowly(bench: Bench, slower: float) -> None:
         order = orders[0]
         shape = StepShape.from_rows([(order.start, order.stop - order.start, False)])
         besides_s = CHUNK_S + (FIRST_CHUNK_S if is_first else 0.0)
-        bench.now += besides_s + slower * predicted_s(bench, len(order.through), shape)
+        bench.now += besides_s + slower * benchmark_s(len(order.through), shape)
         is_first = False
         done(bench, order)
 
@@ -39,6 +51,7 @@ def holders(bench: Bench) -> list[Worker]:
     return [w for w in bench.state.workers.values() if w.name in names and not w.is_gone]
 
 
+@pytest.mark.usefixtures("with_benchmarks")
 def test_a_slow_replay_raises_the_next_forecast() -> None:
     """The same loss again is predicted to take as long as the first one did, not as the benchmarks say."""
     bench = lose_one(chunk=4)
@@ -46,25 +59,28 @@ def test_a_slow_replay_raises_the_next_forecast() -> None:
     before = [replay_pace(worker, workers, gauge) for worker in holders(bench)]
     rebuild_slowly(bench, SLOWER)
     assert before == [1.0, 1.0]
-    assert [replay_pace(worker, workers, gauge) for worker in holders(bench)] == [pytest.approx(SLOWER, rel=0.05)] * 2
+    after = [replay_pace(worker, workers, gauge) for worker in holders(bench)]
+    assert after == [1.0, pytest.approx(SLOWER, rel=0.05)]  # the first stage has computed no replay
 
 
+@pytest.mark.usefixtures("with_benchmarks")
 def test_the_recovery_report_has_the_corrected_forecast() -> None:
     """What ``swarmctl recoveries`` predicts for a second loss, after a first one whose replays were slow or not."""
 
     def second_forecast_s(slower: float) -> float:
         bench = lose_one(chunk=4)
         rebuild_slowly(bench, slower)
-        bench.run_dry(3)
-        bench.join("again")
-        bench.lose(ordered(bench)[1])
+        for _ in range(2):
+            bench.finish()
+        bench.lose(ordered(bench)[0])
         current = bench.state.recoveries.current or bench.state.recoveries.past[-1]
         assert current.predicted is not None
         return current.predicted.replay_s
 
-    assert second_forecast_s(4 * SLOWER) > second_forecast_s(1.0) + CHUNK_S
+    assert second_forecast_s(4 * SLOWER) > second_forecast_s(1.0) + 0.1
 
 
+@pytest.mark.usefixtures("with_benchmarks")
 def test_a_chunk_beside_a_step_does_not_count() -> None:
     """The step took a part of its time."""
     bench = lose_one(chunk=4, count=2)
@@ -105,19 +121,35 @@ def test_the_latest_chunks_count_most() -> None:
     assert ratio.value == pytest.approx(2.0, rel=0.05)
 
 
-def test_a_load_beside_steps_never_lowers_the_rate(serving: Bench) -> None:
+def test_a_load_beside_steps_never_lowers_the_rate(bench: Bench) -> None:
     """And the time that any load takes is no part of it: the forecast would count it twice."""
-    orders, (worker, other, *_) = (
-        StandbyOrders(serving.state, serving.core._out),
-        list(serving.state.workers.values()),
-    )
+    bench.join("w0")
+    orders, worker = StandbyOrders(bench.state, bench.core._out), bench.state.workers["w0.1"]
     large = 1 << 40
-    assert load_rate(worker, [worker, other]) == LOAD_BYTES_PER_S
+    assert load_rate(worker, [worker]) == LOAD_BYTES_PER_S
     orders.record_load(worker, large, MIN_LOAD_S + large / 2e9, is_alone=True)
     assert load_rate(worker, [worker]) == pytest.approx(2e9, rel=0.01)
     orders.record_load(worker, large, large / 1e9, is_alone=False)
     assert load_rate(worker, [worker]) == pytest.approx(2e9, rel=0.01)
     orders.record_load(worker, large, large / 1e9, is_alone=True)
     assert load_rate(worker, [worker]) == pytest.approx(1e9, rel=0.01)
-    orders.record_load(worker, 2 << 20, 0.2, is_alone=True)
-    assert load_rate(worker, [worker]) > LOAD_BYTES_PER_S / 4
+
+
+def test_a_small_load_hardly_changes_the_forecast(bench: Bench) -> None:
+    """Most of its time is that of any load."""
+    bench.join("w0")
+    orders, worker = StandbyOrders(bench.state, bench.core._out), bench.state.workers["w0.1"]
+    orders.record_load(worker, 2 << 20, 0.1, is_alone=True)
+    assert LOAD_BYTES_PER_S / 4 < load_rate(worker, [worker]) < LOAD_BYTES_PER_S
+
+
+def test_a_worker_that_has_loaded_nothing_is_like_the_best_of_its_machine() -> None:
+    """The others may have loaded at the same time, from a cold disk."""
+    bench = Bench()
+    for name in ("w0", "w1", "w2"):
+        bench.join(name, host="here")
+    workers = list(bench.state.workers.values())
+    workers[0].load_bytes_per_s, workers[1].load_bytes_per_s = 1e8, 2e8
+    workers[2].load_bytes_per_s = None
+    assert load_rate(workers[2], workers) == 2e8
+    assert load_rate(workers[0], workers) == 1e8

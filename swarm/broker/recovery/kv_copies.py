@@ -1,0 +1,361 @@
+"""Copies of keys and values: which worker sends those of which layers to which other worker.
+
+While a plan serves, a worker that keeps layers warm for another one also receives their keys and values, in finished
+blocks. After a loss only what its copies lack is replayed. The policy is ``plan.standby_kv``:
+
+* ``neighbours``: one holder for each layer. Of the workers that keep the layer warm, the one with the most free memory
+  is chosen; a worker that is busy computing counts for less. A holder stays as long as it can.
+* ``all``: every worker that keeps the layer warm.
+
+A worker that has no memory left for copies gets none for ``PAUSE_S``. A route that stands still although its sequences
+grow is ordered again, from the positions that the holder has reported; after two attempts in vain, from 0.
+
+A migration uses the same orders (``order_copies``), with urgent routes in addition to those of ``routes``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from swarm.broker.actions import Outbox, SendToWorker
+from swarm.broker.planner.standby import StandbyPolicy
+from swarm.broker.state import Sequence, StagePlan, State, Worker, WorkerState
+from swarm.broker.state.kv_copies import CopyProgress, CopyRoute, HeldCopies
+from swarm.broker.state.workers import RouteState
+from swarm.wire.messages import (
+    BLOCK,
+    MAX_SEQUENCES,
+    Activated,
+    Edge,
+    KvHeld,
+    KvSource,
+    KvTarget,
+    LayerRange,
+    ReceiveKv,
+    SendKv,
+    SequencePosition,
+    layers_of,
+)
+
+PROTOCOL = 4  # version with which workers can send and receive copies
+CHECK_EVERY_S = 0.5  # interval at which the progress of the routes is compared
+STANDS_STILL_S = 3.0  # a route without progress for this long is ordered again, if it is …
+MIN_LAG = 64  # … this number of positions behind
+MAX_BACKOFF = 16  # most times that the wait for the next repetition is prolonged
+PAUSE_S = 30.0  # for which a holder without memory gets no further copies
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """One route with its urgency. ``until``: the exact positions to send, including the unfinished block."""
+
+    route: CopyRoute
+    until: tuple[SequencePosition, ...] = ()
+    is_urgent: bool = False
+
+
+def order_copies(state: State, out: Outbox, orders: Iterable[CopyOrder], again: Iterable[CopyRoute] = ()) -> None:
+    """Order these copies, and no others, under the active plan. Only changed orders are sent, and those of ``again``,
+    which restart from the positions that their holders have reported."""
+    plan = state.plans.current
+    if plan is None:
+        return
+    orders, again = list(orders), frozenset(again)
+    _order_receivers(state, out, plan.epoch, orders, {route.holder for route in again})
+    _order_senders(state, out, plan.epoch, orders, {route.source for route in again})
+
+
+def _order_receivers(state: State, out: Outbox, epoch: int, orders: list[CopyOrder], again: set[str]) -> None:
+    """Order holders first: parts that arrive before the order would be dropped."""
+    sources: dict[str, list[KvSource]] = {holder: [] for holder in state.kv_copies.sources}
+    awaited: dict[str, dict[int, SequencePosition]] = defaultdict(dict)
+    for order in orders:
+        key = state.workers[order.route.source].hello.key
+        sources.setdefault(order.route.holder, []).append(KvSource(order.route.source, order.route.layers, key))
+        awaited[order.route.holder] |= {item.sequence: item for item in order.until}
+    for holder, named in sources.items():
+        wanted = tuple(named), tuple(awaited[holder].values())
+        if holder not in state.workers or state.workers[holder].is_gone:
+            del state.kv_copies.sources[holder]
+        elif wanted != state.kv_copies.sources.get(holder, ((), ())) or (named and holder in again):
+            state.kv_copies.sources[holder] = wanted
+            message = ReceiveKv(epoch=epoch, sources=wanted[0], awaited=wanted[1])
+            out.append(SendToWorker(state.workers[holder].peer, message))
+
+
+def _order_senders(state: State, out: Outbox, epoch: int, orders: list[CopyOrder], again: set[str]) -> None:
+    targets: dict[str, list[KvTarget]] = {source: [] for source in state.kv_copies.targets}
+    for order in orders:
+        route, holder = order.route, state.workers[order.route.holder]
+        edge = Edge(route.holder, holder.hello.kv_endpoint)
+        target = KvTarget(edge, route.layers, until=order.until, is_urgent=order.is_urgent)
+        targets.setdefault(route.source, []).append(target)
+    for source, named in targets.items():
+        wanted = tuple(named)
+        if source not in state.workers or state.workers[source].is_gone:
+            del state.kv_copies.targets[source]
+        elif wanted != state.kv_copies.targets.get(source, ()) or (named and source in again):
+            state.kv_copies.targets[source] = wanted
+            # An order for exact positions goes on where the order before it is; reports of positions are older.
+            complete = tuple(
+                target if target.until else msgspec.structs.replace(target, held=_held(state, source, target))
+                for target in named
+            )
+            out.append(SendToWorker(state.workers[source].peer, SendKv(epoch=epoch, targets=complete)))
+
+
+def _held(state: State, source: str, target: KvTarget) -> tuple[SequencePosition, ...]:
+    """Return the positions that the target holds already of the running sequences, as far as they count."""
+    progress = state.kv_copies.progress.get(CopyRoute(source, target.to.to, target.layers))
+    if progress is not None and progress.num_reorders > 1:  # what the holder reported has not helped
+        return ()
+    positions = (
+        (sequence, min(sequence.kv, state.kv_copies.position(target.to.to, sequence.id, target.layers)))
+        for sequence in state.running
+    )
+    return tuple(SequencePosition(sequence.id, position) for sequence, position in positions if position)[
+        :MAX_SEQUENCES
+    ]
+
+
+# --- choice of the holders --------------------------------------------------------------------------------------------
+
+
+def choose_routes(state: State, policy: StandbyPolicy) -> tuple[CopyRoute, ...]:
+    """Return the routes of replicas under the active plan."""
+    plan = state.plans.current
+    if plan is None or policy == "none" or state.manifest is None:
+        return ()
+    present = {
+        (r.source, layer): r.holder for r in state.kv_copies.replicas for layer in range(r.layers.first, r.layers.stop)
+    }
+    assigned: dict[str, int] = defaultdict(int)  # by holder: bytes per position of the layers that it got so far
+    routes: list[CopyRoute] = []
+    for stage in plan.stages:
+        for layers, holders in _find_holders(state, stage):
+            chosen = holders
+            if policy == "neighbours":
+                former = present.get((stage.incarnation, layers.first))
+                best = max(holders, key=lambda holder: _score(state, holder, assigned[holder]))
+                chosen = [former if former in holders else best]
+            for holder in chosen:
+                assigned[holder] += position_bytes(state, layers)
+                routes.append(CopyRoute(stage.incarnation, holder, layers))
+    return tuple(routes)
+
+
+def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, list[str]]]:
+    """Yield the stage's layers in ranges, each with the workers that may hold their copies."""
+    able = [
+        (worker.incarnation, layers_of(worker.warm_layers))
+        for worker in state.workers.values()
+        if _can_copy(state, stage.incarnation, worker)
+    ]
+    first, holders = stage.layers.first, [name for name, warm in able if stage.layers.first in warm]
+    for layer in range(stage.layers.first + 1, stage.layers.stop + 1):
+        those = [name for name, warm in able if layer in warm] if layer < stage.layers.stop else []
+        if those == holders and layer < stage.layers.stop:
+            continue
+        if holders:
+            yield LayerRange(first, layer), holders
+        first, holders = layer, those
+
+
+def _can_copy(state: State, source: str, holder: Worker) -> bool:
+    """Whether a worker can send keys and values to another one, which can use them."""
+    sender, capacity = state.workers[source], state.plans.capacity
+    own, others = (capacity[i].bits if i in capacity else "" for i in (source, holder.incarnation))
+    return (
+        holder.incarnation != source
+        and holder.state is WorkerState.MEMBER
+        and bool(holder.hello.kv_endpoint)
+        and max(sender.hello.wire_versions) >= PROTOCOL
+        and (own == others or not others)  # a worker without a part has not reported its kernels
+        and sender.hello.dtype == holder.hello.dtype
+        and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
+        and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
+    )
+
+
+def _score(state: State, holder: str, assigned: int) -> float:
+    """Return how suitable a worker is as a holder: its memory for copies, and the less, the busier it is.
+
+    ``assigned``: bytes per position of the layers that it is to hold already.
+    """
+    worker, plans = state.workers[holder], state.plans
+    stage = None if plans.current is None else plans.current.stage_of(holder)
+    gauge = plans.gauge.stages.get(worker.name)
+    if stage is None or state.manifest is None:
+        busy = 0.0
+    elif gauge is not None and gauge.num_steps and plans.gauge.seconds:
+        busy = min(1.0, gauge.measured_s / plans.gauge.seconds)
+    else:
+        busy = len(stage.layers) / state.manifest.num_layers
+    taken = assigned * sum(sequence.kv for sequence in state.running)
+    return (_free_bytes(state, worker) - taken) * (2 - busy)
+
+
+def _free_bytes(state: State, worker: Worker) -> int:
+    """Return the memory that a worker has for copies, as it reported or as its weights and positions leave."""
+    held, manifest = state.kv_copies.held.get(worker.incarnation), state.manifest
+    if held is not None and held.free_bytes is not None:
+        return held.free_bytes + held.num_bytes
+    assert manifest is not None
+    stage = None if state.plans.current is None else state.plans.current.stage_of(worker.incarnation)
+    own = () if stage is None else (stage.layers,)
+    weights = sum(map(manifest.weight_bytes, (*own, *worker.warm_layers)))
+    used = sum(sequence.kv for sequence in state.running) * sum(position_bytes(state, layers) for layers in own)
+    return int((worker.hello.memory_bytes - weights) * worker.hello.kv_share) - used
+
+
+def position_bytes(state: State, layers: LayerRange) -> int:
+    """Return the bytes of one position's keys and values in these layers."""
+    assert state.manifest is not None
+    return sum(state.manifest.kv_bytes_per_token[layers.first : layers.stop])
+
+
+# --- orders and their progress ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class KvCopies:
+    """Orders the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
+    ``out``."""
+
+    state: State
+    out: Outbox
+    _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
+    _chosen_for: tuple[object, ...] = field(default=())
+
+    def refresh(self, policy: StandbyPolicy, now: float) -> None:
+        """Order the copies that the present workers can hold; again where they stand still."""
+        copies = self.state.kv_copies
+        if self._epoch != self.state.plans.epoch:
+            self.reset()
+        self._drop_ended(now)
+        routes = choose_routes(self.state, policy) if self._has_changed(policy, now) else copies.replicas
+        copies.progress = {route: copies.progress.get(route) or CopyProgress(risen_at=now) for route in routes}
+        again = self._find_standing_still(routes, now) if routes == copies.replicas else []
+        if routes != copies.replicas or again:
+            copies.replicas = routes
+            order_copies(self.state, self.out, map(CopyOrder, routes), again)
+
+    def _drop_ended(self, now: float) -> None:
+        """Have workers without a part in the plan drop copies of sequences that do not run any more: the steps that
+        release them don't go there."""
+        copies, plan = self.state.kv_copies, self.state.plans.current
+        if plan is None or now - copies.checked_at < CHECK_EVERY_S:
+            return
+        running = {sequence.id for sequence in self.state.running}
+        for holder, (sources, awaited) in copies.sources.items():
+            held, worker = copies.held.get(holder), self.state.workers.get(holder)
+            if held is None or worker is None or worker.is_gone or holder in plan.members:
+                continue
+            ended = tuple(sequence for sequence in held.sequences if sequence not in running)
+            if ended:
+                held.forget(ended)
+                message = ReceiveKv(epoch=plan.epoch, sources=sources, awaited=awaited, ended=ended)
+                self.out.append(SendToWorker(worker.peer, message))
+
+    def _has_changed(self, policy: StandbyPolicy, now: float) -> bool:
+        """Whether anything has changed on which the routes depend."""
+        current, copies = self.state.plans.current, self.state.kv_copies
+        able = tuple(
+            (worker.incarnation, worker.warm_layers, now >= copies.paused_until.get(worker.incarnation, 0.0))
+            for worker in self.state.workers.values()
+            if not worker.is_gone and worker.hello.kv_endpoint
+        )
+        chosen_for = (policy, None if current is None else current.epoch, able, self.state.routes.list_not_open(now))
+        has_changed = chosen_for != self._chosen_for
+        self._chosen_for = chosen_for
+        return has_changed
+
+    def _find_standing_still(self, routes: tuple[CopyRoute, ...], now: float) -> list[CopyRoute]:
+        """Return the routes that lag behind and have made no progress for a while."""
+        copies = self.state.kv_copies
+        if now - copies.checked_at < CHECK_EVERY_S:
+            return []
+        copies.checked_at = now
+        sequences = [sequence for sequence in self.state.running if not sequence.rebuilds]
+        again = []
+        for route in routes:
+            progress = copies.progress[route]
+            held = {s.id: copies.position(route.holder, s.id, route.layers) for s in sequences}
+            has_risen = any(position > progress.positions.get(id_, 0) for id_, position in held.items())
+            progress.positions = held
+            if has_risen or max((lag(s, held[s.id]) for s in sequences), default=0) < MIN_LAG:
+                progress.risen_at, progress.num_reorders = now, 0
+                continue
+            if now - progress.risen_at < STANDS_STILL_S * min(MAX_BACKOFF, 1 << progress.num_reorders):
+                continue
+            progress.risen_at, progress.num_reorders = now, progress.num_reorders + 1
+            if self._is_full(route, sequences):
+                copies.paused_until[route.holder] = now + PAUSE_S
+                self.state.count("kv_copies_paused")
+            else:
+                self.state.count("kv_copies_reordered")
+                again.append(route)
+        return again
+
+    def _is_full(self, route: CopyRoute, sequences: list[Sequence]) -> bool:
+        """Whether the holder has no memory for a block of every sequence."""
+        held = self.state.kv_copies.held.get(route.holder)
+        if held is None or held.free_bytes is None:
+            return False
+        return held.free_bytes < len(sequences) * BLOCK * position_bytes(self.state, route.layers)
+
+    def on_held(self, worker: Worker, message: KvHeld) -> bool:
+        """Record a worker's report of the copies that it holds; return whether it counts.
+
+        A worker without a part in the plan was ordered to drop everything before it was ordered to hold copies: from
+        now on it holds what it is ordered to.
+        """
+        current = self.state.plans.current
+        if current is None or message.epoch < current.epoch:
+            self.state.count("stale_control")
+            return False
+        if message.held and worker.incarnation not in current.members:
+            worker.forget_held()
+        self.state.count("kv_copies_reports")
+        report = HeldCopies.from_report(message.held, message.num_bytes, message.free_bytes)
+        self.state.kv_copies.held[worker.incarnation] = report
+        return True
+
+    def on_activated(self, worker: Worker, message: Activated) -> None:
+        """Record what a stage of the new plan holds: copies, and what it took over from copies for its own layers."""
+        copies, current = self.state.kv_copies, self.state.plans.current
+        stage = None if current is None else current.stage_of(worker.incarnation)
+        assert stage is not None
+        copies.held[worker.incarnation] = HeldCopies.from_report(message.copies)
+        before = layers_of(() if worker.layers is None else (worker.layers,))
+        new = layers_of((stage.layers,)) - before
+        own = HeldCopies.from_report(message.held)
+        copies.adopted[worker.incarnation] = sum(
+            min(sequence.kv, own.position(sequence.id, LayerRange(layer, layer + 1)))
+            for sequence in self.state.running
+            for layer in new
+        )
+
+    def on_serving(self) -> None:
+        """Record for the report on the recovery the work that copies have saved."""
+        adopted = sum(self.state.kv_copies.adopted.values())
+        self.state.kv_copies.adopted.clear()
+        if adopted:
+            self.state.count("kv_copies_used_positions", adopted)
+            self.state.recoveries.add_copied(adopted)
+
+    def reset(self) -> None:
+        """Drop the record of orders, which end with their plan, and of workers that are gone."""
+        copies = self.state.kv_copies
+        copies.forget_orders()
+        copies.held = {i: held for i, held in copies.held.items() if i in self.state.workers}
+        self._epoch, self._chosen_for = self.state.plans.epoch, ()
+
+
+def lag(sequence: Sequence, position: int) -> int:
+    """Return by how many positions, in finished blocks, a copy is behind its sequence."""
+    return max(0, sequence.kv // BLOCK * BLOCK - position)

@@ -1,0 +1,87 @@
+"""Copies of keys and values that workers hold for each other: which positions they have, and what was ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.wire.messages import HeldSequence, KvSource, KvTarget, LayerRange, RangePosition, SequencePosition
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRoute:
+    """Layers whose keys and values are copied from the worker that computes them to another worker. Both are
+    incarnations."""
+
+    source: str
+    holder: str
+    layers: LayerRange
+
+
+@dataclass(slots=True)
+class HeldCopies:
+    """Copies that one worker holds, as it reported them last."""
+
+    sequences: dict[int, tuple[RangePosition, ...]] = field(default_factory=dict)
+    num_bytes: int = 0
+    free_bytes: int | None = None  # memory for further copies; None: not reported yet
+
+    @classmethod
+    def from_report(cls, held: Iterable[HeldSequence], num_bytes: int = 0, free_bytes: int | None = None) -> HeldCopies:
+        return cls({each.sequence: each.kv for each in held}, num_bytes, free_bytes)
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Remove sequences that the worker was ordered to drop."""
+        for sequence in sequences:
+            self.sequences.pop(sequence, None)
+
+    def position(self, sequence: int, layers: LayerRange) -> int:
+        """Return the position up to which all these layers hold the sequence."""
+        kv = self.sequences.get(sequence, ())
+        return min((_position(kv, layer) for layer in range(layers.first, layers.stop)), default=0)
+
+
+def _position(kv: tuple[RangePosition, ...], layer: int) -> int:
+    return next((r.position for r in kv if r.layers.first <= layer < r.layers.stop), 0)
+
+
+@dataclass(slots=True)
+class CopyProgress:
+    """Progress of one route: positions held of each running sequence, and when one of them last rose."""
+
+    positions: dict[int, int] = field(default_factory=dict)
+    risen_at: float = 0.0
+    num_reorders: int = 0  # orders that were repeated since then
+
+
+@dataclass(slots=True)
+class KvCopyState:
+    """All copies under the current plan. Orders are remembered to send only those that changed."""
+
+    replicas: tuple[CopyRoute, ...] = ()  # their routes, without those of a migration
+    held: dict[str, HeldCopies] = field(default_factory=dict)  # by holder
+    progress: dict[CopyRoute, CopyProgress] = field(default_factory=dict)
+    # by holder without memory for more copies: time at which it is tried again
+    paused_until: dict[str, float] = field(default_factory=dict)
+    checked_at: float = 0.0  # time at which the progress was last compared
+    targets: dict[str, tuple[KvTarget, ...]] = field(
+        default_factory=dict
+    )  # by sender: its last order, without ``held``
+    # by holder: its last order
+    sources: dict[str, tuple[tuple[KvSource, ...], tuple[SequencePosition, ...]]] = field(default_factory=dict)
+    # layers times positions that stages took over from copies, by stage, with the plan that is being activated
+    adopted: dict[str, int] = field(default_factory=dict)
+
+    def position(self, holder: str, sequence: int, layers: LayerRange) -> int:
+        """Return the position up to which a worker holds copies of the sequence in all these layers."""
+        held = self.held.get(holder)
+        return 0 if held is None else held.position(sequence, layers)
+
+    def forget_orders(self) -> None:
+        """Drop the record of all orders: they end with their plan."""
+        self.replicas = ()
+        self.progress.clear()
+        self.paused_until.clear()
+        self.targets.clear()
+        self.sources.clear()
+        self.adopted.clear()

@@ -1,0 +1,140 @@
+"""Copies of keys and values hold exactly what they claim, fit into memory, and vanish with their sequences (I16).
+
+Whatever a stage claims to hold, computed by itself or copied, must be the states that an undisturbed computation gives
+for the tokens that it names; and once the broker's plan is in force there, these tokens must be the broker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from swarm.broker.state import SequenceState, State
+from swarm.sim.checks.audit import Violation
+from swarm.sim.checks.chains import ExpectedStates
+from swarm.stage.events import Event, KvArrived, OrderArrived, StageTick
+from swarm.wire.messages import Activate, ReceiveKv
+
+if TYPE_CHECKING:
+    from swarm.sim.views import SceneView, WorkerView
+
+LEAK_S = 12.0  # how long copies of an ended sequence may stay while a plan serves
+
+
+class KvCheck:
+    """Check of the copies of all workers, after each of their events."""
+
+    def __init__(self, scene: SceneView, num_layers: int) -> None:
+        self._scene = scene
+        self._expected = ExpectedStates(num_layers)
+        self._sources: dict[str, set[str]] = {}  # by receiver: incarnations that its last order names
+        self._leaking_since: dict[tuple[str, int], float] = {}  # by holder and sequence
+        # before the event that is being handled: bytes of the worker's copies; at an Activate, their positions by layer
+        self._copy_bytes = 0
+        self._copied: dict[int, dict[int, int]] = {}
+        self.num_parts = 0  # parts that were stored
+        self.num_adopted = 0  # layers × positions that a stage took over from copies
+
+    def sources_of(self, incarnation: str) -> set[str]:
+        """Return the workers from which this one is to receive copies."""
+        return self._sources.get(incarnation, set())
+
+    def before_event(self, event: Event, node: WorkerView) -> None:
+        """Record what the worker holds, to compare it with what the event leaves."""
+        self._copy_bytes = node.executor.kv_copy_bytes()
+        self._copied = {}
+        if isinstance(event, OrderArrived) and isinstance(event.order, Activate):
+            copies = node.core.store.copies.sequences
+            self._copied = {sequence: dict(copy.positions) for sequence, copy in copies.items()}
+
+    def after_event(self, event: Event, node: WorkerView) -> None:
+        """Check what the event can have changed."""
+        match event:
+            case OrderArrived(ReceiveKv() as order) if order.lineage == node.core.lineage:
+                self._sources[node.incarnation] = {source.incarnation for source in order.sources}
+            case OrderArrived(Activate() as order) if order.epoch == node.core.active:
+                self.check_node(node)
+                self._count_adopted(node)
+            case KvArrived():
+                self._check_arrival(event, node)
+            case StageTick(kv_free_bytes=free) if free < 0:
+                self._check_evicted(-free, node)
+            case _:
+                pass
+
+    def _count_adopted(self, node: WorkerView) -> None:
+        for sequence, copied in self._copied.items():
+            held = node.core.sequences.get(sequence)
+            for part in held.kv if held is not None else ():
+                layers = range(part.layers.first, part.layers.stop)
+                self.num_adopted += sum(min(copied.get(layer, 0), part.position) for layer in layers)
+
+    def check_node(self, node: WorkerView) -> None:
+        """Check everything that a stage claims to hold."""
+        for sequence, tokens, layers in _claims(node):
+            states = self._expected.of(sequence, tokens)
+            chains = node.executor.chains.get(sequence, {})
+            for layer, position in layers:
+                if chains.get(layer, [])[:position] != states[layer][:position]:
+                    where = f"{node.incarnation} sequence {sequence} layer {layer}"
+                    raise Violation(f"I16: {where}: the first {position} positions are not those of its tokens")
+
+    def check_tokens(self, node: WorkerView, state: State) -> None:
+        """Check that the tokens that a stage holds under the plan in force are the broker's."""
+        if node.core.active != state.plans.epoch or node.core.lineage != state.lineage:
+            return
+        for number, tokens, layers in _claims(node):
+            sequence = state.sequences.get(number)
+            if sequence is None or sequence.state is SequenceState.ENDED:
+                continue
+            position = max((position for _, position in layers), default=0)
+            if tokens[:position] != sequence.tokens[:position]:
+                raise Violation(f"I16: {node.incarnation} holds other tokens of sequence {number} than the broker")
+
+    def check_leaks(self, workers: Collection[WorkerView], state: State) -> None:
+        """Check that copies of ended sequences vanish, a while after the broker's plan serves."""
+        now, leaking = self._scene.world.now, {}
+        for node in workers if state.plans.is_serving and not self._scene.broker.is_away else ():
+            for number in node.core.store.copies.sequences if node.core.lineage == state.lineage else ():
+                sequence = state.sequences.get(number)
+                if sequence is None or sequence.state is SequenceState.ENDED:
+                    key = node.incarnation, number
+                    leaking[key] = self._leaking_since.get(key, now)
+                    if now - leaking[key] > LEAK_S:
+                        raise Violation(f"I16: {node.incarnation} has kept a copy of ended sequence {number}")
+        self._leaking_since = leaking
+
+    def _check_arrival(self, event: KvArrived, node: WorkerView) -> None:
+        """Check what was stored of a part that has just arrived, and its memory."""
+        part, data = event.part, event.data
+        grown = node.executor.kv_copy_bytes() - self._copy_bytes
+        if grown > max(0, event.free_bytes):
+            raise Violation(f"I16: {node.incarnation} stores {grown} bytes of copies, {event.free_bytes} are free")
+        copy = node.core.store.copies.sequences.get(part.sequence)
+        layers = range(part.layers.first, part.layers.stop)
+        stored = [layer for layer in layers if copy is not None and copy.positions.get(layer, 0) >= data.stop]
+        if copy is None or not stored:
+            return
+        if grown and part.sender not in self.sources_of(node.incarnation):
+            raise Violation(f"I10: {node.incarnation} stores a part from {part.sender}, which no order names")
+        self.num_parts += bool(grown)
+        states, chains = self._expected.of(part.sequence, copy.tokens), node.executor.chains[part.sequence]
+        for layer in stored:
+            if chains[layer][data.start : data.stop] != states[layer][data.start : data.stop]:
+                where = f"{node.incarnation} sequence {part.sequence} layer {layer}"
+                raise Violation(f"I16: {where}: positions {data.start} to {data.stop} are not those of its tokens")
+
+    def _check_evicted(self, num_bytes: int, node: WorkerView) -> None:
+        """Check that a stage has dropped copies until this much memory was free, or all of them."""
+        left, allowed = node.executor.kv_copy_bytes(), max(0, self._copy_bytes - num_bytes)
+        if left > allowed:
+            raise Violation(f"I16: {node.incarnation} keeps {left} bytes of copies, {allowed} fit into its memory")
+
+
+def _claims(node: WorkerView) -> Iterator[tuple[int, Sequence[int], list[tuple[int, int]]]]:
+    """Yield what a stage claims to hold: a sequence, its tokens, and the position of each layer."""
+    for sequence, held in node.core.sequences.items():
+        computed = [(layer, r.position) for r in held.kv for layer in range(r.layers.first, r.layers.stop)]
+        yield sequence, held.history, computed
+    for sequence, copy in node.core.store.copies.sequences.items():
+        yield sequence, copy.tokens, list(copy.positions.items())

@@ -1,0 +1,120 @@
+"""The compute thread's share of moving keys and values: when it stores an arrived part, and when it offers the core to
+send one. Both come after everything else.
+
+After each step the core may use a turn within its budget; when nothing else is to be done, it may use as many as it
+likes. A turn in which the core sends nothing is not repeated until something has happened: a step, an order, a target
+that accepts again, or a tick.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.errors import IllegalMove
+from swarm.stage import actions as act
+from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.executor import Executor
+from swarm.stage.shell.kv_channels import KvChannels
+from swarm.stage.shell.kv_receiver import KvReceiver
+from swarm.wire.push import PushChannel
+
+# Between two turns in which the core sends nothing. Steps of small models take less than a millisecond, and asking
+# costs some of that.
+_EVERY_S: Final = 0.005
+
+KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
+
+
+class KvTraffic:
+    """Copies that leave and arrive. ``receiver``: None for a worker that takes no copies."""
+
+    def __init__(self, channels: KvChannels, receiver: KvReceiver | None, executor: Executor, clock: Clock) -> None:
+        self._channels = channels
+        self._receiver = receiver
+        self._executor = executor
+        self._clock = clock
+        self._is_due = False  # whether a turn may lead to a part
+        self._next_turn_at = -inf
+
+    def start(self) -> None:
+        if self._receiver is not None:
+            self._receiver.start()
+
+    def stop(self, grace_s: float) -> bool:
+        """End the receiver's thread. Returns False if it is still busy after the grace time."""
+        return self._receiver is None or self._receiver.stop(grace_s)
+
+    def close_channels(self) -> None:
+        self._channels.close()
+
+    def blocked_channels(self) -> tuple[PushChannel, ...]:
+        return self._channels.blocked_channels()
+
+    def wait_s(self, now: float) -> float:
+        """Return after what time there is something to do; infinite if nothing has happened."""
+        if self._receiver is not None and self._receiver.has_parts:
+            return 0.0
+        return max(0.0, self._next_turn_at - now) if self._is_due and self._channels.has_targets else inf
+
+    def notice(self) -> None:
+        """Record that something has happened, so that a turn may lead to a part."""
+        self._is_due = True
+
+    def hurry(self) -> None:
+        """Record that an order arrived, which the next turn is to follow at once."""
+        self._is_due, self._next_turn_at = True, -inf
+
+    def flush(self) -> None:
+        """Send what waits, as far as the targets accept it."""
+        if self._channels.flush():
+            self.hurry()
+
+    def next_event(self, *, is_idle: bool, now: float) -> KvArrived | KvTurn | None:
+        """Return an arrived part or a turn for the core, if there is one now. ``is_idle``: no step is waiting."""
+        received = None if self._receiver is None else self._receiver.take()
+        if received is not None:
+            return KvArrived(received.part, received.data, self._executor.kv_free_bytes(), received.sender)
+        if not self._is_due or now < self._next_turn_at or not self._channels.has_targets:
+            return None
+        self._is_due = not is_idle
+        self._next_turn_at = now + _EVERY_S
+        return KvTurn(is_idle, self._channels.blocked)
+
+    def perform(self, action: KvAction) -> tuple[KvPartTaken | KvStoreFailed, ...]:
+        """Carry out an action of the core. Return the answer to ``SendKvPart`` (the next turn may follow at once), and
+        that to a ``StoreKv`` that failed: no step depends on a copy."""
+        match action:
+            case act.SendKvPart():
+                began_at = self._clock.now()
+                num_bytes = self._channels.send(action)
+                self.hurry()
+                return (KvPartTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
+            case act.StoreKv(sequence):
+                try:
+                    act.apply_to_executor(self._executor, action)
+                except (IllegalMove, RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+                    return (KvStoreFailed(sequence, f"{type(error).__name__}: {error}"),)
+            case act.ConnectKvTargets(edges):
+                self._channels.connect(edges)
+                self.hurry()
+            case act.AllowKvSenders(keys):
+                if self._receiver is not None:
+                    self._receiver.set_allowed(keys)
+        return ()
+
+    def disconnect_key(self, key: str) -> None:
+        self._channels.disconnect_key(key)
+
+    def values(self) -> dict[str, float]:
+        """Return counters for ``swarmctl stats``. May be called from any thread."""
+        if self._receiver is None:
+            return {}
+        receiver = self._receiver
+        return {
+            "kv_parts_received": receiver.num_parts,
+            "kv_bytes_received": receiver.num_bytes,
+            "kv_parts_refused": receiver.num_refused,
+            "kv_knockers_refused": receiver.num_peers_refused,
+        }

@@ -1,0 +1,303 @@
+"""Who copies keys and values to whom, what is repeated, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.broker.actions import Action
+from swarm.broker.planner.standby import StandbyPolicy
+from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.wire.messages import (
+    BLOCK,
+    Cancel,
+    HeldSequence,
+    KvHeld,
+    LayerRange,
+    RangePosition,
+    ReceiveKv,
+    SendKv,
+    SequencePosition,
+    layers_of,
+)
+from tests.unit.broker.bench import MIB, Bench, orders, ranges, settings, submit
+
+PINS = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+Routes = dict[tuple[str, str], list[LayerRange]]
+
+
+def copying(num_workers: int = 3, policy: StandbyPolicy = "neighbours", **fields: object) -> Bench:
+    """Workers that take copies serve; ``log`` has all that was ordered so far."""
+    rules = PlanRules(standby_kv=policy, pins=PINS if num_workers == 2 else {})
+    bench = Bench(settings(plan=ReconfigurationSettings(settle_s=0.0, rules=rules)))
+    for index in range(num_workers):
+        add(bench, f"w{index}", **fields)
+    bench.tick()
+    bench.tick()
+    bench.tick()
+    assert bench.state.plans.is_serving
+    return bench
+
+
+def add(bench: Bench, name: str, **fields: object) -> list[Action]:
+    return bench.join(name, **({"bits": "alike", "kv_endpoint": f"tcp://{name}-kv"} | fields))
+
+
+def sent(actions: Sequence[Action]) -> Routes:
+    """(source, holder) -> layers, of the last orders to every sender."""
+    last = dict(orders(actions, SendKv))
+    routes: Routes = {}
+    for source, order in last.items():
+        assert isinstance(order, SendKv)
+        for target in order.targets:
+            assert target.to.endpoint == f"tcp://{target.to.to.split('.')[0]}-kv"
+            routes.setdefault((source, target.to.to), []).append(target.layers)
+    return routes
+
+
+def accepted(actions: Sequence[Action]) -> Routes:
+    last = dict(orders(actions, ReceiveKv))
+    routes: Routes = {}
+    for holder, order in last.items():
+        assert isinstance(order, ReceiveKv)
+        for source in order.sources:
+            routes.setdefault((source.incarnation, holder), []).append(source.layers)
+    return routes
+
+
+def report(bench: Bench, name: str, positions: dict[int, int], layers: LayerRange, **fields: object) -> list[Action]:
+    held = tuple(HeldSequence(s, (RangePosition(layers, position),)) for s, position in positions.items())
+    values: dict[str, object] = {"epoch": bench.epoch, "incarnation": f"{name}.1", "held": held, "free_bytes": 1 << 30}
+    return bench.tell(name, KvHeld(**(values | fields)))  # type: ignore[arg-type]
+
+
+def run(bench: Bench, num_prompt: int, request_id: str = "r") -> int:
+    """A request whose prompt is computed, and some tokens; returns its sequence."""
+    bench.say(submit(request_id, num_prompt=num_prompt, max_tokens=100))
+    while bench.sequence(request_id).kv < num_prompt:
+        bench.finish()
+    return bench.sequence(request_id).id
+
+
+def test_every_layer_has_one_holder_that_keeps_it_warm() -> None:
+    """The holder is told before the sender, and of the same layers."""
+    bench = copying()
+    routes = sent(bench.log)
+    assert routes == accepted(bench.log)
+    plan = bench.state.plans.current
+    assert plan is not None
+    for stage in plan.stages:
+        copied = [layer for (source, _), named in routes.items() if source == stage.incarnation for layer in named]
+        assert sorted(layer for each in copied for layer in range(each.first, each.stop)) == sorted(
+            layers_of((stage.layers,))
+        )
+    for (_, holder), named in routes.items():
+        assert layers_of(named) <= layers_of(bench.state.workers[holder].warm_layers)
+    kinds = [type(order) for _, order in orders(bench.log) if isinstance(order, SendKv | ReceiveKv)]
+    assert kinds == [ReceiveKv] * 3 + [SendKv] * 3
+
+
+def test_nothing_is_ordered_twice() -> None:
+    bench = copying()
+    bench.take()
+    run(bench, 40)
+    bench.tick(10 * STANDS_STILL_S)
+    assert not orders(bench.take(), SendKv)
+
+
+def test_all_that_keep_a_layer_warm_hold_copies() -> None:
+    """A spare and a neighbour, of the same layers."""
+    bench = copying(2, "all")
+    bench.take()
+    add(bench, "w9")
+    bench.tick(1.0)
+    routes = sent(bench.take())
+    assert routes == {
+        (source, holder): [layers]
+        for source, layers in (("w0.1", LayerRange(0, 3)), ("w1.1", LayerRange(3, 6)))
+        for holder in ("w0.1", "w1.1", "w9.1")
+        if holder != source
+    }
+
+
+def test_the_holder_is_chosen_by_memory_and_load() -> None:
+    """A spare computes nothing, so it holds what a neighbour could; one with little memory does not."""
+    for memory_bytes, holder in ((200 * MIB, "w9.1"), (80 * MIB, "w1.1")):
+        bench = copying(2)
+        bench.lose("w1")
+        add(bench, "w9", memory_bytes=memory_bytes)
+        add(bench, "w1")
+        bench.tick(1.0)
+        assert all(
+            LayerRange(0, 3) in worker.kept or worker.kept == (LayerRange(0, 6),)
+            for worker in (bench.workers["w1"], bench.workers["w9"])
+        )
+        assert {held for source, held in sent(bench.log) if source == "w0.1"} == {holder}
+
+
+def test_a_holder_stays_while_it_can() -> None:
+    """A copy that moved would have to be sent once more."""
+    bench = copying(2)
+    bench.take()
+    add(bench, "w9")
+    bench.tick(1.0)
+    assert not orders(bench.take(), SendKv)
+    bench.lose("w9")
+    bench.tick(1.0)
+    assert not orders(bench.take(), SendKv)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"kv_endpoint": ""}, {"bits": ""}],
+    ids=["it has no listener", "its kernels compute other bits"],
+)
+def test_to_whom_nothing_is_copied(fields: dict[str, object]) -> None:
+    bench = copying(2)
+    bench.take()
+    bench = copying(2, **fields)
+    assert sent(bench.log) == accepted(bench.log) == {}
+
+
+def test_without_copies_by_the_settings() -> None:
+    assert not orders(copying(3, "none").log, SendKv)
+
+
+def test_changed_settings_end_the_copies() -> None:
+    """Senders and holders get empty orders; the holders drop what they have."""
+    bench = copying(2)
+    bench.take()
+    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="none"))
+    bench.tick()
+    actions = bench.take()
+    assert len(orders(actions, SendKv)) == len(orders(actions, ReceiveKv)) == 2
+    assert sent(actions) == accepted(actions) == {}
+
+
+def test_a_route_that_stands_still_is_ordered_again_from_what_is_held() -> None:
+    """Only if it is behind, and not at once; if that does not help, from the beginning."""
+    bench = copying(2)
+    sequence = run(bench, 200)
+    (source, holder), (layers, *_) = next(iter(sent(bench.log).items()))
+    name = holder.split(".")[0]
+    report(bench, name, {sequence: 64}, layers)
+    for other in set(bench.workers) - {name}:  # the other direction is complete
+        report(bench, other, {sequence: 1000}, LayerRange(0, 6))
+    bench.tick(1.0)
+    bench.take()
+    bench.tick(STANDS_STILL_S - 1.0)
+    assert not orders(bench.take(), SendKv)
+    bench.tick(1.5)
+    actions = bench.take()
+    ((_, order),) = [each for each in orders(actions, SendKv) if each[0] == source]
+    assert isinstance(order, SendKv)
+    assert order.targets[0].held == (SequencePosition(sequence, 64),)
+    assert [peer for peer, _ in orders(actions, ReceiveKv)] == [holder]
+    bench.tick(2 * STANDS_STILL_S + 1.0)
+    ((_, order),) = [each for each in orders(bench.take(), SendKv) if each[0] == source]
+    assert isinstance(order, SendKv)
+    assert order.targets[0].held == ()
+
+
+def test_a_route_with_progress_is_left_alone() -> None:
+    bench = copying(2)
+    sequence = run(bench, 400)
+    (_, holder), _ = next(iter(sent(bench.log).items()))
+    bench.take()
+    for block in range(8):
+        for name in bench.workers:
+            report(bench, name, {sequence: block * BLOCK}, LayerRange(0, 6))
+        bench.tick(STANDS_STILL_S - 1.0)
+    assert not orders(bench.take(), SendKv)
+    assert bench.state.kv_copies.position(holder, sequence, LayerRange(0, 6)) == 7 * BLOCK
+
+
+def test_a_holder_without_memory_gets_nothing_for_a_while() -> None:
+    bench = copying(2)
+    sequence = run(bench, 200)
+    for name in bench.workers:
+        report(bench, name, {sequence: 64}, LayerRange(0, 6), free_bytes=1)
+    bench.take()
+    bench.tick(STANDS_STILL_S + 1.5)
+    actions = bench.take()
+    assert len(orders(actions, SendKv)) == 2
+    assert sent(actions) == accepted(actions) == {}
+    bench.tick(PAUSE_S + 1.0)
+    assert len(sent(bench.take())) == 2
+
+
+def test_reports_of_an_earlier_plan_do_not_count() -> None:
+    bench = copying(2)
+    report(bench, "w0", {1: 64}, LayerRange(0, 6), epoch=bench.epoch - 1)
+    assert bench.state.kv_copies.position("w0.1", 1, LayerRange(0, 6)) == 0
+    assert bench.state.counters["stale_control"] == 1
+    report(bench, "w0", {1: 64}, LayerRange(0, 4))
+    assert bench.state.kv_copies.position("w0.1", 1, LayerRange(0, 4)) == 64
+    assert bench.state.kv_copies.position("w0.1", 1, LayerRange(3, 5)) == 0
+
+
+def test_after_a_change_of_plan_copies_are_ordered_for_it() -> None:
+    """With what the stages of the new plan have reported with their activation."""
+    bench = copying(3)
+    sequence = run(bench, 100)
+    epoch = bench.epoch
+    for worker in bench.workers.values():
+        worker.copies = (HeldSequence(sequence, (RangePosition(LayerRange(0, 6), 96),)),)
+    lost = next(iter(bench.workers))
+    bench.take()
+    bench.lose(lost)
+    bench.tick()
+    bench.tick()
+    told = orders(bench.log, SendKv)
+    assert {order.epoch for _, order in told} == {bench.epoch} != {epoch}
+    assert all(
+        target.held == (SequencePosition(sequence, 96),)
+        for _, order in told
+        if isinstance(order, SendKv)
+        for target in order.targets
+    )
+    assert f"{lost}.1" not in {peer for route in sent(bench.log) for peer in route}
+
+
+def test_what_copies_saved_is_recorded_for_the_recovery() -> None:
+    bench = copying(3)
+    run(bench, 100)
+    lost = sorted(ranges(bench).items(), key=lambda each: each[1].first)[1][0]
+    bench.lose(lost)  # the bench's workers hold all that they are told to keep, also in new layers
+    recovery = bench.state.recoveries.current or bench.state.recoveries.past[-1]
+    assert recovery.copied_layer_positions == 2 * bench.sequence("r").kv
+    assert bench.state.counters["kv_copies_used_positions"] == recovery.copied_layer_positions
+
+
+def test_a_report_in_another_lineage_counts_for_nothing() -> None:
+    bench = copying(2)
+    message = KvHeld(epoch=bench.epoch, incarnation="w0.1", held=())
+    lineage = replace(bench.state.lineage, generation=bench.state.lineage.generation + 1)
+    bench.tell("w0", replace(message, lineage=lineage))
+    assert bench.state.counters["stale_control"] == 1
+    assert "kv_copies_reports" not in bench.state.counters
+
+
+def test_a_spare_drops_copies_of_sequences_that_have_ended() -> None:
+    """It sees no steps, and so no releases; a stage of the plan sees them."""
+    bench = copying(2)
+    add(bench, "w9")
+    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
+    bench.tick()
+    first, second = run(bench, 100), run(bench, 100, "s")
+    for name in bench.workers:
+        report(bench, name, {first: 96, second: 96}, LayerRange(0, 6))
+    bench.tick(1.0)
+    bench.take()
+    bench.say(Cancel(request_id="s"))
+    bench.tick(1.0)
+    ((peer, order),) = orders(bench.take(), ReceiveKv)
+    assert isinstance(order, ReceiveKv)
+    assert (peer, order.ended, len(order.sources)) == ("w9.1", (second,), 2)
+    assert bench.state.kv_copies.position("w9.1", first, LayerRange(0, 6)) == 96
+    bench.tick(5.0)
+    assert not orders(bench.take(), ReceiveKv)

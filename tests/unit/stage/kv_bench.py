@@ -1,0 +1,122 @@
+"""Stages that hold copies of each other's keys and values: a pipeline on a bench, and the connection between two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm.stage import actions as act
+from swarm.stage.events import KvArrived, KvPartTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
+from swarm.wire import tensors
+from swarm.wire.messages import (
+    BLOCK,
+    Activate,
+    Edge,
+    Fence,
+    KeepWarm,
+    KvHeld,
+    KvPart,
+    KvSource,
+    KvTarget,
+    LayerRange,
+    Prepare,
+    ReceiveKv,
+    SendKv,
+    SequencePosition,
+)
+from tests.unit.stage.bench import CAPACITY, EDGE, StageBench
+
+LAYERS = LayerRange(0, 3)  # of the sender
+HOLDER = Edge("w0.1", "tcp://holder")  # every bench has this incarnation
+IDLE = KvTurn(is_idle=True)
+BUSY = KvTurn(is_idle=False)
+AMPLE = 1 << 30
+
+
+def positions(**held: int) -> tuple[SequencePosition, ...]:
+    """``s1=64``: sequence 1 stands at 64."""
+    return tuple(SequencePosition(int(name[1:]), position) for name, position in held.items())
+
+
+def held_by(actions: list[act.Action]) -> list[KvHeld]:
+    return [a.message for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, KvHeld)]
+
+
+def parts_in(actions: list[act.Action]) -> list[act.SendKvPart]:
+    return [a for a in actions if isinstance(a, act.SendKvPart)]
+
+
+@dataclass(slots=True)
+class KvPipe:
+    """A connection for copies between two benches. ``waiting``: parts under way."""
+
+    sender: StageBench
+    receiver: StageBench
+    took_s: float = 0.0005
+    waiting: list[KvArrived] = field(default_factory=list)
+
+    def order(self, epoch: int = 1, layers: LayerRange = LAYERS, **target: object) -> None:
+        """The broker has the sender send its layers, and the receiver accept them."""
+        self.receive(epoch, layers)
+        self.send(epoch, layers, **target)
+
+    def send(self, epoch: int = 1, layers: LayerRange = LAYERS, **target: object) -> list[act.Action]:
+        return self.sender.order(SendKv(epoch=epoch, targets=(KvTarget(HOLDER, layers, **target),)))  # type: ignore[arg-type]
+
+    def receive(self, epoch: int = 1, layers: LayerRange = LAYERS, **order: object) -> list[act.Action]:
+        return self.receiver.order(ReceiveKv(epoch=epoch, sources=(KvSource("w0.1", layers),), **order))  # type: ignore[arg-type]
+
+    def turn(self, turn: KvTurn = IDLE) -> list[act.SendKvPart]:
+        """Give the sender a turn; its part is on its way. Returns the part, or nothing."""
+        parts = parts_in(self.sender.feed(turn))
+        for part in parts:
+            self.waiting.append(self.read(part))
+            num_bytes = self.waiting[-1].data.numbers.nbytes
+            self.sender.feed(KvPartTaken(part.to.to, num_bytes, self.took_s))
+        return parts
+
+    def read(self, part: act.SendKvPart, free_bytes: int = AMPLE) -> KvArrived:
+        """What arrives of a part."""
+        data = self.sender.executor.read_kv(part.sequence, part.layers, part.start, part.start + len(part.tokens))
+        message = KvPart(
+            epoch=part.epoch,
+            lineage=part.lineage,
+            sequence=part.sequence,
+            layers=part.layers,
+            block=part.start // BLOCK,
+            tensor=tensors.pack(data.numbers, data.dtype)[0],
+            tokens=part.tokens,
+            open=part.open,
+            sender=self.sender.core.settings.incarnation,
+        )
+        return KvArrived(message, data, free_bytes)
+
+    def deliver(self) -> list[act.Action]:
+        """Everything under way arrives."""
+        waiting, self.waiting = self.waiting, []
+        return [action for event in waiting for action in self.receiver.feed(event)]
+
+    def copy_all(self) -> list[act.Action]:
+        """Everything that can be sent is sent and arrives."""
+        while self.turn():
+            pass
+        return self.deliver()
+
+
+def activate(stage: StageBench, epoch: int = 1, *, kept: tuple[LayerRange, ...] = (), **live: int) -> list[act.Action]:
+    """The whole procedure of a new plan for the bench's layers; the actions of the activation."""
+    stage.order(Prepare(epoch=epoch, layers=stage.layers, standby=kept, edge=EDGE, max_sequences=4))
+    stage.feed(Loaded(epoch, CAPACITY))
+    stage.order(Fence(epoch=epoch))
+    return stage.order(Activate(epoch=epoch, first_step=1, live=positions(**live)))
+
+
+def keep_warm(stage: StageBench, *layers: LayerRange, epoch: int = 1) -> None:
+    """The stage loads these layers as a standby."""
+    stage.feed(OrderArrived(KeepWarm(epoch=epoch, layers=layers)))
+    kept = stage.executor.keep(layers, lambda done, total: None, lambda warm: False)
+    stage.feed(StandbyLoaded(kept, 0.1))
+
+
+def tick(stage: StageBench, free_bytes: int = AMPLE, after_s: float = 0.1) -> list[act.Action]:
+    stage.now += after_s
+    return stage.feed(StageTick(free_bytes))
