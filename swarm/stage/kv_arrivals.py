@@ -228,7 +228,7 @@ class KvArrivals:
         order = self.order
         if order is None or not self._is_awaited:
             return
-        wanted = layers_of(source.layers for source in order.sources)
+        wanted = layers_of(source.layers for source in order.sources if source.is_awaited)
         for item in order.awaited:
             copy = self.copies.sequences.get(item.sequence)
             held = {} if copy is None else copy.positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage import native
+from swarm.stage.attention import arena as arena_module
 from swarm.stage.attention import layouts
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.racks import KvShape
@@ -155,6 +157,25 @@ def test_forks_and_cuts_leave_copies_consistent() -> None:
     assert (arena.used, arena.copied[1]) == (128, 64)
     with pytest.raises(IllegalMove, match="40 to 96 don't fit"):
         write(arena, 1, LayerRange(1, 2), (40, 96), own)
+
+
+def test_a_copy_without_memory_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device may have less than is counted: then the copy is dropped, and its sequence goes on."""
+    arena, own, given = opened(), LayerRange(0, 1), arena_module.new_buffer
+    write(arena, 1, own, (0, 40), own)
+
+    def fail(*args: Any) -> Any:
+        if len(arena._racks[0].buffers) == 2:
+            raise MemoryError("no memory on the device")
+        return given(*args)
+
+    monkeypatch.setattr(arena_module, "new_buffer", fail)
+    with pytest.raises(MemoryError):
+        write(arena, 1, LayerRange(1, 4), (0, 40), own)
+    arena.drop_copies(1, LayerRange(1, 4))
+    assert (arena.used, arena.copied.total()) == (64, 0)
+    assert set(arena.shapes(1)) == {0}
+    assert arena.read_positions(1, own, 0, 40).all()
 
 
 def test_memory_without_pages_grows_with_copies() -> None:

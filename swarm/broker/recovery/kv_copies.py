@@ -75,13 +75,14 @@ def _order_receivers(state: State, out: Outbox, epoch: int, orders: list[CopyOrd
     awaited: dict[str, dict[int, SequencePosition]] = defaultdict(dict)
     for order in orders:
         key = state.workers[order.route.source].hello.key
-        sources.setdefault(order.route.holder, []).append(KvSource(order.route.source, order.route.layers, key))
+        named = KvSource(order.route.source, order.route.layers, key, is_awaited=bool(order.until))
+        sources.setdefault(order.route.holder, []).append(named)
         awaited[order.route.holder] |= {item.sequence: item for item in order.until}
-    for holder, named in sources.items():
-        wanted = tuple(named), tuple(awaited[holder].values())
+    for holder, named_sources in sources.items():
+        wanted = tuple(named_sources), tuple(awaited[holder].values())
         if holder not in state.workers or state.workers[holder].is_gone:
             del state.kv_copies.sources[holder]
-        elif wanted != state.kv_copies.sources.get(holder, ((), ())) or (named and holder in again):
+        elif wanted != state.kv_copies.sources.get(holder, ((), ())) or (named_sources and holder in again):
             state.kv_copies.sources[holder] = wanted
             message = ReceiveKv(epoch=epoch, sources=wanted[0], awaited=wanted[1])
             out.append(SendToWorker(state.workers[holder].peer, message))

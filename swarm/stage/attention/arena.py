@@ -191,16 +191,17 @@ class KvArena:
 
     def _clear(self, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        for layer in list(held.layers):
+        for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
+        buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
         if self._num_slots == 1:
-            del held.rack.buffers[layer]
+            held.rack.buffers.pop(layer, None)
             held.rack.tables.clear()
-        else:
-            held.rack.buffers[layer].clear(held.slot)
-        held.layers.remove(layer)
+        elif buffer is not None:
+            buffer.clear(held.slot)
+        held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
@@ -229,13 +230,13 @@ class KvArena:
                 del rack.buffers[layer]
             rack.tables.clear()
         for held in self._sequences.values():
-            for layer in list(held.layers):
+            for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
                     self._count_copy(held, layer, 0)
                     self._mark_used(held, positions)
                 elif layer not in kept:  # its buffer is gone
-                    held.layers.remove(layer)
+                    held.layers.discard(layer)
                     self._count_copy(held, layer, 0)
                 elif not positions:
                     self._drop_layer(held, layer)

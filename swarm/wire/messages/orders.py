@@ -162,8 +162,8 @@ class SendKv(Message, frozen=True, kw_only=True):
 class ReceiveKv(Message, frozen=True, kw_only=True):
     """Order to accept copies of keys and values from these workers while the plan of ``epoch`` serves. It replaces the
     earlier order; copies of other layers are dropped. ``awaited``: report with ``KvHeld`` as soon as all these
-    positions are held in all these layers. ``ended``: drop the copies of these sequences, whose end a worker without a
-    part in the plan does not see."""
+    positions are held in the awaited layers. ``ended``: drop the copies of these sequences, whose end a worker without
+    a part in the plan does not see."""
 
     sources: Annotated[tuple[KvSource, ...], msgspec.Meta(max_length=MAX_STAGES)]
     v: Version = 4

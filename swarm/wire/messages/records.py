@@ -161,8 +161,9 @@ class KvTarget(Record, frozen=True):
 
 class KvSource(Record, frozen=True):
     """A worker from which copies of keys and values of these layers are accepted. ``key``: its public key, where keys
-    are used."""
+    are used. ``is_awaited``: the positions that ``ReceiveKv`` awaits are awaited in these layers."""
 
     incarnation: Name
     layers: LayerRange
     key: PublicKey | None = None
+    is_awaited: bool = True

@@ -150,7 +150,7 @@ def test_moved_layers_are_copied_while_the_next_plan_loads() -> None:
         ("w2.1", ReceiveKv, bench.epoch),
         ("w1.1", SendKv, bench.epoch),
     ]
-    assert last_order(bench, "w2", ReceiveKv).sources == (KvSource("w1.1", LAST),)
+    assert last_order(bench, "w2", ReceiveKv).sources == (KvSource("w1.1", LAST, is_awaited=False),)
     (target,) = last_order(bench, "w1", SendKv).targets
     assert (target.to.to, target.to.endpoint) == ("w2.1", "tcp://w2-kv")
     assert target == KvTarget(target.to, LAST, is_urgent=True)
@@ -167,6 +167,7 @@ def test_nothing_is_computed_again() -> None:
     assert sequence.kv == sequence.sampled - 1
     exact = (SequencePosition(sequence.id, sequence.kv),)
     assert last_order(bench, "w2", ReceiveKv).awaited == exact
+    assert last_order(bench, "w2", ReceiveKv).sources == (KvSource("w1.1", LAST),)
     (target,) = last_order(bench, "w1", SendKv).targets
     assert target.until == exact
     assert not orders(bench.log, Activate)
@@ -275,7 +276,7 @@ def test_copies_without_progress_are_ordered_again() -> None:
     bench.tick(0.5)
     (target,) = last_order(bench, "w1", SendKv).targets
     assert target.held == (SequencePosition(bench.sequence().id, 2 * BLOCK),)
-    assert last_order(bench, "w2", ReceiveKv).sources == (KvSource("w1.1", LAST),)
+    assert last_order(bench, "w2", ReceiveKv).sources == (KvSource("w1.1", LAST, is_awaited=False),)
     assert bench.state.counters["copies_ordered_again"] == 1
 
 
