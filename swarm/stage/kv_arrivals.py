@@ -28,6 +28,7 @@ from swarm.stage.sequences import SequenceStore
 from swarm.wire.messages import BLOCK, HeldSequence, KvHeld, KvPart, LayerRange, Lineage, Open, ReceiveKv, layers_of
 
 REPORT_S = 1.0  # between two reports
+REPEAT_S = 4.0  # after which a report is repeated although nothing has changed: it may have been lost
 MAX_RELEASED = 256  # sequences whose last parts may still be on their way
 UNORDERED_S = 8.0  # how long copies wait for an order after ``Unassign``
 
@@ -50,6 +51,7 @@ class KvArrivals:
     # what the last report named: copies, and the magnitude of the memory left; None: another report is due
     _reported: tuple[tuple[HeldSequence, ...], int] | None = ((), 0)
     _checked_at: float = 0.0  # when the last report was due
+    _reported_at: float = 0.0
     _is_awaited: bool = False  # the order awaits positions that are not complete yet
     _unordered_at: float | None = None  # since when copies wait for an order
 
@@ -241,9 +243,11 @@ class KvArrivals:
         held, self._checked_at = self.copies.inventory(), now
         free_bytes = 0 if self.order is None else max(0, self.free_bytes)
         report = held, free_bytes.bit_length()
-        if (report == self._reported or not (held or self.order or self._reported)) and not is_complete:
+        is_repeated = bool(held) and now - self._reported_at >= REPEAT_S
+        has_changed = report != self._reported and bool(held or self.order or self._reported)
+        if not (has_changed or is_repeated or is_complete):
             return
-        self._reported = report
+        self._reported, self._reported_at = report, now
         message = KvHeld(
             epoch=0 if self.order is None else self.order.epoch,
             incarnation=self.incarnation,

@@ -63,12 +63,13 @@ class KvExchange:
         self.arrivals.await_order(now)
 
     def on_welcome(self) -> None:
+        """Begin with a broker, perhaps again. It has no record of sequences that consist of copies only, and with
+        another lineage their numbers may stand for others."""
+        self.arrivals.copies.drop_unopened()
         self.arrivals.report_again()
 
     def on_lineage_switched(self) -> None:
-        """Drop what no sequence of the stage's own vouches for: the numbers of sequences may be given out again."""
         self.arrivals.stop()
-        self.arrivals.copies.drop_unopened()
 
     def block_key(self, key: str, blocked: Iterable[str]) -> None:
         self.actions.extend(self.sender.block_key(key))

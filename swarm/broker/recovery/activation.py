@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import ConnectPipeline, Outbox
 from swarm.broker.recovery.kv_copies import KvCopies
-from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow
+from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow, trust_copied
 from swarm.broker.recovery.speeds import make_gauges
 from swarm.broker.recovery.worker_orders import StandbyOrders, WorkerOrders
 from swarm.broker.state import PlanPhase, State
@@ -49,6 +49,7 @@ class Activation:
         plans.awaited.discard(message.incarnation)
         worker = self.state.workers[message.incarnation]
         worker.record_held(message.kept, None)
+        message = trust_copied(message, self.state)
         self.state.rebuilding.reports[message.incarnation] = message
         self.copies.on_activated(worker, message)
         if not plans.awaited:

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
@@ -31,8 +33,11 @@ from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
     NO_LINEAGE,
     REPLAY_STEP,
+    Activated,
+    HeldSequence,
     Hello,
     LayerRange,
+    RangePosition,
     Replay,
     ReplayDone,
     ReplayMissing,
@@ -110,6 +115,21 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
     return tuple(SequencePosition(s.id, min(s.kv, believed[s.id])) for s in sequences if s.id in believed)
 
 
+def trust_copied(report: Activated, state: State) -> Activated:
+    """Lower the positions that a stage took over from copies only to those whose tokens are the sequence's: it has them
+    from another worker. Such sequences have digests."""
+    return msgspec.structs.replace(report, held=tuple(_trust_digests(held, state) for held in report.held))
+
+
+def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
+    sequence = state.sequences.get(held.sequence)
+    if not held.digests or sequence is None:
+        return held
+    count = num_matching(sequence.tokens, max(part.position for part in held.kv), held.digests)
+    parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
+    return msgspec.structs.replace(held, kv=tuple(parts))
+
+
 # --- replays ---------------------------------------------------------------------------------------------------------
 
 
@@ -171,13 +191,16 @@ class Rebuilder:
 
     def on_replay_done(self, message: ReplayDone, now: float) -> None:
         """Handle a replayed chunk, of one sequence or of several."""
+        done: list[tuple[Sequence, Rebuild]] = []
         for reached in (SequencePosition(message.sequence, message.kv), *message.more):
             sequence, run = self._find(reached.sequence, message.epoch, message.layers)
             if sequence is None or run is None or reached.position != run.ordered:
                 self.state.count("stale_replays")
             else:
-                self._speeds.on_done(run.group, now)
-                self._record_chunk(sequence, run, now)
+                done.append((sequence, run))
+        self._speeds.on_done([run for _, run in done], now)
+        for sequence, run in done:
+            self._record_chunk(sequence, run, now)
         self._start_next(now)
         self._check_end(now)
 
@@ -289,12 +312,12 @@ class Rebuilder:
         rebuilding.ordered_at = now
         rebuilding.num_groups += 1
         rebuilding.in_progress.extend(group)
+        self._speeds.on_ordered(rebuilding.num_groups, now)
         ranges: list[SequenceRange] = []
         for sequence in group:
             run = sequence.rebuilds[0]
             run.group, run.ordered = rebuilding.num_groups, min(run.stop, run.done + rebuilding.chunk_positions)
             ranges.append(SequenceRange(sequence.id, run.done, run.ordered))
-        self._speeds.on_ordered(rebuilding.num_groups, group[0].rebuilds[0].through, ranges, now)
         first, source, through = ranges[0], group[0].rebuilds[0].source, group[0].rebuilds[0].through
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile
         if source is not None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm.broker.planner.load import StageGauge, StepShape
 from swarm.broker.planner.problem import ModelSizes
 from swarm.broker.planner.takeover import CHUNK_S, FIRST_CHUNK_S
-from swarm.broker.state import Plan, State
-from swarm.wire.messages import LayerRange, SequenceRange
+from swarm.broker.state import Plan, Rebuild, State
+from swarm.wire.messages import LayerRange
 
 MIN_COMPUTED = 0.1  # least fraction of a chunk's time that counts as computing
 
 
 @dataclass(frozen=True, slots=True)
 class _OrderedChunk:
-    """Chunk that is computed now. ``next_step``: number of the next step when the chunk was ordered."""
+    """Chunk that a stage computes now. ``next_step``: number of the next step when the chunk was ordered."""
 
-    through: LayerRange
-    shape: StepShape
     ordered_at: float
     next_step: int
     was_alone: bool  # no step was in flight
@@ -30,7 +28,7 @@ class ReplaySpeeds:
     """Feeds ``Worker.chunk_ratio`` with the time of every chunk beside which no step ran."""
 
     state: State
-    _ordered: dict[int, _OrderedChunk] = field(default_factory=dict)  # by number; see ``Rebuild.group``
+    _ordered: dict[int, _OrderedChunk] = field(default_factory=dict)  # by ``Rebuild.group``
     _done_at: float | None = None  # time at which the last chunk was done; None: no chunk of this plan was done
 
     def reset(self) -> None:
@@ -38,28 +36,28 @@ class ReplaySpeeds:
         self._ordered.clear()
         self._done_at = None
 
-    def on_ordered(self, number: int, through: LayerRange, ranges: Iterable[SequenceRange], now: float) -> None:
+    def on_ordered(self, group: int, now: float) -> None:
         """Note the time of an order."""
-        shape = StepShape.from_rows((part.start, part.stop - part.start, False) for part in ranges)
-        self._ordered[number] = _OrderedChunk(through, shape, now, self.state.next_step, not self.state.in_flight)
+        self._ordered[group] = _OrderedChunk(now, self.state.next_step, not self.state.in_flight)
 
-    def on_done(self, number: int, now: float) -> None:
-        """Record the time of a chunk for the workers of its layers.
+    def on_done(self, runs: Sequence[Rebuild], now: float) -> None:
+        """Record the time of a chunk, for the workers of its layers. ``runs``: those of one group, each computed from
+        ``done`` up to ``ordered``.
 
         Where several chunks are in flight, one waits for another in the stage that both go through: the time from the
         end of the one before counts.
         """
-        chunk = self._ordered.pop(number, None)
-        if chunk is None:
+        if not runs:
             return
-        done_at, self._done_at = self._done_at, now
+        chunk, done_at, self._done_at = self._ordered.pop(runs[0].group, None), self._done_at, now
         plan = self.state.plans.current
-        if plan is None or not chunk.was_alone or chunk.next_step != self.state.next_step:
+        if chunk is None or plan is None or not chunk.was_alone or chunk.next_step != self.state.next_step:
             return
         began_at, besides_s = (chunk.ordered_at, CHUNK_S + FIRST_CHUNK_S) if done_at is None else (done_at, CHUNK_S)
         taken_s = now - max(chunk.ordered_at, began_at)
         computed_s = max(taken_s - besides_s, MIN_COMPUTED * taken_s)
-        by_benchmark = self._benchmark(plan, chunk.through, chunk.shape)
+        shape = StepShape.from_rows((run.done, run.ordered - run.done, False) for run in runs)
+        by_benchmark = self._benchmark(plan, runs[0].through, shape)
         total_s = sum(seconds * (gauge.chunks.value or 1.0) for gauge, seconds in by_benchmark)
         for gauge, seconds in by_benchmark if total_s > 0 else ():
             part = seconds * (gauge.chunks.value or 1.0) / total_s

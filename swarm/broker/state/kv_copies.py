@@ -30,15 +30,17 @@ class HeldCopies:
     def from_report(cls, held: Iterable[HeldSequence], num_bytes: int = 0, free_bytes: int | None = None) -> HeldCopies:
         return cls({each.sequence: each.kv for each in held}, num_bytes, free_bytes)
 
-    def forget(self, sequences: Iterable[int]) -> None:
-        """Remove sequences that the worker was ordered to drop."""
-        for sequence in sequences:
-            self.sequences.pop(sequence, None)
-
     def position(self, sequence: int, layers: LayerRange) -> int:
         """Return the position up to which all these layers hold the sequence."""
         kv = self.sequences.get(sequence, ())
         return min((_position(kv, layer) for layer in range(layers.first, layers.stop)), default=0)
+
+    def positions(self, sequence: int, num_layers: int) -> list[int]:
+        """Return the position up to which each layer of the model holds the sequence."""
+        positions = [0] * num_layers
+        for part in self.sequences.get(sequence, ()):
+            positions[part.layers.first : part.layers.stop] = [part.position] * len(part.layers)
+        return positions
 
 
 def _position(kv: tuple[RangePosition, ...], layer: int) -> int:
@@ -64,6 +66,7 @@ class KvCopyState:
     # by holder without memory for more copies: time at which it is tried again
     paused_until: dict[str, float] = field(default_factory=dict)
     checked_at: float = 0.0  # time at which the progress was last compared
+    dropped_at: float = 0.0  # time at which copies of ended sequences were last looked for
     targets: dict[str, tuple[KvTarget, ...]] = field(
         default_factory=dict
     )  # by sender: its last order, without ``held``

@@ -284,11 +284,15 @@ class WorkerNode:
                 if not self._cluster.spring_trap(self, "before", "StepDone"):
                     self._send_to_next(lambda: self._cluster.send_step_done(done, self.incarnation))
                     self._cluster.spring_trap(self, "after", "StepDone")
-            case stage_act.OpenSequence() | stage_act.ForkSequence() | stage_act.ShrinkSequence():
-                stage_act.apply_to_executor(self.executor, action)
-            case stage_act.TruncateSequence() | stage_act.ReleaseSequence():
-                stage_act.apply_to_executor(self.executor, action)
-            case stage_act.StoreKv() | stage_act.DropKv():
+            case (
+                stage_act.OpenSequence()
+                | stage_act.ForkSequence()
+                | stage_act.ShrinkSequence()
+                | stage_act.TruncateSequence()
+                | stage_act.ReleaseSequence()
+                | stage_act.StoreKv()
+                | stage_act.DropKv()
+            ):
                 stage_act.apply_to_executor(self.executor, action)
             case stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart():
                 self.kv.perform(action)

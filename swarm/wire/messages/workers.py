@@ -45,8 +45,9 @@ class RangePosition(Record, frozen=True):
 class HeldSequence(Record, frozen=True):
     """A sequence's keys and values on a stage, per range of layers.
 
-    In a Hello it also has ``digests`` of the tokens that they were computed from (``wire.digests``), and the ``limit``
-    that the reservation was made for: the keys and values are valid only for these tokens and a sequence of this limit.
+    In a Hello, and after copies were taken over, it also has ``digests`` of the tokens that they were computed from
+    (``wire.digests``), and the ``limit`` that the reservation was made for: the keys and values are valid only for
+    these tokens and a sequence of this limit.
     """
 
     sequence: SequenceId

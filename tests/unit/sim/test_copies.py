@@ -1,4 +1,4 @@
-"""Copies of keys and values in the simulation: their links, their faults, and the states that they are compared with."""
+"""Copies of keys and values in the simulation: their links and faults, and the states that they are compared with."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from swarm.testing import fake_draws, fake_manifest
 
 @pytest.mark.parametrize("seed", range(10))
 def test_parts_are_late_or_lost_but_in_order(seed: int) -> None:
-    """Bad weather delays what a connection for copies carries; nothing overtakes, and nothing comes twice. What was sent
-    before a death may arrive after it."""
+    """Bad weather delays what a connection for copies carries; nothing overtakes, and nothing comes twice. What was
+    sent before a death may arrive after it."""
     world, arrived = World(seed, Durations()), []
     network = Network(world, Weather(late=0.5, jitter_s=1.0, twice=0.5, overtaken=0.5))
     link = network.link("a", "b", "kv", (0.0, 0.1))

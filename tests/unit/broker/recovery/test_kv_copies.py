@@ -11,10 +11,12 @@ from swarm.broker.actions import Action
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
-    Cancel,
+    Activated,
     HeldSequence,
     KvHeld,
     LayerRange,
@@ -282,22 +284,57 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     assert "kv_copies_reports" not in bench.state.counters
 
 
-def test_a_spare_drops_copies_of_sequences_that_have_ended() -> None:
-    """It sees no steps, and so no releases; a stage of the plan sees them."""
+def test_after_a_loss_the_holder_of_copies_takes_the_layers() -> None:
+    """And the forecast is for what its copies lack."""
+    forecasts = {}
+    for position in (0, 384):
+        bench = copying(3)
+        sequence = run(bench, 400)
+        first, middle, last = (name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first))
+        everything = (LayerRange(0, 6),)
+        for name in (first, last):
+            bench.state.workers[f"{name}.1"].record_warm(everything, 0)
+        report(bench, last, {sequence: position}, LayerRange(2, 4))
+        bench.lose(middle)
+        recovery = bench.state.recoveries.current or bench.state.recoveries.past[-1]
+        assert recovery.predicted is not None
+        forecasts[position] = recovery.predicted.replay_s
+        held = ranges(bench)[last]
+        assert held == (LayerRange(2, 6) if position else LayerRange(3, 6))
+    assert forecasts[384] < forecasts[0] / 2
+
+
+def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right() -> None:
+    """It has them from another worker. Sequences that it opened itself have no digests."""
+    bench = copying()
+    sequence = run(bench, 70)
+    tokens = bench.sequence("r").tokens[:64]
+    layers = (LayerRange(0, 2), LayerRange(2, 3))
+
+    def counted(digests: tuple[int, ...]) -> list[int]:
+        kv = (RangePosition(layers[0], 64), RangePosition(layers[1], 32))
+        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests),), logs=())
+        return [part.position for part in trust_copied(report, bench.state).held[0].kv]
+
+    assert counted(()) == [64, 32]
+    assert counted(prefix_digests(tokens, 64)) == [64, 32]
+    assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
+    assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
+
+
+def test_copies_of_ended_sequences_are_dropped() -> None:
+    """A holder without a part in the plan sees no release. The order is repeated until its report has them no more, and
+    keeps everything else as it was (simulated seed 52)."""
     bench = copying(2)
-    add(bench, "w9")
-    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
-    bench.tick()
-    first, second = run(bench, 100), run(bench, 100, "s")
-    for name in bench.workers:
-        report(bench, name, {first: 96, second: 96}, LayerRange(0, 6))
-    bench.tick(1.0)
+    sequence = run(bench, 100)
+    report(bench, "w0", {sequence: 96, 999: 64}, LayerRange(3, 6))
+    for _ in range(2):
+        bench.take()
+        bench.tick(0.5)
+        told = orders(bench.log, ReceiveKv)
+        assert [(peer, order.ended) for peer, order in told if isinstance(order, ReceiveKv)] == [("w0.1", (999,))]
+        assert accepted(bench.log) == {("w1.1", "w0.1"): [LayerRange(3, 6)]}
+    report(bench, "w0", {sequence: 96}, LayerRange(3, 6))
     bench.take()
-    bench.say(Cancel(request_id="s"))
-    bench.tick(1.0)
-    ((peer, order),) = orders(bench.take(), ReceiveKv)
-    assert isinstance(order, ReceiveKv)
-    assert (peer, order.ended, len(order.sources)) == ("w9.1", (second,), 2)
-    assert bench.state.kv_copies.position("w9.1", first, LayerRange(0, 6)) == 96
-    bench.tick(5.0)
-    assert not orders(bench.take(), ReceiveKv)
+    bench.tick(0.5)
+    assert orders(bench.take(), ReceiveKv) == []
