@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_lib import note, turns, vocabulary_of
+from bench_lib import BenchError, note, turns, vocabulary_of
 from bench_swarm import Stream, answers
 from recovery_goals import Figure, cost_goal, longest_gaps, slope, slope_goal, stall_goal
 from recovery_overhead import halves, paired
@@ -23,35 +23,24 @@ from recovery_swarm import Parts
 
 SIDES = {"on": "neighbours", "off": "none"}  # by side: value of plan.standby_kv
 WAY = Way("copies", standby="neighbours")
-COPIED_WITHIN_S = 15.0
-POLL_S = 0.1
+COPIED_WITHIN_S = 8.0
+POLL_S = 0.05
 LAG = 64  # positions of a sequence that copies may lack
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of each answer before the disturbance and after it."""
-
-    before: int = 32
-    after: int = 40
-
-
 @asynccontextmanager
-async def both_sides(
-    model: Path, settings: Mapping[str, str] | None = None, sides: tuple[str, ...] = tuple(SIDES)
-) -> AsyncIterator[dict[str, Parts]]:
+async def both_sides(model: Path) -> AsyncIterator[dict[str, Parts]]:
     """Run a swarm of each side. Their workers keep layers warm for each other; only one side copies keys and values."""
     async with AsyncExitStack() as stack:
         swarms = {}
-        for side in sides:
+        for side, standby_kv in SIDES.items():
             note(f"a swarm with copies {side} starts …")
             own = {
                 "SWARM_PLAN__STANDBY": WAY.standby,
-                "SWARM_PLAN__STANDBY_KV": SIDES[side],
+                "SWARM_PLAN__STANDBY_KV": standby_kv,
                 "SWARM_BROKER__PREFIX_CACHE": "false",
                 "SWARM_BROKER__SETTLE_S": "0.2",
-                **(settings or {}),
             }
             swarms[side] = await stack.enter_async_context(Parts(model, settings=own))
         yield swarms
@@ -77,6 +66,14 @@ async def until_copied(parts: Parts, positions: int, sequences: int) -> float:
         if share >= 1.0 or time.monotonic() > give_up_at:
             return min(1.0, share)
         await asyncio.sleep(POLL_S)
+
+
+def longest_gap(streams: Iterable[Stream], since: float) -> float:
+    """Return the longest gap that ended later than that."""
+    gaps = [gap for stream in streams for gap in stream.gaps(since)]
+    if not gaps:
+        raise BenchError("all answers ended before the change: raise --after")
+    return max(gaps)
 
 
 # --- stall ------------------------------------------------------------------------------------------------------------
@@ -105,11 +102,11 @@ async def kill_once(side: str, parts: Parts, case: Case, prompts: list[list[int]
         if side == "on":
             share = await until_copied(parts, case.sequences * case.context, case.sequences)
 
-    killed = await one_kill(parts, WAY, prompts, calm, before_kill, case)
+    killed = await one_kill(parts, WAY, prompts, calm, before_kill=before_kill, case=case)
     entry, sent_at = killed["entry"], killed["sent_at"]
     times = [stream.times for stream in killed["streams"]]
     gaps = longest_gaps(times, sent_at, entry["replayed_at"] or entry["resumed_all_at"])
-    longest_s = max(gap for stream in killed["streams"] for gap in stream.gaps(sent_at))
+    longest_s = longest_gap(killed["streams"], sent_at)
     return Kill(
         stall_s=longest_s - usual_gap(calm),
         rebuilt_s=gaps.rebuilt,
@@ -122,14 +119,11 @@ async def kill_once(side: str, parts: Parts, case: Case, prompts: list[list[int]
     )
 
 
-async def stall_rows(
-    model: Path, cases: list[Case], rounds: int, lengths: Lengths, *, demo: bool, settings: Mapping[str, str]
-) -> tuple[list[Figure], dict[str, Any]]:
+async def stall_rows(model: Path, cases: list[Case], rounds: int, *, demo: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Kill in every case, on both sides in turns."""
     samples: dict[Case, dict[str, list[Kill]]] = {}
-    async with both_sides(model, settings) as swarms:
+    async with both_sides(model) as swarms:
         for case in cases:
-            case = replace(case, before=lengths.before, after=lengths.after)
             prompts = case.prompts(vocabulary_of(model))
             calm = await answers(swarms["off"].client, prompts, case.before, case.after)
             kills = samples[case] = {side: [] for side in swarms}
@@ -138,7 +132,9 @@ async def stall_rows(
                 note(f"{case.name}, copies {side}: {kills[side][-1]}")
     rows = [_stall_row(case, kills, demo=demo) for case, kills in samples.items()]
     rows += list(_slope_rows(samples))
-    raw = {case.name: {side: [vars(kill) for kill in kills] for side, kills in of.items()} for case, of in samples.items()}
+    raw = {
+        case.name: {side: [vars(kill) for kill in kills] for side, kills in of.items()} for case, of in samples.items()
+    }
     return rows, raw
 
 
@@ -179,17 +175,23 @@ def _slope_rows(samples: dict[Case, dict[str, list[Kill]]]) -> list[Figure]:
 
 
 async def cost_rows(
-    model: Path, sequences: tuple[int, ...], pairs: int, tokens: int, *, demo: bool, settings: Mapping[str, str]
+    model: Path, sequences: tuple[int, ...], pairs: int, tokens: int, *, demo: bool
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Decode on both sides in turns: the part of the throughput that copies take."""
-    rows, raw = [], {}
-    async with both_sides(model, settings) as swarms:
+    rows: list[Figure] = []
+    raw: dict[str, Any] = {}
+    async with both_sides(model) as swarms:
         for num in sequences:
             found = await paired(swarms["on"], swarms["off"], pairs, num, tokens)
             low, high = halves(found.costs)
             also = {"half between": f"{low:.1%} and {high:.1%}", "cpu": f"{halves(found.computed)[0]:+.1%}"}
             costs = [cost * 100 for cost in found.costs]
-            rows.append(Figure(f"throughput lost, {num} sequences", "%", costs, [], cost_goal(demo=demo), dict(also)))
-            raw[str(num)] = {"costs": found.costs, "computed": found.computed, "on": found.on.rates, "off": found.off.rates}
+            rows.append(Figure(f"throughput lost, {num} × decode", "%", costs, [], cost_goal(demo=demo), dict(also)))
+            raw[str(num)] = {
+                "costs": found.costs,
+                "computed": found.computed,
+                "on": found.on.rates,
+                "off": found.off.rates,
+            }
             note(f"{num} sequences: on {found.on.rates} off {found.off.rates} tokens/s")
     return rows, raw

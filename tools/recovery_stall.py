@@ -103,6 +103,7 @@ async def one_kill(
     way: Way,
     prompts: list[list[int]],
     expected: list[Stream],
+    *,
     before_kill: Callable[[], Awaitable[None]] = nothing,
     case: Case | None = None,
 ) -> dict[str, Any]:
