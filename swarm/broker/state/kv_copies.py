@@ -32,11 +32,6 @@ class HeldCopies:
     def from_report(cls, held: Iterable[HeldSequence], num_bytes: int = 0, free_bytes: int | None = None) -> HeldCopies:
         return cls({each.sequence: each.kv for each in held}, num_bytes, free_bytes)
 
-    def forget(self, sequences: Iterable[int]) -> None:
-        """Remove sequences that the worker was ordered to drop."""
-        for sequence in sequences:
-            self.sequences.pop(sequence, None)
-
     def position(self, sequence: int, layers: LayerRange) -> int:
         """Return the position up to which all these layers hold the sequence."""
         kv = self.sequences.get(sequence, ())
@@ -75,6 +70,7 @@ class KvCopyState:
     checked_at: float = 0.0  # time at which the progress was last compared
     positions_per_s: float = 0.0  # recent rate at which steps compute positions, of all sequences together
     counted_positions: float = 0.0  # positions that steps had computed at ``checked_at``
+    dropped_at: float = 0.0  # time at which copies of ended sequences were last looked for
     targets: dict[str, tuple[KvTarget, ...]] = field(
         default_factory=dict
     )  # by sender: its last order, without ``held``

@@ -17,7 +17,6 @@ from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
     Activated,
-    Cancel,
     HeldSequence,
     KvHeld,
     LayerRange,
@@ -324,6 +323,24 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
 
 
+def test_copies_of_ended_sequences_are_dropped() -> None:
+    """A holder without a part in the plan sees no release. The order is repeated until its report has them no more, and
+    keeps everything else as it was (simulated seed 52)."""
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w0", {sequence: 96, 999: 64}, LayerRange(3, 6))
+    for _ in range(2):
+        bench.take()
+        bench.tick(0.5)
+        told = orders(bench.log, ReceiveKv)
+        assert [(peer, order.ended) for peer, order in told if isinstance(order, ReceiveKv)] == [("w0.1", (999,))]
+        assert accepted(bench.log) == {("w1.1", "w0.1"): [LayerRange(3, 6)]}
+    report(bench, "w0", {sequence: 96}, LayerRange(3, 6))
+    bench.take()
+    bench.tick(0.5)
+    assert orders(bench.take(), ReceiveKv) == []
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
@@ -372,24 +389,3 @@ def test_reports_show_how_far_copies_are() -> None:
     bench = copying(2, "none")
     assert [row["copies"] for row in bench.ask(Query(what="nodes")).body["workers"]] == [None, None]
     assert "copies" not in bench.ask(Query(what="plan")).body
-
-
-def test_a_spare_drops_copies_of_sequences_that_have_ended() -> None:
-    """It sees no steps, and so no releases; a stage of the plan sees them."""
-    bench = copying(2)
-    add(bench, "w9")
-    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
-    bench.tick()
-    first, second = run(bench, 100), run(bench, 100, "s")
-    for name in bench.workers:
-        report(bench, name, {first: 96, second: 96}, LayerRange(0, 6))
-    bench.tick(1.0)
-    bench.take()
-    bench.say(Cancel(request_id="s"))
-    bench.tick(1.0)
-    ((peer, order),) = orders(bench.take(), ReceiveKv)
-    assert isinstance(order, ReceiveKv)
-    assert (peer, order.ended, len(order.sources)) == ("w9.1", (second,), 2)
-    assert bench.state.kv_copies.position("w9.1", first, LayerRange(0, 6)) == 96
-    bench.tick(5.0)
-    assert not orders(bench.take(), ReceiveKv)
