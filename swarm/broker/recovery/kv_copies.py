@@ -23,7 +23,7 @@ import msgspec
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.planner.standby import StandbyPolicy
-from swarm.broker.state import Sequence, StagePlan, State, Worker, WorkerState
+from swarm.broker.state import Sequence, SequenceState, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyProgress, CopyRoute, HeldCopies
 from swarm.broker.state.workers import RouteState
 from swarm.wire.messages import (
@@ -243,6 +243,25 @@ class KvCopies:
         if routes != copies.replicas or again:
             copies.replicas = routes
             order_copies(self.state, self.out, map(CopyOrder, routes), again)
+        self._drop_ended(now)
+
+    def _drop_ended(self, now: float) -> None:
+        """Have holders drop the copies of sequences that have ended: a worker without a part in the plan receives no
+        step that would release them. Repeated until its report no longer has them."""
+        copies, current = self.state.kv_copies, self.state.plans.current
+        if current is None or now - copies.dropped_at < CHECK_EVERY_S:
+            return
+        copies.dropped_at = now
+        for holder, (sources, awaited) in copies.sources.items():
+            worker, held = self.state.workers.get(holder), copies.held.get(holder)
+            ended = tuple(filter(self._has_ended, held.sequences))[:MAX_SEQUENCES] if held is not None else ()
+            if ended and worker is not None and not worker.is_gone:
+                order = ReceiveKv(epoch=current.epoch, sources=sources, awaited=awaited, ended=ended)
+                self.out.append(SendToWorker(worker.peer, order))
+
+    def _has_ended(self, sequence_id: int) -> bool:
+        sequence = self.state.sequences.get(sequence_id)
+        return sequence is None or sequence.state is SequenceState.ENDED
 
     def _has_changed(self, policy: StandbyPolicy, now: float) -> bool:
         """Whether anything has changed on which the routes depend."""
