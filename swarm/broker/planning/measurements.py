@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
 from swarm.broker.planner.load import MAX_S, PlanGauge, PlannedLoad, Speeds
+from swarm.broker.planner.lost_positions import LostSequence
 from swarm.broker.planner.problem import Device, NetworkLink
 from swarm.broker.state import State, Worker
 from swarm.broker.state.workers import BROKER, RouteState
@@ -150,3 +151,18 @@ def equalize(devices: Sequence[Device]) -> list[Device]:
             )
         )
     return equalized
+
+
+def list_lost_sequences(state: State) -> Iterator[LostSequence]:
+    """Yield the running sequences, with the copies that workers hold of them, as far as they count."""
+    num_layers = 0 if state.manifest is None else state.manifest.num_layers
+    holders = {
+        i: worker.name for i, worker in state.workers.items() if i in state.kv_copies.held and not worker.is_gone
+    }
+    for sequence in state.running:
+        copies = {
+            name: positions
+            for holder, name in holders.items()
+            if any(positions := state.kv_copies.held[holder].positions(sequence.id, num_layers))
+        }
+        yield LostSequence(sequence.kv, copies)

@@ -23,7 +23,7 @@ import msgspec
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.planner.standby import StandbyPolicy
-from swarm.broker.state import Sequence, StagePlan, State, Worker, WorkerState
+from swarm.broker.state import Sequence, SequenceState, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyProgress, CopyRoute, HeldCopies
 from swarm.broker.state.workers import RouteState
 from swarm.wire.messages import (
@@ -237,30 +237,31 @@ class KvCopies:
         copies = self.state.kv_copies
         if self._epoch != self.state.plans.epoch:
             self.reset()
-        self._drop_ended(now)
         routes = choose_routes(self.state, policy) if self._has_changed(policy, now) else copies.replicas
         copies.progress = {route: copies.progress.get(route) or CopyProgress(risen_at=now) for route in routes}
         again = self._find_standing_still(routes, now) if routes == copies.replicas else []
         if routes != copies.replicas or again:
             copies.replicas = routes
             order_copies(self.state, self.out, map(CopyOrder, routes), again)
+        self._drop_ended(now)
 
     def _drop_ended(self, now: float) -> None:
-        """Have workers without a part in the plan drop copies of sequences that do not run any more: the steps that
-        release them don't go there."""
-        copies, plan = self.state.kv_copies, self.state.plans.current
-        if plan is None or now - copies.checked_at < CHECK_EVERY_S:
+        """Have holders drop the copies of sequences that have ended: a worker without a part in the plan receives no
+        step that would release them. Repeated until its report no longer has them."""
+        copies, current = self.state.kv_copies, self.state.plans.current
+        if current is None or now - copies.dropped_at < CHECK_EVERY_S:
             return
-        running = {sequence.id for sequence in self.state.running}
+        copies.dropped_at = now
         for holder, (sources, awaited) in copies.sources.items():
-            held, worker = copies.held.get(holder), self.state.workers.get(holder)
-            if held is None or worker is None or worker.is_gone or holder in plan.members:
-                continue
-            ended = tuple(sequence for sequence in held.sequences if sequence not in running)
-            if ended:
-                held.forget(ended)
-                message = ReceiveKv(epoch=plan.epoch, sources=sources, awaited=awaited, ended=ended)
-                self.out.append(SendToWorker(worker.peer, message))
+            worker, held = self.state.workers.get(holder), copies.held.get(holder)
+            ended = tuple(filter(self._has_ended, held.sequences))[:MAX_SEQUENCES] if held is not None else ()
+            if ended and worker is not None and not worker.is_gone:
+                order = ReceiveKv(epoch=current.epoch, sources=sources, awaited=awaited, ended=ended)
+                self.out.append(SendToWorker(worker.peer, order))
+
+    def _has_ended(self, sequence_id: int) -> bool:
+        sequence = self.state.sequences.get(sequence_id)
+        return sequence is None or sequence.state is SequenceState.ENDED
 
     def _has_changed(self, policy: StandbyPolicy, now: float) -> bool:
         """Whether anything has changed on which the routes depend."""
@@ -280,7 +281,7 @@ class KvCopies:
         copies = self.state.kv_copies
         if now - copies.checked_at < CHECK_EVERY_S:
             return []
-        copies.checked_at = now
+        copies.measure_rate(self.state.counters.get("positions", 0), now)
         sequences = [sequence for sequence in self.state.running if not sequence.rebuilds]
         again = []
         for route in routes:

@@ -8,11 +8,9 @@ through the deepest layer that lacks them only, and the others follow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from swarm.broker.state import Plan, Rebuild
-from swarm.broker.state import Sequence as RunningSequence
-from swarm.wire.digests import num_matching
+from swarm.broker.state import Plan, Rebuild, Sequence
 from swarm.wire.messages import Activated, HeldSequence, LayerRange, SequenceRange, to_ranges
 
 # Fewest positions for which a run is split: each part reads all its weights at least once.
@@ -20,7 +18,7 @@ MIN_SPLIT = 256
 
 
 def find_rebuild_runs(
-    sequence: RunningSequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
+    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
 ) -> list[Rebuild] | int:
     """Return the replays that are needed until every layer holds ``sequence.kv`` positions, in their order. If most of
     that work would go through all layers, return instead the position from which the sequence is to be computed again
@@ -67,24 +65,13 @@ def _deepest(lacking: Mapping[int, int], position: int) -> int:
     return max(layer for layer, held in lacking.items() if held < position)
 
 
-def layer_positions(sequence: RunningSequence, plan: Plan, reports: Mapping[str, Activated]) -> list[int]:
+def layer_positions(sequence: Sequence, plan: Plan, reports: Mapping[str, Activated]) -> list[int]:
     """Return the position up to which each layer of the model holds the sequence."""
     positions: list[int] = []
     for stage in plan.stages:
         held = next((h for h in reports[stage.incarnation].held if h.sequence == sequence.id), None)
-        trusted = None if held is None else _count_trusted(held, sequence.tokens)
-        for layer in range(stage.layers.first, stage.layers.stop):
-            position = _position(held, layer)
-            positions.append(position if trusted is None else min(trusted, position))
+        positions.extend(_position(held, layer) for layer in range(stage.layers.first, stage.layers.stop))
     return positions
-
-
-def _count_trusted(held: HeldSequence, tokens: Sequence[int]) -> int | None:
-    """Return the number of positions that were computed from these tokens; None: all, since the stage was sent its
-    tokens by this broker. What was taken over from copies has tokens that another worker sent, and digests of them."""
-    if not held.digests:
-        return None
-    return num_matching(tokens, max((part.position for part in held.kv), default=0), held.digests)
 
 
 def _position(held: HeldSequence | None, layer: int) -> int:

@@ -17,10 +17,10 @@ from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
     Activated,
-    Cancel,
     HeldSequence,
     KvHeld,
     LayerRange,
+    Query,
     RangePosition,
     ReceiveKv,
     SendKv,
@@ -285,6 +285,26 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     assert "kv_copies_reports" not in bench.state.counters
 
 
+def test_after_a_loss_the_holder_of_copies_takes_the_layers() -> None:
+    """And the forecast is for what its copies lack."""
+    forecasts = {}
+    for position in (0, 384):
+        bench = copying(3)
+        sequence = run(bench, 400)
+        first, middle, last = (name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first))
+        everything = (LayerRange(0, 6),)
+        for name in (first, last):
+            bench.state.workers[f"{name}.1"].record_warm(everything, 0)
+        report(bench, last, {sequence: position}, LayerRange(2, 4))
+        bench.lose(middle)
+        recovery = bench.state.recoveries.current or bench.state.recoveries.past[-1]
+        assert recovery.predicted is not None
+        forecasts[position] = recovery.predicted.replay_s
+        held = ranges(bench)[last]
+        assert held == (LayerRange(2, 6) if position else LayerRange(3, 6))
+    assert forecasts[384] < forecasts[0] / 2
+
+
 def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right() -> None:
     """It has them from another worker. Sequences that it opened itself have no digests."""
     bench = copying()
@@ -303,22 +323,69 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
 
 
-def test_a_spare_drops_copies_of_sequences_that_have_ended() -> None:
-    """It sees no steps, and so no releases; a stage of the plan sees them."""
+def test_copies_of_ended_sequences_are_dropped() -> None:
+    """A holder without a part in the plan sees no release. The order is repeated until its report has them no more, and
+    keeps everything else as it was (simulated seed 52)."""
     bench = copying(2)
-    add(bench, "w9")
-    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
-    bench.tick()
-    first, second = run(bench, 100), run(bench, 100, "s")
-    for name in bench.workers:
-        report(bench, name, {first: 96, second: 96}, LayerRange(0, 6))
-    bench.tick(1.0)
+    sequence = run(bench, 100)
+    report(bench, "w0", {sequence: 96, 999: 64}, LayerRange(3, 6))
+    for _ in range(2):
+        bench.take()
+        bench.tick(0.5)
+        told = orders(bench.log, ReceiveKv)
+        assert [(peer, order.ended) for peer, order in told if isinstance(order, ReceiveKv)] == [("w0.1", (999,))]
+        assert accepted(bench.log) == {("w1.1", "w0.1"): [LayerRange(3, 6)]}
+    report(bench, "w0", {sequence: 96}, LayerRange(3, 6))
     bench.take()
-    bench.say(Cancel(request_id="s"))
+    bench.tick(0.5)
+    assert orders(bench.take(), ReceiveKv) == []
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_shows_who_copies_what_and_its_price() -> None:
+    bench = copying(2)
+    body = bench.ask(Query(what="plan")).body
+    per_position = 3 * bench.workers["w0"].manifest.kv_bytes_per_token[0]
+    assert body["copies"] == [
+        {
+            "source": source,
+            "holder": holder,
+            "layers": [layers.first, layers.stop],
+            "positions": 0,
+            "behind": 0,
+            "bytes_per_position": per_position,
+            "full_bytes": per_position * 4096,
+            "bytes_per_s": 0,
+        }
+        for source, holder, layers in (("w0", "w1", PINS["w0"]), ("w1", "w0", PINS["w1"]))
+    ]
+    (line, _) = [line for line in body["why"] if "holds copies" in line]
+    assert line.startswith("w1 holds copies of w0's keys and values in layers 0–2: ")
+    assert "(plan.standby_kv)" in line
+    assert "predicted" in line
+    run(bench, 100)
     bench.tick(1.0)
-    ((peer, order),) = orders(bench.take(), ReceiveKv)
-    assert isinstance(order, ReceiveKv)
-    assert (peer, order.ended, len(order.sources)) == ("w9.1", (second,), 2)
-    assert bench.state.kv_copies.position("w9.1", first, LayerRange(0, 6)) == 96
-    bench.tick(5.0)
-    assert not orders(bench.take(), ReceiveKv)
+    rate = bench.state.kv_copies.positions_per_s
+    assert rate > 0
+    body = bench.ask(Query(what="plan")).body
+    assert [row["bytes_per_s"] for row in body["copies"]] == [round(per_position * rate)] * 2
+    assert any(f"at the measured {rate:.0f} positions/s" in line for line in body["why"])
+
+
+def test_reports_show_how_far_copies_are() -> None:
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w1", {sequence: 64}, PINS["w0"], num_bytes=1234, free_bytes=5678)
+    (w0, w1) = bench.ask(Query(what="nodes")).body["workers"]
+    assert w1["copies"] == {
+        "routes": [{"source": "w0", "layers": [0, 3], "positions": 64, "behind": 32}],
+        "num_bytes": 1234,
+        "free_bytes": 5678,
+    }
+    assert w0["copies"]["routes"][0]["behind"] == 96
+    assert bench.ask(Query(what="stats")).body["kv_copies"] == {"routes": 2, "bytes": 1234, "behind": 96}
+    bench = copying(2, "none")
+    assert [row["copies"] for row in bench.ask(Query(what="nodes")).body["workers"]] == [None, None]
+    assert "copies" not in bench.ask(Query(what="plan")).body

@@ -13,7 +13,6 @@ from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.recovery.rebuild_runs import MIN_SPLIT, find_rebuild_runs
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
-from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     Activated,
     Cancel,
@@ -180,16 +179,6 @@ def test_a_log_without_its_beginning_serves_what_copies_lack() -> None:
     for start, expected in ((64, [("a", 4, 8, 64)]), (65, [(None, 0, 8, 64)])):
         stages["a"] = replace(stages["a"], logs=(LogRange(SEQUENCE, 4, start, 100),))
         assert runs(plan, stages) == expected
-
-
-def test_copies_count_as_far_as_their_tokens_are_the_sequence_s() -> None:
-    """A stage that took over copies names the tokens that came with them."""
-    plan = plan_of(("a", 0, 4), ("b", 4, 8))
-    for tokens, start in ((list(range(TARGET)), 96), ([*range(TARGET - 9), *range(9)], 89)):
-        held = HeldSequence(SEQUENCE, (RangePosition(LayerRange(4, 8), 96),), prefix_digests(tokens, 96), 200)
-        stages = said({"a": A}, {"a": ((4, 100),)})
-        stages["b"] = Activated(epoch=3, incarnation="b", held=(held,), logs=())
-        assert runs(plan, stages) == [("a", 4, 8, start)]
 
 
 def long_runs(held: Mapping[str, Held], logs: Mapping[str, Logs], plan: Plan) -> list[tuple[int, int, int, int, int]]:
