@@ -101,7 +101,27 @@ def test_finished_blocks_go_in_order_with_the_sequence_s_record_first(stage: Sta
     run(stage, 2, 1, 70, 25)
     assert take(stage) is None
     run(stage, 3, 1, 95, 1)
+    stage.now += WAIT_S
     assert all_parts(stage) == [("w0.1", 1, 64, 96)]
+
+
+def test_blocks_of_a_fast_sequence_wait_for_each_other(stage: StageBench) -> None:
+    """A part costs as much as some tokens, so a sequence that was sent completely gets its next one after a while, or
+    when there are several blocks; not while it lags, and not if a change of plan waits."""
+    send(stage, to())
+    grow(stage, s1=64)
+    assert all_parts(stage) == [("w0.1", 1, 0, 32), ("w0.1", 1, 32, 64)]
+    run(stage, 2, 1, 64, 32 * (MAX_WAITING - 1))
+    assert take(stage) is None
+    run(stage, 3, 1, 32 * (MAX_WAITING + 1), 32)
+    part = take(stage)
+    assert part is not None
+    assert part.start == 64
+    all_parts(stage)
+    run(stage, 4, 1, 32 * (MAX_WAITING + 2), 32)
+    assert take(stage) is None
+    send(stage, to(held=positions(s1=32 * (MAX_WAITING + 2)), is_urgent=True))
+    assert take(stage) is not None
 
 
 def test_sequences_and_targets_take_turns(stage: StageBench) -> None:
@@ -184,6 +204,7 @@ def test_a_truncation_has_what_lies_behind_it_sent_again(stage: StageBench) -> N
     send(stage, to())
     all_parts(stage)
     run(stage, 2, 1, 40, 60, truncate=(SequencePosition(1, 40),))
+    stage.now += WAIT_S
     assert all_parts(stage) == [("w0.1", 1, 32, 64), ("w0.1", 1, 64, 96)]
 
 
